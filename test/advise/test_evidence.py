@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 from build.all_kinds import KINDS
 
-from torchprof.advise.evidence import Evidence, always
+from torchprof.advise.chains import always
+from torchprof.advise.evidence import Evidence
 from torchprof.run.words import BACKWARD, FORWARD, PHASES
 
 

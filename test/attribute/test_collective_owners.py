@@ -17,8 +17,8 @@ from torch import nn
 
 import torchprof
 from torchprof import Profile
-from torchprof.attribute.collectives import CollectiveOwners, layers_by_fqn, mesh_of_groups, sole_group
 from torchprof.attribute.events import Attributed, Event, Kind, Site
+from torchprof.attribute.launches import CollectiveOwners, layers_by_fqn, mesh_of_groups, sole_group
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.warnings import about_buckets
 from torchprof.record import modules as record_modules

@@ -20,10 +20,19 @@ from torch.nn import functional as F  # noqa: N812
 import torchprof
 from torchprof.attribute.events import Detail, Event, Kind
 from torchprof.attribute.rule import Attribution
-from torchprof.measure.flops.estimate import Count, Estimate
-from torchprof.measure.flops.formulas import detail_of, formula_of, operators_with_formula, work_of
-from torchprof.measure.flops.operation import Operation, Work
-from torchprof.measure.flops.torch_registry import COMMUNICATION, NO_ARITHMETIC, does_no_arithmetic
+from torchprof.measure.flops.estimate import Estimate
+from torchprof.measure.flops.operation import (
+    COMMUNICATION,
+    FORMULAS,
+    NO_ARITHMETIC,
+    Count,
+    Operation,
+    Work,
+    detail_of,
+    does_no_arithmetic,
+    formula_of,
+    work_of,
+)
 from torchprof.run.words import Signature
 
 aten = torch.ops.aten
@@ -615,7 +624,7 @@ def test_an_op_counts_what_it_does_by_hand(name: str, case: Case) -> None:
     given = case.given()
     run = profiled(lambda: case.step(*given))
     assert found(run) == Found(case.macs, case.others)
-    assert name not in operators_with_formula() or name in ran(run)
+    assert name not in FORMULAS or name in ran(run)
 
 
 # One op, backward: what is counted in that phase, of a step whose result goes back with ones.
@@ -754,7 +763,7 @@ def test_the_backward_of_an_op_counts_what_it_does_by_hand(name: str, case: Back
 
     run = profiled(step)
     assert found(run, "backward") == Found(case.macs, case.others)
-    assert name not in operators_with_formula() or name in ran(run)
+    assert name not in FORMULAS or name in ran(run)
 
 
 # Ops that this machine cannot run, from hand-made signatures.
@@ -1004,10 +1013,8 @@ _ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "gelu_backward": lambda: (x(2, 3), x(2, 3)),
 }
 _NAMED = {case.name for case in HAND_MADE} | BY_HAND.keys() | BACKWARD.keys()
-ELEMENTWISE = sorted(
-    name for name in operators_with_formula() if name not in _NAMED and not name.startswith("_foreach_")
-)
-FOREACH = sorted(name for name in operators_with_formula() if name.startswith("_foreach_") and name not in _NAMED)
+ELEMENTWISE = sorted(name for name in FORMULAS if name not in _NAMED and not name.startswith("_foreach_"))
+FOREACH = sorted(name for name in FORMULAS if name.startswith("_foreach_") and name not in _NAMED)
 
 
 def elementwise_steps(name: str) -> Iterator[Callable[[], Any]]:
@@ -1267,18 +1274,18 @@ def real_ops() -> set[str]:
 @pytest.mark.skipif(RELEASE < (2, 13), reason="older torch lacks some of the ops")
 def test_every_name_is_an_op_of_torch() -> None:
     real = real_ops()
-    named = {name for name in operators_with_formula() if "::" not in name and not name.startswith("_foreach_")}
+    named = {name for name in FORMULAS if "::" not in name and not name.startswith("_foreach_")}
     assert named - real <= {"cholesky"}  # torch 2.14 removed it
     assert not NO_ARITHMETIC - real
 
 
 def test_no_op_both_has_a_formula_and_counts_0() -> None:
-    assert not operators_with_formula() & NO_ARITHMETIC
+    assert not FORMULAS.keys() & NO_ARITHMETIC
 
 
 def test_every_formula_is_checked_here() -> None:
     """Each by hand, by a hand-made signature, or as an elementwise op; those on lists as far as this torch has them."""
-    assert _NAMED | set(ELEMENTWISE) | set(FOREACH) >= operators_with_formula()
+    assert _NAMED | set(ELEMENTWISE) | set(FOREACH) >= FORMULAS.keys()
 
 
 def test_formulas_are_found_by_the_names_in_a_profile() -> None:

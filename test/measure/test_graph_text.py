@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from torchprof.attribute.compiled_graphs import CompiledGraphs, CompiledKernel
-from torchprof.measure.flops.graph_calls import Count, GraphCall, GraphCalls
-from torchprof.measure.flops.graph_text import read_graph, work_of_nodes
-from torchprof.measure.flops.operation import Work
+from torchprof.measure.flops.graphs import GraphCall, GraphCalls, read_graph, work_of_nodes
+from torchprof.measure.flops.operation import Count, Work
 from torchprof.measure.recording import CalledGraph
 
 TEXT = """

@@ -19,8 +19,8 @@ from torch import nn
 
 import torchprof
 from torchprof import Profile, Run
-from torchprof.attribute.collectives import CollectiveOwners
 from torchprof.attribute.events import Event, Site
+from torchprof.attribute.launches import CollectiveOwners
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.fold import fold
 from torchprof.measure.lockstep import Locksteps

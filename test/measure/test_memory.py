@@ -37,9 +37,9 @@ from torchprof import Profile, Run, TorchprofError
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.attribute.rule import Attribution
-from torchprof.measure.assemble import attribution_of
-from torchprof.measure.live_memory import NOT_MEASURED, Freed, LiveMemory, add_frees, allocators_between
+from torchprof.measure.assemble import add_frees, attribution_of
 from torchprof.measure.memory import Allocations
+from torchprof.measure.recording import NOT_MEASURED, Freed, LiveMemory, allocators_between
 from torchprof.record.this_process import held_now
 from torchprof.run.file import json_of_run, run_of
 from torchprof.run.layers import Layer
@@ -296,7 +296,7 @@ class Replay:
         self.nodes = [  # those inside no other: layer, start, end
             (place.layer, event.start_ns, event.end_ns)
             for event, place, around, *_ in attributed
-            if place.is_node and (around is None or around.phase == FORWARD or not around.is_in_node)
+            if place.is_node and (around is None or around.phase == FORWARD or around.node is None)
         ]
         self.ranges = [
             (place.layer, event.start_ns, event.start_ns + ns)

@@ -15,8 +15,8 @@ from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import PIPELINE, Event, Site
 from torchprof.attribute.pipeline_ranges import action_label, step_label, steps_in, with_folded_names
 from torchprof.attribute.rule import Attribution
-from torchprof.measure import waiting as pipelines
-from torchprof.measure.waiting import Pipelines
+from torchprof.measure import pipelines
+from torchprof.measure.pipelines import Pipelines
 from torchprof.run.layers import Layer
 from torchprof.run.timeline import KEPT_STEPS, Pipeline, StageAction
 from torchprof.run.words import OUTSIDE

@@ -19,55 +19,6 @@ from torchprof.run.words import (
     UNKNOWN_MODULE,
 )
 
-# Which kernel of a graph each op is that ran in a call of it, by their names.
-
-_LARGEST_TABLE = 4_000_000
-"""The largest table for matching kernels with ops, in entries: it takes a second or two."""
-
-
-def kernels_of(kernels: Sequence[str], ran: Sequence[str]) -> list[int | None]:
-    """For each op that ran, the number of its kernel; None if that is unknown."""
-    both = set(kernels) & set(ran)
-    ours = [index for index, name in enumerate(kernels) if name in both]
-    theirs = [index for index, name in enumerate(ran) if name in both]
-    pairs = _common_pairs([kernels[index] for index in ours], [ran[index] for index in theirs])
-    matches: list[int | None] = [None] * len(ran)
-    for index, other in pairs:
-        matches[theirs[other]] = ours[index]
-    return matches
-
-
-def _common_pairs(ours: Sequence[str], theirs: Sequence[str]) -> list[tuple[int, int]]:
-    """The pairs of equal items that are in all longest common subsequences, as pairs of indices.
-
-    A pair has a rank: the number of pairs before it in any longest subsequence that contains it. Each longest
-    subsequence has one pair of every rank. So a pair is in all of them if it is the only one of its rank.
-    """
-    if ours == theirs:
-        return [(index, index) for index in range(len(ours))]
-    if len(ours) * len(theirs) > _LARGEST_TABLE:
-        return []
-    before, after = _lengths(ours, theirs), _lengths(ours[::-1], theirs[::-1])
-    longest = before[-1][-1]
-    of_rank: dict[int, list[tuple[int, int]]] = {}
-    for index, name in enumerate(ours):
-        for other, called in enumerate(theirs):
-            if name == called and before[index][other] + 1 + after[-index - 2][-other - 2] == longest:
-                of_rank.setdefault(before[index][other], []).append((index, other))
-    return [pairs[0] for pairs in of_rank.values() if len(pairs) == 1]
-
-
-def _lengths(ours: Sequence[str], theirs: Sequence[str]) -> list[list[int]]:
-    """The lengths of the longest common subsequences of the first m items of one and the first n of the other."""
-    table = [[0] * (len(theirs) + 1)]
-    for name in ours:
-        row, above = [0], table[-1]
-        for other, called in enumerate(theirs):
-            row.append(above[other] + 1 if name == called else max(above[other + 1], row[other]))
-        table.append(row)
-    return table
-
-
 REGION = "Torch-Compiled Region"
 """Prefix of the range in which compiled code runs. Its compile ID follows (``torch/_dynamo/convert_frame.py``); in
 ``: 0/1`` it is the second version of the first function."""
@@ -80,13 +31,10 @@ COMPILES = frozenset({"dynamo", "entire_frame_compile", "entire_backward_compile
 """The ranges in which torch.compile compiles."""
 COMPILES_TOO = "(dynamo_timed)"
 """Suffix of the names of single steps of compilation. Older versions of torch record them without a range around."""
-
 OF_BACKWARD = "!"
-"""Prefix of the compile ID of a region that compiled autograd made of the backward of a whole model
-(``torch/_guards.py``, ``CompileId``)."""
+"""Prefix of the compile ID of what compiled autograd made of a whole backward (``torch/_guards.py``, ``CompileId``)."""
 SELF = "L['self']"
-"""The root of everything that was traced from the module that owns the compiled forward, whatever the forward's first
-argument is called."""
+"""The root of what was traced from the module that owns the compiled forward, whatever its argument is called."""
 FROZEN = "frozen "
 """Prefix of the root of a tensor that is a part of its graph. It counts only if it has the memory of a parameter: else
 the compiler may have made it of any."""
@@ -97,15 +45,14 @@ _LOOKUPS = frozenset({"Embedding", "EmbeddingBag"})
 """Modules that call no products: if their parameter is in one, another module uses it, as for tied weights."""
 _PRODUCTS = without_aten(PRODUCTS)
 _PREFIX = re.compile(r"graph_\d+_")
+_LARGEST_TABLE = 4_000_000
+"""The largest table for matching kernels with ops, in entries: it takes a second or two."""
 
 
 class TracedModule(NamedTuple):
-    """A module that an operation was traced in.
-
-    ``root``: the variable of the compiled function through which the module was reached ("L['self']"). ``path``: the
-    attribute names from there to the module. ``kind``: the name of its class. If that is unknown, it is "", and the
-    root is a parameter of the module.
-    """
+    """A module that an operation was traced in. ``root``: the variable of the compiled function through which it was
+    reached ("L['self']"). ``path``: the attribute names from there to it. ``kind``: the name of its class; "" if that
+    is unknown: then the root is a parameter of the module."""
 
     root: str
     path: tuple[str, ...]
@@ -114,8 +61,6 @@ class TracedModule(NamedTuple):
 
 Owner = tuple[TracedModule, ...]
 """The modules that an operation was traced in, outer to inner. ``()``: the code of the compiled function itself."""
-
-
 RealPaths = dict[tuple[str, tuple[str, ...]], tuple[str, ...] | str]
 """The real path of each module that a graph was traced in, or the reason why it is unknown; by root and path."""
 
@@ -132,9 +77,8 @@ class Span(NamedTuple):
 class CompiledKernel(NamedTuple):
     """A kernel that a graph calls. ``owners``: those that it works for (None: unknown). ``recomputes``: whether it is
     in a backward graph only to repeat work of the forward. ``nodes``: those of the graph that it computes, by name.
-    ``why_unknown``: why its modules are unknown, if they are; then ``between`` tells where they are, as far as known.
-    ``repeated``: the roots of the parameters that the graph uses several times.
-    """
+    ``why_unknown``: why its modules are unknown; then ``between`` tells where they are, as far as known. ``repeated``:
+    the roots of the parameters that the graph uses several times."""
 
     name: str
     owners: tuple[Owner | None, ...]
@@ -146,12 +90,9 @@ class CompiledKernel(NamedTuple):
 
 
 class ModuleTensor(NamedTuple):
-    """A tensor that a compiled function took from a module.
-
-    ``root`` and ``path``: the function's name for that module (see ``TracedModule``). ``holders``: the real paths of
-    the profiled modules that have this tensor: ``()`` if only other modules have it, None if they are unknown.
-    ``is_gone``: whether the tensor was freed meanwhile, perhaps with its module.
-    """
+    """A tensor that a compiled function took from a module, ``root`` and ``path`` as in ``TracedModule``. ``holders``:
+    the real paths of the profiled modules that have it: ``()`` if only other modules do, None if they are unknown.
+    ``is_gone``: whether the tensor was freed meanwhile, perhaps with its module."""
 
     root: str
     path: tuple[str, ...]
@@ -181,14 +122,12 @@ reason."""
 
 
 class CompiledGraphs:
-    """The kernels of compiled graphs, and the modules of the profiled models.
-
-    ``graphs``: key of a graph → its kernels in the order of their calls, or the reason why they are unknown; None if
-    they were not looked for. ``modules``: by real path. ``hiding``: the keys of graphs in which some kernels have no
-    events, so that their time is in that of the call. ``is_alone(path)``: whether the module at this path is the only
-    one of its class in the process. ``inputs``: name of the COMPILED_INPUTS range of a call → the tensors that the
-    compiled function took from modules. ``why_missing``: why the other graphs are unknown.
-    """
+    """The kernels of compiled graphs, and the modules of the profiled models. ``graphs``: key of a graph → its kernels
+    in the order of their calls, or the reason why they are unknown; None if they were not looked for. ``modules``: by
+    real path. ``hiding``: the keys of graphs in which some kernels have no events, so that their time is in that of the
+    call. ``is_alone(path)``: whether the module at this path is the only one of its class in the process. ``inputs``:
+    name of the COMPILED_INPUTS range of a call → the tensors that the compiled function took from modules.
+    ``why_missing``: why the other graphs are unknown."""
 
     def __init__(
         self,
@@ -226,28 +165,23 @@ class CompiledGraphs:
         return self.why_unknown(graph) or (self._why_missing if graph in self._hiding else "")
 
     def called(self, graph: str, names: Sequence[str]) -> list[int | None]:
-        """For each op that ran in one call of a graph: the number of its kernel, or None if it is unknown.
-
-        Ops and kernels are both in the order of their calls. They are matched by name with a longest common
-        subsequence, as in a diff. If there are several longest ones, only the pairs that are in all of them count. So
-        the other matches stay correct if an op has the name of no kernel, or if a kernel ran under another name.
-        """
+        """For each op that ran in one call of a graph: the number of its kernel, or None if it is unknown. The other
+        matches stay correct if an op has the name of no kernel, or if a kernel ran under another name."""
         plain = tuple(map(_plain, names))
         if (graph, plain) not in self._called:
-            self._called[graph, plain] = kernels_of([kernel.name for kernel in self._graphs.get(graph, ())], plain)
+            self._called[graph, plain] = _kernels_of([kernel.name for kernel in self._graphs.get(graph, ())], plain)
         return self._called[graph, plain]
 
     def has_all(self, graph: str, kernels: Sequence[int | None]) -> bool:
         """Whether these are all kernels of a graph."""
-        return len(self._graphs[graph]) == sum(kernel is not None for kernel in kernels)
+        return len(self._graphs[graph]) == len(kernels) - kernels.count(None)
 
     def kernel(self, graph: str, number: int) -> CompiledKernel:
         return self._graphs[graph][number]
 
     def layers_of(self, graph: str, kernel: int, around: int, inputs: str = "") -> KernelLayers:
-        """The layers that a kernel works for. ``around``: the layer in which the graph runs. It is negative for code
-        outside all layers, also in the result. ``inputs``: the name of the COMPILED_INPUTS range around the call, ""
-        if there is none."""
+        """The layers that a kernel works for. ``around``: the layer in which the graph runs; negative for code outside
+        all layers, also in the result. ``inputs``: the name of the COMPILED_INPUTS range around the call, if any."""
         key = (graph, kernel, around, inputs)
         if key not in self._layers:
             of_graph = self.kernel(graph, kernel), self._places_in(graph, around, inputs), around
@@ -281,10 +215,10 @@ class CompiledGraphs:
     def _block(self, kernel: CompiledKernel, places: RealPaths, around: int) -> Block | None:
         """The module that a kernel of unknown layers ran in, or in a module inside it; None if nothing is known.
 
-        After one layer and before another one, the program is in the module around both. So a value is computed in the
-        innermost of the modules around any layer before it and any after it. If both are one layer, the kernel may be
-        between two calls of it: the module around it counts. The same holds for a module all of whose parameters are
-        used several times. A list of modules is never called. The module that runs the graph is never left.
+        A value is computed in the innermost of the modules around any layer before it and any after it. If both are one
+        layer, the kernel may be between two calls of it: the module around it counts. The same holds for a module all
+        of whose parameters are used several times. A list of modules is never called. The module that runs the graph is
+        never left.
         """
         top = self._path_of.get(around)
         blocks: list[tuple[str, ...]] = []
@@ -301,9 +235,7 @@ class CompiledGraphs:
                 blocks.append(top)
             else:
                 return None
-        if not neighbors:
-            return None
-        path = common_prefix(blocks)
+        path = common_prefix(blocks) if neighbors else ()
         is_own = all(span.is_own for span in kernel.between)
         while path and path != top:
             module = self._modules.get(path)
@@ -317,8 +249,8 @@ class CompiledGraphs:
         return Block(layer, tuple(sorted(neighbors)), is_own and neighbors == {layer})
 
     def _known(self, roots: Iterable[str], places: RealPaths, looked_up: Set[str]) -> list[tuple[str, ...]]:
-        """The real paths of the modules of some parameters, as far as they are known. ``looked_up``: those of which a
-        module that only looks them up says nothing."""
+        """The real paths of the modules of some parameters, as far as they are known, without those of modules that
+        only look up a parameter in ``looked_up``."""
         known = [(root, place) for root in roots if not isinstance(place := places[root, ()], str)]
         return [path for root, path in known if root not in looked_up or self._modules[path].kind not in _LOOKUPS]
 
@@ -326,9 +258,8 @@ class CompiledGraphs:
         """The module that multiplies with a parameter, which is at this place: not one that only looks it up."""
         if not isinstance(place, str):
             return SHARED_PARAMETER if self._modules[place].kind in _LOOKUPS else place
-        holders = {
-            path for tensor in self._inputs.get(inputs, ()) if tensor.root == root for path in tensor.holders or ()
-        }
+        taken = (tensor for tensor in self._inputs.get(inputs, ()) if tensor.root == root)
+        holders = {path for tensor in taken for path in tensor.holders or ()}
         known = {_unwrapped(path): self._modules.get(_unwrapped(path)) for path in holders}
         computing = [path for path, module in known.items() if module is not None and module.kind not in _LOOKUPS]
         return computing[0] if len(computing) == 1 else place
@@ -340,8 +271,7 @@ class CompiledGraphs:
         return path
 
     def _places_in(self, graph: str, around: int, inputs: str) -> RealPaths:
-        """The real path of each module that a graph was traced in, or the reason why it is unknown; by root and path.
-        ``around``: the layer in which the graph runs."""
+        """``around``: the layer in which the graph runs."""
         key = (graph, around, inputs)
         if key in self._places:
             return self._places[key]
@@ -377,9 +307,8 @@ class CompiledGraphs:
 
         ``SELF`` is the module that owns the compiled forward: the layer ``around``. Any other module is identified by
         the tensors ``held`` in it: (path below it, real paths of the modules that have the tensor). Without such
-        tensors, it must be the only module of all models that fits. It must also be the only one of its class in the
-        process, because a function can be called with other modules. If another one ``may_be_gone``, this proves
-        nothing.
+        tensors, it must be the only module of all models that fits, and the only one of its class in the process,
+        because a function can be called with other modules. If another one ``may_be_gone``, this proves nothing.
         """
         if root == SELF:
             fitting = {self._path_of[around]} if around in self._path_of else set()
@@ -454,3 +383,48 @@ def graph_of(name: str) -> str:
 def _plain(name: str) -> str:
     """The name of a kernel in an event, without the parts that depend on its graph or library."""
     return _PREFIX.sub("", name, count=1).rpartition("::")[2]
+
+
+# Which kernel of a graph each op is that ran in a call of it: by name, as in a diff
+
+
+def _kernels_of(kernels: Sequence[str], ran: Sequence[str]) -> list[int | None]:
+    """For each op that ran, the number of its kernel; None if that is unknown. Both are in the order of their calls."""
+    both = set(kernels) & set(ran)
+    ours = [index for index, name in enumerate(kernels) if name in both]
+    theirs = [index for index, name in enumerate(ran) if name in both]
+    matches: list[int | None] = [None] * len(ran)
+    for index, other in _common_pairs([kernels[index] for index in ours], [ran[index] for index in theirs]):
+        matches[theirs[other]] = ours[index]
+    return matches
+
+
+def _common_pairs(ours: Sequence[str], theirs: Sequence[str]) -> list[tuple[int, int]]:
+    """The pairs of equal items that are in all longest common subsequences, by their indices.
+
+    A pair has a rank: the number of pairs before it in any longest subsequence that contains it. Each longest
+    subsequence has one pair of every rank. So a pair is in all of them if it is the only one of its rank.
+    """
+    if ours == theirs:
+        return [(index, index) for index in range(len(ours))]
+    if len(ours) * len(theirs) > _LARGEST_TABLE:
+        return []
+    before, after = _lengths(ours, theirs), _lengths(ours[::-1], theirs[::-1])
+    longest = before[-1][-1]
+    of_rank: dict[int, list[tuple[int, int]]] = {}
+    for index, name in enumerate(ours):
+        for other, called in enumerate(theirs):
+            if name == called and before[index][other] + 1 + after[-index - 2][-other - 2] == longest:
+                of_rank.setdefault(before[index][other], []).append((index, other))
+    return [pairs[0] for pairs in of_rank.values() if len(pairs) == 1]
+
+
+def _lengths(ours: Sequence[str], theirs: Sequence[str]) -> list[list[int]]:
+    """The lengths of the longest common subsequences of the first m items of one and the first n of the other."""
+    table = [[0] * (len(theirs) + 1)]
+    for name in ours:
+        row, above = [0], table[-1]
+        for other, called in enumerate(theirs):
+            row.append(above[other] + 1 if name == called else max(above[other + 1], row[other]))
+        table.append(row)
+    return table

@@ -99,19 +99,15 @@ class EventColumns:
     @property
     def size(self) -> IntColumn:
         if self._size is None:
-            self._size = self._sizes()
+            start, end = self.start, self.end
+            sizes = self._size = array("i", [1]) * len(start)
+            for _, first, after in self.threads:
+                # Most events contain no other.
+                contains = map(gt, islice(end, first, after), islice(start, first + 1, after))
+                for index, is_around in enumerate(contains, first):
+                    if is_around:
+                        sizes[index] = bisect_left(start, end[index], index + 1, after) - index
         return self._size
-
-    def _sizes(self) -> array[int]:
-        start, end = self.start, self.end
-        sizes = array("i", [1]) * len(start)
-        for _, first, after in self.threads:
-            # Most events contain no other.
-            contains = map(gt, islice(end, first, after), islice(start, first + 1, after))
-            for index, is_around in enumerate(contains, first):
-                if is_around:
-                    sizes[index] = bisect_left(start, end[index], index + 1, after) - index
-        return sizes
 
     def __len__(self) -> int:
         return len(self.number)
@@ -127,53 +123,37 @@ class EventColumns:
             if event.kind is Kind.KERNEL:
                 kernels.append(event)
                 continue
-            kind = numbers[EventKind(event.kind, event.name, event.device)]
-            is_memory = event.kind is Kind.MEMORY
-            correlation, address = (0, event.correlation) if is_memory else (event.correlation, 0)
-            times, autograd = (event.start_ns, event.end_ns), (event.sequence, event.forward_thread)
-            rows.append((kind, *times, *autograd, correlation, event.signature, event.nbytes, address))
-            threads.append(event.thread)
+            kind, name, start, end, thread, sequence, forward, correlation, device, nbytes, signature = event
+            number = numbers[EventKind(kind, name, device)]
+            correlation, address = (0, correlation) if kind is Kind.MEMORY else (correlation, 0)
+            rows.append((number, start, end, sequence, forward, correlation, signature, nbytes, address))
+            threads.append(thread)
         of_threads, order = by_thread(range(len(rows)), threads)
         columns: dict[str, IntColumn] = {}
         for (name, (code, absent)), values in zip(_COLUMNS.items(), zip(*map(rows.__getitem__, order))):
             if name in ("number", "start", "end") or any(value != absent for value in values):
                 columns[name] = array(code, values)
-        number, start, end = (columns.pop(name, array(_COLUMNS[name][0])) for name in ("number", "start", "end"))
-        return EventColumns([*numbers], of_threads, number, start, end, **columns, kernels=kernels)
+        number_of, starts, ends = (columns.pop(name, array(_COLUMNS[name][0])) for name in ("number", "start", "end"))
+        return EventColumns([*numbers], of_threads, number_of, starts, ends, **columns, kernels=kernels)
 
     def event(self, index: int, thread: int) -> Event:
-        """One event of a thread."""
         kind, name, device = self.kinds[self.number[index]]
-        start, end, signature = self.start[index], self.end[index], self.signature
+        start, end = self.start[index], self.end[index]
         if kind is Kind.MEMORY:
             address = self.address[index] if self.address else 0
             nbytes = self.nbytes[index] if self.nbytes else 0
             values: tuple[Any, ...] = (kind, name, start, end, thread, -1, 0, address, device, nbytes, 0)
         else:
-            sequence, forward, correlation = self.sequence, self.forward_thread, self.correlation
-            values = (
-                kind,
-                name,
-                start,
-                end,
-                thread,
-                sequence[index] if sequence else -1,
-                forward[index] if forward else 0,
-                correlation[index] if correlation else 0,
-                device,
-                0,
-                signature[index] if signature else 0,
-            )
+            maker = self.sequence[index] if self.sequence else -1
+            of_thread = self.forward_thread[index] if self.forward_thread else 0
+            launch = self.correlation[index] if self.correlation else 0
+            inputs = self.signature[index] if self.signature else 0
+            values = (kind, name, start, end, thread, maker, of_thread, launch, device, 0, inputs)
         return tuple.__new__(Event, values)  # takes a third of the time of Event(...)
 
     def events(self) -> Iterator[Event]:
         """All events in the order of start, those of the CPU first."""
-        if len(self.threads) == 1:
-            thread, first, after = self.threads[0]
-            yield from (self.event(index, thread) for index in range(first, after))
-        else:
-            for index, thread in self.in_time_order():
-                yield self.event(index, thread)
+        yield from (self.event(index, thread) for index, thread in self.in_time_order())
         yield from self.kernels
 
     def in_time_order(self) -> Iterator[tuple[int, int]]:
@@ -199,7 +179,6 @@ class EventColumns:
         return places
 
     def events_of(self, kind: Kind) -> Iterator[Event]:
-        """The events of a kind, in the order of start."""
         return (self.event(index, thread) for index, thread in self.of_kinds(kind))
 
     def add(
@@ -211,10 +190,7 @@ class EventColumns:
     ) -> None:
         """Add events, and drop those with the indices ``without``. Of events of a thread that start at the same time,
         those of ``before`` come first, and those of ``after`` last. ``places``: by thread and start, the index that an
-        event of ``before`` comes before, if others that start at the same time stay before it.
-
-        It goes column by column: a second copy of all of them would take too much memory.
-        """
+        event of ``before`` comes before, if others that start at the same time stay before it."""
         first, last = EventColumns.of(before), EventColumns.of(after)
         if not (len(first) or len(last) or without):
             return
@@ -245,6 +221,7 @@ class EventColumns:
         for part in (first, last):
             part.number = array("i", map(len(self.kinds).__add__, part.number))
             self.kinds = [*self.kinds, *part.kinds]
+        # Column by column: a second copy of all of them would take too much memory.
         lengths = [len(part) for part in parts]  # before the column that ``len`` reads is replaced
         for name, (code, absent) in _COLUMNS.items():
             if any(getattr(part, name) is not None for part in parts):
@@ -274,7 +251,6 @@ class EventColumns:
         self.threads = threads
 
     def rename(self, events: Iterable[int], name: str) -> None:
-        """Give these events another name."""
         self.kinds = [*self.kinds]
         numbers: dict[int, int] = {}
         for index in events:
@@ -299,20 +275,14 @@ class EventColumns:
             for kind, name, _ in self.kinds
         )
         groupable = bytearray(map(is_groupable.__getitem__, self.number))
-        is_in_job = Kind.COLLECTIVE in kinds or any(kind.name.startswith(C10D_OPS) for kind in self.kinds)
-        if not is_in_job:
-            for index in self._functions_of_nodes():
-                groupable[index] = IN_NODE
-        return bytes(groupable)
-
-    def _functions_of_nodes(self) -> Iterator[int]:
-        is_node = [kind.kind is Kind.NODE for kind in self.kinds]
-        is_function = [
-            kind.kind is Kind.BACKWARD_FUNCTION and not kind.name.endswith("Backward") for kind in self.kinds
-        ]
+        if Kind.COLLECTIVE in kinds or any(kind.name.startswith(C10D_OPS) for kind in self.kinds):
+            return bytes(groupable)
+        is_node = [kind is Kind.NODE for kind, _, _ in self.kinds]
+        is_function = [kind is Kind.BACKWARD_FUNCTION and not name.endswith("Backward") for kind, name, _ in self.kinds]
         for index in compress(range(len(self)), map(is_function.__getitem__, self.number)):
             if index and is_node[self.number[index - 1]] and self.size[index - 1] > 1:
-                yield index
+                groupable[index] = IN_NODE
+        return bytes(groupable)
 
     def makes_nodes(self) -> bytes:
         """By index of an event: 1 if it is an operator that creates an autograd node, else 0. The node has its sequence

@@ -1,4 +1,4 @@
-"""The names of events in a session and in a trace: our labels and marks, torch's bookkeeping, and steps."""
+"""The names of events: our labels and marks, and torch's bookkeeping; and the passes of a loop that marks no steps."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ STARTED = PREFIX + "!started"
 ENDED = PREFIX + "!ended"
 """A label of length 0 at the end of a recording. What follows in its session is work of torchprof."""
 GARBAGE_COLLECTION_LABEL = PREFIX + "!gc"
-"""The label around a collection of Python's garbage collector, in the events. Reports show such a range under the name
-``GARBAGE_COLLECTION`` of ``run.words``."""
+"""The label around a collection of Python's garbage collector; reports show it as ``GARBAGE_COLLECTION``."""
 ENGINE_LABEL = PREFIX + "!engine"
 """The label around a call of autograd's engine."""
 MEMORY = "[memory]"
@@ -34,30 +33,19 @@ MEMORY = "[memory]"
 
 # Bookkeeping of record_function and of autograd. torch's EventList omits it, too (torch.autograd.profiler_util).
 _BOOKKEEPING = (
-    "profiler::_record_function_enter",
-    "profiler::_record_function_enter_new",
-    "profiler::_record_function_exit",
-    "aten::is_leaf",
-    "aten::output_nr",
-    "aten::_version",
-    "[OutOfMemory]",
+    *("profiler::_record_function_enter", "profiler::_record_function_enter_new", "profiler::_record_function_exit"),
+    *("aten::is_leaf", "aten::output_nr", "aten::_version", "[OutOfMemory]"),
 )
 OF_THE_PROFILER = frozenset(
     {"Activity Buffer Request", "Buffer Flush", "Instrumentation", "Resource", "UVM Activity Init"}
 )
 """What the CUDA profiler does inside the operators that it measures: it allocates memory for what it records, 2 ms at
 the first launch of each thread, and instruments kernels (CUPTI Activity API, ``CUpti_ActivityOverheadKind``)."""
-OVERHEAD = OF_THE_PROFILER | {
-    "Unknown",
-    "Driver Compiler",
-    "Runtime Triggered Module Loading",
-    "Lazy Function Loading",
-    "Command Buffer Full",
-}
+OVERHEAD = OF_THE_PROFILER.union(
+    ("Unknown", "Driver Compiler", "Runtime Triggered Module Loading", "Lazy Function Loading", "Command Buffer Full")
+)
 """All that it records as overhead. These are the driver's: it loads and compiles kernels, or waits for a full queue."""
 _TORCHS_STEP = re.compile(r"ProfilerStep#\d+")
-
-
 _KINDS: dict[str, Kind | None] = {
     **dict.fromkeys((*_BOOKKEEPING, RAISED)),
     **dict.fromkeys((GARBAGE_COLLECTION_LABEL, *OF_THE_PROFILER), Kind.INTERRUPTION),
@@ -91,8 +79,7 @@ def event_kind(name: str) -> Kind | None:
 
 
 def is_a_common_name(name: str) -> bool:
-    """Whether torch.compile or the profiler has a range with this name, and users may easily choose the same name for a
-    label."""
+    """Whether torch.compile or the profiler has a range with this name, and users may choose it for a label, too."""
     return name in COMPILES or name in OF_THE_PROFILER
 
 
@@ -121,49 +108,38 @@ def is_of_a_call(name: str) -> bool:
     return name.startswith(PREFIX) and not name.startswith(PREFIX + "!")
 
 
-def keep_recorded(columns: EventColumns, note: Callable[[int], object] = int) -> None:
+def keep_recorded(columns: EventColumns) -> int | None:
     """Keep the events between the marks at the start and the end of a recording; all events of a session without them.
-    ``note`` is called with the time between these marks, in ns."""
+    The time between the two, in ns; None if there is no such pair."""
     opened, ended = columns.of_kinds(Kind.OPENED), columns.of_kinds(Kind.ENDED)
     begin = end = None
     if opened:
-        begin = next(
-            (index for index, _ in columns.of_kinds(Kind.STEP) if columns.start[index] >= columns.start[opened[0][0]]),
-            None,
-        )
+        since, marks = columns.start[opened[0][0]], columns.of_kinds(Kind.STEP)
+        begin = next((index for index, _ in marks if columns.start[index] >= since), None)
         if begin is None:  # nothing was recorded
             columns.threads, columns.kernels = [], ()
-            return
+            return None
     if ended:
         end = ended[0][0]
-        if begin is not None:
-            note(columns.start[end] - columns.end[begin])
     columns.keep_between(begin, end)
+    return None if begin is None or end is None else columns.start[end] - columns.end[begin]
 
 
 def add_steps(columns: EventColumns, steps: int) -> None:
-    """Add a STEP mark where each step of ``torch.profiler.profile`` begins, and where the last of ``steps`` ends.
-
-    torch numbers the ranges of steps; here they all get the same name.
-    """
+    """Add a STEP mark where each step of ``torch.profiler.profile`` begins, and where the last of ``steps`` ends. torch
+    numbers their ranges; here they all get the same name."""
     ranges = [
         (index, thread)
         for index, thread in columns.of_kinds(Kind.USER_LABEL)
         if is_torchs_step(columns.kinds[columns.number[index]].name)
     ]
     columns.rename((index for index, _ in ranges), ANY_STEP)
-    marks = [_mark(columns.start[index], thread) for index, thread in ranges]
-    if len(ranges) >= steps:
-        index, thread = ranges[steps - 1]
-        marks.append(_mark(columns.end[index], thread))
-    columns.add(before=marks)
+    times = [(columns.start[index], thread) for index, thread in ranges]
+    times += [(columns.end[index], thread) for index, thread in ranges[steps - 1 : steps]]
+    columns.add(before=[Event(Kind.STEP, STEP_MARK, time, time, thread) for time, thread in times])
 
 
-def _mark(time: int, thread: int) -> Event:
-    return Event(Kind.STEP, STEP_MARK, time, time, thread)
-
-
-# The passes of a loop that marks no steps, and the calls without gradients, as in evaluation.
+# The passes of a loop that marks no steps, and the calls without gradients, as in evaluation
 
 
 class NamedRange(NamedTuple):
@@ -176,11 +152,11 @@ class NamedRange(NamedTuple):
 
 
 class OpenPass(NamedTuple):
-    """What is known of the loop at the end of a recording, for the recording that begins right there.
+    """What is known of the loop at the end of a recording, for the one that begins right there.
 
-    ``optimizers``: those seen so far, and ``missing`` of them in the pass that is open. ``has_backward``: whether any
-    backward pass was seen, and ``has_gradients``: any call with gradients. ``worked``: whether a backward pass was in
-    the open pass, and ``called``: a call of a model. ``model``: the label of the model that was called first.
+    ``optimizers``: those seen so far, and ``missing`` of them in the open pass. ``has_backward``: whether any backward
+    pass was seen; ``has_gradients``: any call with gradients. ``worked``: whether a backward pass was in the open pass;
+    ``called``: a call of a model. ``model``: the label of the one that was called first.
     """
 
     optimizers: frozenset[str] = frozenset()
@@ -236,7 +212,8 @@ def loop_of(
     if calls and last.has_backward and not any(name.startswith(REGION) for name in seen):
         without = [call for call in calls if not has_gradients(call)]
     if without and engine:  # reentrant checkpointing: the forward is without gradients, and runs again in backward
-        inside = _inside(_outermost(ranges_of(engine)), ranges_of(labels))
+        passes = _outermost(ranges_of(engine))
+        inside = {inner.name for inner in ranges_of(labels) if _is_inside(inner, passes)}
         without = [call for call in without if call.name not in inside]
     last = last._replace(has_gradients=last.has_gradients or len(without) < len(calls))
     if optimizers or before.step_end == StepEnd.OPTIMIZER:
@@ -246,7 +223,13 @@ def loop_of(
     if engine or before.step_end == StepEnd.BACKWARD:
         outermost = _outermost(ranges_of(engine | labels))
         of_evaluation = set(without) if last.has_gradients else set()  # in some models, no operator tells
-        ends, called = _of_backward(outermost, of_evaluation, last.called)
+        ends, called = [], last.called
+        for event in outermost:
+            if event.name != ENGINE_LABEL:
+                called |= event not in of_evaluation
+            elif called:
+                ends.append(event.end_ns)
+                called = False
         return Loop(ends, without, StepEnd.BACKWARD, _thread_of(outermost), last._replace(called=called))
     model = last.model or (calls[0].name if calls else "")
     ends = [call.end_ns for call in calls if call.name == model]
@@ -276,20 +259,6 @@ def _of_optimizers(
     return ends, _thread_of(steps), last._replace(optimizers=every, missing=frozenset(missing), worked=worked)
 
 
-def _of_backward(
-    outermost: Iterable[NamedRange], of_evaluation: Set[NamedRange], called: bool
-) -> tuple[list[int], bool]:
-    """The ends, and whether a model was called since the last one. ``called``: whether one was before the first."""
-    ends: list[int] = []
-    for event in outermost:
-        if event.name != ENGINE_LABEL:
-            called |= event not in of_evaluation
-        elif called:
-            ends.append(event.end_ns)
-            called = False
-    return ends, called
-
-
 def _thread_of(ranges: Sequence[NamedRange]) -> int:
     return ranges[0].thread if ranges else 0
 
@@ -303,12 +272,7 @@ def _outermost(ranges: Iterable[NamedRange]) -> list[NamedRange]:
     return outermost
 
 
-def _inside(outer: Sequence[NamedRange], ranges: Iterable[NamedRange]) -> set[str]:
-    """The names of the ranges that begin inside others."""
-    starts = [event.start_ns for event in outer]
-    names = set()
-    for event in ranges:
-        last = bisect_right(starts, event.start_ns) - 1
-        if last >= 0 and event.start_ns < outer[last].end_ns:
-            names.add(event.name)
-    return names
+def _is_inside(inner: NamedRange, ranges: Sequence[NamedRange]) -> bool:
+    """Whether a range begins inside one of others, which do not overlap and are in order."""
+    last = bisect_right(ranges, inner.start_ns, key=lambda event: event.start_ns) - 1
+    return last >= 0 and inner.start_ns < ranges[last].end_ns

@@ -1,15 +1,16 @@
-"""The events that attribution reads: their kinds, one event, and the module that a label stands for."""
+"""The events that attribution reads, the places where they belong, and the ranges that are open on a thread."""
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from torchprof.run.words import FORWARD, Frame, FrameKind
+from torchprof.run.layers import common_prefix
+from torchprof.run.words import FORWARD, NOT_SELECTED, OUTSIDE, OUTSIDE_NAME, Frame, FrameKind
 
 PREFIX = "torchprof:"
 """Prefix of the names of all our labels."""
@@ -19,9 +20,11 @@ of the module follows, without ``PREFIX``."""
 COMPILED_INPUTS = PREFIX + "!given:"
 """Prefix of the label around one call of a compiled function. A number follows: it stands for the tensors that the
 function took from modules."""
-
 PIPELINE = PREFIX + "!pipeline:"
 """Prefix of the labels around the steps of a pipeline's schedule, and around what a stage does in it."""
+ACCUMULATES = "AccumulateGrad"
+"""Suffix of the name of the autograd node that makes a gradient ready. There DistributedDataParallel fills its
+buckets."""
 
 
 class Kind(Enum):
@@ -98,7 +101,7 @@ class Site(NamedTuple):
     wrapper: str | None = None
 
 
-# Where events belong: a layer, a phase, and the frames around them; and the places of ops that created nodes.
+# Where events belong
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -107,9 +110,9 @@ class Place:
 
     There is one object for each distinct place; ``index`` numbers them in the order of first use. Calls of an op with
     different ``signature`` have different places. ``within``: the op or label around the layer's range, usually None.
-    ``is_node``: whether it is an autograd node; ``is_engine``: a call of autograd's engine. ``is_closed``: whether
-    everything inside it counts as this place.
     ``shared``: the layers of work for several layers at once; ``layer`` is then their nearest common ancestor.
+    ``is_node``: an autograd node; ``is_engine``: a call of autograd's engine. ``is_closed``: whether everything inside
+    it counts as this place.
     """
 
     index: int
@@ -126,12 +129,22 @@ class Place:
     _inner: dict[Any, Place] | None = None  # most places contain no others and need no dict
 
     @property
-    def is_in_node(self) -> bool:
-        """Whether it is an autograd node, or inside one."""
+    def name(self) -> str:
+        """The name of its last frame; "" for the layer's self time between ops."""
+        return "" if self.frame is None else self.frame.name
+
+    @property
+    def kind(self) -> FrameKind | None:
+        """The kind of its last frame; None for the layer's self time between ops."""
+        return None if self.frame is None else self.frame.kind
+
+    @property
+    def node(self) -> Place | None:
+        """The autograd node that it is, or is inside of; None if there is none."""
         place: Place | None = self
         while place is not None and not place.is_node:
             place = place.outer
-        return place is not None
+        return place
 
     @property
     def frames(self) -> tuple[Frame, ...]:
@@ -149,9 +162,8 @@ class Attributed(NamedTuple):
 
     ``around``: the place that the event's time is taken from. ``calls``: 0 if the event only continues a call: an op
     directly inside an op of the same name, or a module inside its wrapper. ``ns``: the time of the event, cut at the
-    end of the range around it. ``outer``: the innermost range around it on its thread, None if there is none. So the
-    open ranges of a thread are the last one that began on it, the ``outer`` of that, and so on, as far as they have not
-    ended.
+    end of the range around it. ``outer``: the innermost range around it on its thread. So the open ranges of a thread
+    are the last one that began on it, the ``outer`` of that, and so on, as far as they have not ended.
     """
 
     event: Event
@@ -177,7 +189,7 @@ class Places:
         self.all: list[Place] = []
         self._layers: dict[tuple[int, str, Place | None, tuple[int, ...]], Place] = {}
         self._frames: dict[str | tuple[FrameKind, str], Frame] = {}
-        self.of_trees: dict[tuple[Place, Any], list[Place]] = {}  # see ``op_groups.places_of``
+        self.of_trees: dict[tuple[Place, Any], list[Place]] = {}  # see ``OpGroup.places``
 
     def of_layer(self, layer: int, phase: str, around: Place | None = None, shared: tuple[int, ...] = ()) -> Place:
         """The place of a layer's self time. ``around`` is the place around the layer's range."""
@@ -228,6 +240,51 @@ class Places:
             place._inner = None
 
 
+class CommonAncestor:
+    """The places and names of work for several layers at once. ``selected``: those with own rows, None for all."""
+
+    def __init__(self, places: Places, paths: Sequence[tuple[str, ...]], selected: Set[int] | None) -> None:
+        self._places = places
+        self._paths = paths
+        self._index = {path: index for index, path in enumerate(paths)}
+        self._selected = selected
+
+    def place(self, layers: tuple[int, ...], phase: str, around: Place) -> Place:
+        """The place of the layers' work: their nearest common ancestor that is selected."""
+        path = self._path(layers)
+        layer = self._index.get(path, OUTSIDE)
+        while self._selected is not None and layer not in self._selected:
+            path = path[:-1]
+            layer = self._index.get(path, NOT_SELECTED)
+            if layer == NOT_SELECTED:
+                break
+        shared = layers if len(layers) > 1 else ()
+        if (layer, phase, shared) == (around.layer, around.phase, around.shared):
+            return around
+        return self._places.of_layer(layer, phase, around if around.layer != OUTSIDE or around.frame else None, shared)
+
+    def names(self, layers: tuple[int, ...], most: int | None = None, below: int | None = None) -> str:
+        """The paths of the layers, relative to their nearest common ancestor, or to the layer they are ``below``. A
+        negative layer is outside all. ``most``: how many are named, None for all."""
+        common = self._path(layers if below is None else (*layers, below)) if min(layers) >= 0 else ()
+        paths = [self._paths[layer] if layer >= 0 else (OUTSIDE_NAME,) for layer in layers]
+        named = paths if most is None or len(paths) <= most + 1 else paths[:most]
+        more = [f"{len(paths) - len(named)} more"] if len(named) < len(paths) else []
+        return " + ".join([*(".".join(path[len(common) :]) or "itself" for path in named), *more])
+
+    def _path(self, layers: Iterable[int]) -> tuple[str, ...]:
+        """The path of the nearest common ancestor; ``()`` if the layers are in different models."""
+        return common_prefix(self._paths[layer] for layer in layers)
+
+
+def nearest(paths: Sequence[tuple[str, ...]], layers: Sequence[int], caller: int) -> int:
+    """The layer of a module with several paths: the one whose path has most steps in common with its caller's. The
+    first layer if none has any, or if it has no caller (negative)."""
+    if caller < 0:
+        return layers[0]
+    return max(layers, key=lambda layer: len(common_prefix((paths[layer], paths[caller]))))
+
+
 class NodeMakers:
     """The places of the ops that created the autograd nodes of one forward thread, by sequence number.
 
@@ -269,12 +326,10 @@ class NodeMakers:
         return self._last[index - 1] if index else None
 
 
-# Which ranges are open on a thread.
+# Which ranges are open on a thread
 
 
 class HasEnd(Protocol):
-    """A range: all that is needed of it here is when it ends."""
-
     @property
     def end_ns(self) -> float: ...
 
@@ -286,11 +341,8 @@ class OpenRanges(Generic[Range]):
     """The ranges that are open on each thread, while events pass by in the order of their start.
 
     Whoever opens a range appends it to the list that ``at`` returns. On a thread, an inner range ends no later than the
-    one around it: cut a range off at the end of the outer one (``Attributed.ns`` is cut already).
-
-    ``Attribution`` nests all events of a recording and has this loop inline. This class is for those who nest
-    something else: the ranges of a trace before its layers are known, the operators that count, or stretches of
-    backward, which are not events.
+    one around it: cut a range off at the end of the outer one (``Attributed.ns`` is cut already). ``Attribution``,
+    which nests all events of a recording, has this loop inline.
     """
 
     def __init__(self, close: Callable[[list[Range]], Any] = list.pop) -> None:

@@ -14,10 +14,9 @@ from math import inf
 from operator import le, sub
 from typing import Any, NamedTuple
 
-from torchprof.attribute.collectives import ACCUMULATES
 from torchprof.attribute.compiled_graphs import CompiledGraphs, graph_of
 from torchprof.attribute.event_columns import EventColumns
-from torchprof.attribute.events import Attributed, Event, Kind, Place, Places
+from torchprof.attribute.events import ACCUMULATES, Attributed, Event, Kind, Place, Places
 from torchprof.run.words import BACKWARD, FrameKind, is_runtime_call
 
 _OP = FrameKind.OP  # members of an enum are found slowly before Python 3.12
@@ -37,23 +36,20 @@ class OpTree:
     - ``paths``: the distinct chains of operators. Path 0 is the range around the group. A memory event has the path of
       the operator around it, and so has an operator directly inside one of the same name: it is part of that call.
     - ``calls``: how often each path is called in one such group.
+    - ``parents``, of each event: the index of the operator around it; -1 for the range around the group.
+    - ``path_of``, of each event: the index of its path.
+    - ``is_call``, of each event: 0 for memory, and for an operator that only continues a call, else 1.
 
-    And of each event, in the order of start:
-
-    - ``parents``: the index of the operator around it; -1 for the range around the group.
-    - ``path_of``: the index of its path.
-    - ``is_call``: 0 for memory, and for an operator that only continues a call, else 1.
-
-    ``memory``: the indices of memory events. ``outermost``: those of the operators that are in no other one.
-    ``last_op``: that of the last operator, -1 if there is none. ``functions``: those that may be autograd functions of
-    the user: their names have no namespace.
+    ``memory``: the indices of memory events. ``outermost``: of the operators that are in no other one. ``last_op``: of
+    the last operator, -1 for none. ``functions``: of those that may be autograd functions of the user: their names have
+    no namespace.
     """
 
     __slots__ = ("calls", "functions", "is_call", "last_op", "memory", "outermost", "parents", "path_of", "paths")
 
     def __init__(self, events: Iterable[tuple[Kind, str, int, int]], around: str, is_closed: bool) -> None:
-        """``events``: their kinds, names, signatures, and how many begin before each one ends, itself included.
-        ``around``: the name of the range if it is an operator, else "". ``is_closed``: whether all is a part of it."""
+        """``events``: kind, name, signature and size of each. ``around``: the name of the range if it is an operator,
+        else "". ``is_closed``: whether all is a part of it."""
         self.paths = [OpPath(0, around, 0)]
         self.calls = [0]
         self.parents: list[int] = []
@@ -118,24 +114,24 @@ class OpTrees:
         key = around, place.is_closed, source, *columns.pattern(first, after)
         tree = self._known.get(key)
         if tree is None:
-            events = [self._event(index, source) for index in range(first, after)]
-            tree = self._known[key] = OpTree(events, around, place.is_closed)
+            tree = self._known[key] = OpTree(self._events(first, after, source), around, place.is_closed)
         return tree
 
-    def _event(self, index: int, source: int | None) -> tuple[Kind, str, int, int]:
+    def _events(self, first: int, after: int, source: int | None) -> Iterator[tuple[Kind, str, int, int]]:
         columns = self._columns
-        kind, name, _ = columns.kinds[columns.number[index]]
-        signature = columns.signature[index] if columns.signature and kind is Kind.OP else 0
-        if source is not None and self._called_from is not None:
-            signature = self._called_from(signature, source)
-        return kind, name, signature, columns.size[index]
+        for index in range(first, after):
+            kind, name, _ = columns.kinds[columns.number[index]]
+            signature = columns.signature[index] if columns.signature and kind is Kind.OP else 0
+            if source is not None and self._called_from is not None:
+                signature = self._called_from(signature, source)
+            yield kind, name, signature, columns.size[index]
 
 
 class OpGroup(NamedTuple):
     """The events of a thread from ``first`` up to ``first + len(ns)``.
 
-    ``place``: that of the range around them, or outside; ``outer``: this range, None if there is none. ``ns``: of each
-    event its time, cut at the end of the range around it. ``all_places``: of the attribution.
+    ``place``: that of the range ``outer`` around them, or outside. ``ns``: of each event its time, cut at the end of
+    the range around it. ``all_places``: of the attribution.
     """
 
     tree: OpTree
@@ -166,21 +162,21 @@ class OpGroup(NamedTuple):
         nbytes, addresses = columns.nbytes, columns.address
         for index in self.tree.memory:
             number = self.first + index
-            device = columns.kinds[columns.number[number]].device
-            yield (
-                columns.start[number],
-                path_of[index],
-                device,
-                addresses[number] if addresses else 0,
-                nbytes[number] if nbytes else 0,
-            )
+            start, device = columns.start[number], columns.kinds[columns.number[number]].device
+            address, size = addresses[number] if addresses else 0, nbytes[number] if nbytes else 0
+            yield start, path_of[index], device, address, size
 
     def places(self) -> list[Place]:
         """The place of each path."""
-        return places_of(self.all_places, self.place, self.tree)
+        known = self.all_places.of_trees
+        places = known.get((self.place, self.tree))
+        if places is None:
+            places = known[self.place, self.tree] = [self.place]
+            for outer, name, signature in self.tree.paths[1:]:
+                places.append(self.all_places.inside(places[outer], _OP, name, signature))
+        return places
 
     def items(self) -> Iterator[Attributed]:
-        """The events, one by one."""
         tree, columns, thread = self.tree, self.columns, self.thread
         places = self.places()
         around = None if self.outer is None else self.place
@@ -190,16 +186,6 @@ class OpGroup(NamedTuple):
             outer, taken_from = (items[parent], items[parent].place) if parent >= 0 else (self.outer, around)
             items.append(Attributed(columns.event(index, thread), places[path], taken_from, is_call, ns, outer))
             yield items[-1]
-
-
-def places_of(all_places: Places, around: Place, tree: OpTree) -> list[Place]:
-    """The place of each path of a tree inside another place."""
-    places = all_places.of_trees.get((around, tree))
-    if places is None:
-        places = all_places.of_trees[around, tree] = [around]
-        for outer, name, signature in tree.paths[1:]:
-            places.append(all_places.inside(places[outer], FrameKind.OP, name, signature))
-    return places
 
 
 def times_within(parents: Sequence[int], starts: Sequence[int], ends: list[int], limit: int) -> list[int]:
@@ -213,7 +199,7 @@ def times_within(parents: Sequence[int], starts: Sequence[int], ends: list[int],
     return [*map(sub, ends, starts)]
 
 
-# Walk over the events of several threads, in the order of time, and find groups of them.
+# The walk over the events of several threads, in the order of time
 
 
 @dataclass(slots=True, eq=False)
@@ -261,16 +247,15 @@ def next_walk(walks: Sequence[ThreadWalk], starts: Sequence[int]) -> tuple[Threa
     return first, horizon + 1 if starts[first.at] == horizon else horizon
 
 
-# Complete events with facts that only later events contain.
+# Facts that only later events contain
 
 
 class LookAhead:
-    """Reads the events that follow three kinds of events:
+    """Completes three kinds of events:
 
     - NODE: torch omits the sequence number from the engine's range around an autograd node if a hook of the user or of
-      FSDP runs an op or a range before the node. The BACKWARD_FUNCTION inside has the number, except for
-      AccumulateGrad.
-    - GUARDS belong to the compiled region right after them. They get the name of that region.
+      FSDP runs an op or a range before the node. The BACKWARD_FUNCTION inside has it, except for AccumulateGrad.
+    - GUARDS get the name of the compiled region right after them, to which they belong.
     - GRAPH: all ops in one call of a compiled graph are matched with the kernels of the graph. ``kernels`` is the
       result: (thread, start, end) of an op → the key of the graph and the number of the kernel (None: unknown).
     """
@@ -305,22 +290,20 @@ class LookAhead:
                 return True
         return False
 
-    def _outermost(self, first: int, after: int) -> tuple[list[int], list[int]]:
+    def _outermost(self, index: int, after: int) -> tuple[list[int], list[int]]:
         columns = self._columns
         starts, ends = [], []
-        index = first
         while index < after:
             kind = columns.kinds[columns.number[index]].kind
             if kind in (Kind.COLLECTIVE, Kind.COMPILED_INPUTS):  # no work of the thread
                 index += 1
-                continue
-            starts.append(columns.start[index])
-            ends.append(columns.end[index])
-            index += columns.size[index]
+            else:
+                starts.append(columns.start[index])
+                ends.append(columns.end[index])
+                index += columns.size[index]
         return starts, ends
 
     def _later(self, index: int, thread: int) -> Iterator[Event]:
-        """The events of a thread after this one."""
         return (self._columns.event(later, thread) for later in range(index + 1, self._after[thread]))
 
     def _with_number(self, node: Event, index: int) -> Event:

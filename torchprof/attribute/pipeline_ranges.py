@@ -56,9 +56,8 @@ class ActionRange(NamedTuple):
 
 
 class PipelineStep(NamedTuple):
-    """A step of a schedule; ``actions`` and ``waits``, each in the order of their start. ``schedule``, ``stages`` and
-    ``group``: as of a ``Pipeline``. ``waits``: start and end of the times in which the schedule waited for something to
-    receive."""
+    """A step of a schedule; ``schedule``, ``stages`` and ``group`` as of a ``Pipeline``. ``waits``: start and end of
+    the times in which the schedule waited for something to receive. Both lists are in the order of start."""
 
     start_ns: int
     end_ns: int
@@ -69,11 +68,6 @@ class PipelineStep(NamedTuple):
     waits: list[tuple[int, int]]
 
 
-class _OpenAction(NamedTuple):
-    end_ns: int
-    number: int
-
-
 def steps_in(columns: EventColumns) -> list[PipelineStep]:
     """The steps of schedules, in the order of their start: from our ranges, without any from those of torch."""
     ours = [*columns.events_of(Kind.PIPELINE)]
@@ -81,7 +75,7 @@ def steps_in(columns: EventColumns) -> list[PipelineStep]:
 
 
 def _steps_of(ranges: Sequence[Event]) -> list[PipelineStep]:
-    """The steps from our ranges. A step inside another one is a part of it."""
+    """A step inside another one is a part of it."""
     starts = [span.start_ns for span in ranges]
     steps: list[PipelineStep] = []
     for number, span in enumerate(ranges):
@@ -98,8 +92,8 @@ def _steps_of(ranges: Sequence[Event]) -> list[PipelineStep]:
 
 def _actions(ranges: Sequence[Event]) -> list[ActionRange]:
     """The actions among some ranges. What runs in an action inside another one counts for the inner one alone."""
-    actions: list[ActionRange] = []
-    open_actions: OpenRanges[_OpenAction] = OpenRanges()
+    actions: dict[Event, ActionRange] = {}
+    open_actions: OpenRanges[Event] = OpenRanges()
     for span in ranges:
         match = _ACTION.fullmatch(span.name.rpartition(":")[2])
         if match is None:
@@ -107,11 +101,11 @@ def _actions(ranges: Sequence[Event]) -> list[ActionRange]:
         around = open_actions.at(span.thread, span.start_ns)
         ns = span.end_ns - span.start_ns
         if around:
-            outer = actions[around[-1].number]
-            actions[around[-1].number] = outer._replace(ns=outer.ns - ns)
-        around.append(_OpenAction(span.end_ns, len(actions)))
-        actions.append(ActionRange(int(match[1]), match[2], int(match[3]), span.start_ns, span.end_ns, ns))
-    return actions
+            outer = actions[around[-1]]
+            actions[around[-1]] = outer._replace(ns=outer.ns - ns)
+        around.append(span)
+        actions[span] = ActionRange(int(match[1]), match[2], int(match[3]), span.start_ns, span.end_ns, ns)
+    return [*actions.values()]
 
 
 def _steps_of_torch(columns: EventColumns) -> list[PipelineStep]:
@@ -153,12 +147,9 @@ def _steps_of_torch(columns: EventColumns) -> list[PipelineStep]:
 
 
 def folded_names(names: Collection[str]) -> dict[str, str]:
-    """The names of torch's ranges around the actions of a schedule, among all ``names``, each with the name that all of
-    its kind of action have here: ``PP:forward``.
-
-    Those of GPipe have names that users give, too. They count if there are point-to-point exchanges, or ranges of ours
-    in a pipeline.
-    """
+    """The names of torch's ranges around the actions of a schedule, each with the name that all of its kind of action
+    have here: ``PP:forward``. Those of GPipe, which users give, too, count if there are point-to-point exchanges, or
+    ranges of ours in a pipeline."""
     may_be_gpipe = any(name.startswith((PIPELINE, *_EXCHANGES)) for name in names)
     folded = {}
     for name in names:

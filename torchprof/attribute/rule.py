@@ -1,8 +1,7 @@
 """The rule of ownership: which layer an event worked for, and in which phase.
 
-``Attribution.attribute`` walks over the events and keeps the open ranges of each thread. Ops of which nothing else is
-to be known are attributed in groups. Each other kind of event has its own method: ``_op``, and those in the tables at
-the end of this file.
+``Attribution.attribute`` walks over the events and keeps the open ranges of each thread. Most ops are attributed in
+groups. Each other kind of event has its own method: ``_op``, and those in the tables at the end of this file.
 """
 
 from __future__ import annotations
@@ -12,15 +11,26 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import compress
 
-from torchprof.attribute.collectives import ACCUMULATES, CollectiveOwners
 from torchprof.attribute.compiled_graphs import CompiledGraphs
-from torchprof.attribute.compiled_ranges import CommonAncestor, CompiledRanges, nearest, regions_around
-from torchprof.attribute.engine_calls import NodeGaps
 from torchprof.attribute.event_columns import IN_NODE, EventColumns
 from torchprof.attribute.event_names import OF_THE_PROFILER
-from torchprof.attribute.events import HOOKS, PREFIX, Attributed, Event, Kind, NodeMakers, Place, Places, Site
-from torchprof.attribute.launches import Launches
+from torchprof.attribute.events import (
+    ACCUMULATES,
+    HOOKS,
+    PREFIX,
+    Attributed,
+    CommonAncestor,
+    Event,
+    Kind,
+    NodeMakers,
+    Place,
+    Places,
+    Site,
+    nearest,
+)
+from torchprof.attribute.launches import CollectiveOwners, Launches
 from torchprof.attribute.op_groups import LookAhead, OpGroup, OpTrees, ThreadWalk, next_walk, times_within
+from torchprof.attribute.torch_ranges import CompiledRanges, NodeGaps
 from torchprof.run.collectives import C10D_OPS
 from torchprof.run.words import (
     BACKWARD,
@@ -48,11 +58,8 @@ _Opened = tuple[Place, int, "str | None", int]
 
 
 class Attribution:
-    """One walk over the events of one session, in the order of their start.
-
-    After the walk, ``callers`` has the time of calls by pair (calling layer, called layer) (OUTSIDE: code outside all
-    layers), ``labels`` is the number of labelled ranges, and ``places`` has all places.
-    """
+    """One walk over the events of one session. After it, ``callers`` has the time of calls by pair (calling layer,
+    called layer), where OUTSIDE is code outside all layers. ``labels``: the number of labelled ranges."""
 
     def __init__(
         self,
@@ -63,14 +70,12 @@ class Attribution:
         collective_owners: CollectiveOwners | None = None,
         graphs: CompiledGraphs | None = None,
     ) -> None:
-        """``sites``: by label. ``paths``: of the layers; for a module with several paths, they decide which path a call
-        belongs to. ``selected``: the layers with rows of their own, None for all. Work of other layers is part of the
-        selected layer around it, or of NOT_SELECTED if there is none.
+        """``sites``: by label. ``paths``: of the layers. ``selected``: the layers with rows of their own, None for all.
+        Work of other layers is part of the selected layer around it, or of NOT_SELECTED if there is none.
 
         ``called_from(signature, source)``, if source lines were recorded: the number of a signature like the first,
         with the source lines of the second. The ops of backward get the lines of the op that created their node, not
-        those of autograd's engine. ``collective_owners``: finds the owners of the session's collectives. ``graphs``:
-        the graphs that torch.compile made.
+        those of autograd's engine. ``graphs``: those that torch.compile made.
         """
         self.graphs = graphs or CompiledGraphs()
         self._called_from = called_from
@@ -130,7 +135,7 @@ class Attribution:
             yield self._launches.kernel(kernel)
 
     def _walk(self, walk: ThreadWalk, horizon: float, groupable: bytes) -> Iterator[Attributed | OpGroup]:
-        """Go on on one thread, as long as events begin before ``horizon``."""
+        """The events of one thread that begin before ``horizon``."""
         starts, thread, extra = self._columns.start, walk.thread, self._extra
         stack = self._stacks.setdefault(thread, [])
         while walk.at < walk.after and (start := starts[walk.at]) < horizon:
@@ -177,18 +182,12 @@ class Attribution:
         makers, sequences = self._makers[group.thread], self._columns.sequence
         assert sequences is not None
         numbers = [*compress(sequences[first:after], self._made_by[first:after])]
-        if self._called_from is None:  # all ops of a group have the same layer
-            for number in sorted({*numbers}):
-                makers.add(number, group.place)
-        else:
+        made = dict.fromkeys(numbers, group.place)  # all ops of a group have the same layer
+        if self._called_from is not None:
             places = group.places()
-            made = {
-                sequences[first + index]: places[path]
-                for index, path in enumerate(group.tree.path_of)
-                if self._made_by[first + index]
-            }
-            for number in sorted(made):
-                makers.add(number, made[number])
+            made = dict(zip(numbers, map(places.__getitem__, compress(group.tree.path_of, self._made_by[first:after]))))
+        for number in sorted(made):
+            makers.add(number, made[number])
         if self._selected is not None:
             self._made_in.update(((group.thread, number), layer) for number in numbers)
 
@@ -231,33 +230,28 @@ class Attribution:
     # Ops
 
     def _op(self, event: Event, open_range: _Open) -> tuple[Place, int]:
-        """The place of an op, and 1 if it is a call, else 0: inside an op of the same name it is part of that call."""
+        """The place of an op, and 1 if it is a call: inside an op of the same name it is part of that call."""
         thread, name, signature = event.thread, event.name, event.signature
         around, layer = open_range[1], open_range[3]
         outer = around or self._outside
         asks = name.startswith(C10D_OPS)
         if asks and around is not None:
             outer = self._requester(thread, around, name, signature)
-        kernels = self._ahead.kernels
+        kernels, frame, calls = self._ahead.kernels, outer.frame, 1
         if kernels and not outer.is_closed and (thread, event.start_ns, event.end_ns) in kernels:
             graph, number = kernels.pop((thread, event.start_ns, event.end_ns))
-            place, calls = self._compiled.kernel(event, outer, layer, graph, number), 1
+            place = self._compiled.kernel(event, outer, layer, graph, number)
+        elif outer.is_closed or (frame is not None and frame.name == name and frame.kind == _OP):
+            place, calls = outer, 0
         else:
-            place, calls = self._place_of_op(outer, name, signature)
+            if self._called_from is not None and outer.phase == BACKWARD:
+                signature = self._called_from(signature, outer.signature)
+            place = self.places.inside(outer, _OP, name, signature)
         if name in REPLAYS and not outer.is_closed:
             self._launches.note_replay(outer, place)
         if asks:
             self.collective_owners.note_request(event, place)
         return place, calls
-
-    def _place_of_op(self, outer: Place, name: str, signature: int) -> tuple[Place, int]:
-        """The place of an op directly inside another place, and 1 if it is a call, else 0."""
-        frame = outer.frame
-        if outer.is_closed or (frame is not None and frame.name == name and frame.kind == _OP):
-            return outer, 0
-        if self._called_from is not None and outer.phase == BACKWARD:
-            signature = self._called_from(signature, outer.signature)
-        return self.places.inside(outer, _OP, name, signature), 1
 
     # Events that open no range
 
@@ -269,12 +263,8 @@ class Attribution:
         place = self.places.inside(around, FrameKind.PYTHON, event.name)
         return Attributed(event, place, open_range[1], 1, 0, open_range[4])
 
-    def _leave_out(self, event: Event, end: int, open_range: _Open) -> None:
-        """The ranges of pipelines are read in ``pipeline_ranges``. Here they would only split rows."""
-
     def _begin_call(self, event: Event, end: int, open_range: _Open) -> None:
-        """A compiled function is called on tensors that it took from modules. The range may be inside the op of the
-        function, whose sequence number its backward has, too."""
+        """A compiled function is called. The range may be inside its op, whose sequence number its backward has."""
         self._compiled.enter_call(event, end)
         outer_range = open_range[4]
         if outer_range is not None and outer_range.event.sequence >= 0:
@@ -304,7 +294,7 @@ class Attribution:
         return self._compiled.range(event.kind, event.name, around or self._outside), 1, label, layer
 
     def _label(self, event: Event, open_range: _Open) -> _Opened:
-        """One of our labels: around the forward of a module, around its hooks, or of another active profile."""
+        """One of our labels: around a forward, around hooks, or of another active profile."""
         _, around, label, layer, _, _ = open_range
         name = event.name
         if name in self._sites:
@@ -319,18 +309,14 @@ class Attribution:
     def _of_label(
         self, event: Event, around: Place | None, label_around: str | None, caller: int
     ) -> tuple[Place, int, int]:
-        """The forward range of a module: its place; 1 if it is a call, else 0; and its layer.
-
-        It is recompute if it is inside backward work. Directly inside its wrapper's range, it is part of that call.
-        """
+        """The forward range of a module: its place; 1 if it is a call, else 0; and its layer. Inside backward work it
+        is recompute. Directly inside its wrapper's range, it is part of that call."""
         self.labels += 1
         label = event.name
         layers, wrapper = self._sites[label]
-        layer = layers[0]
-        if len(layers) > 1:
-            if (label, caller) not in self._nearest_of:
-                self._nearest_of[label, caller] = nearest(self._paths, layers, caller)
-            layer = self._nearest_of[label, caller]
+        if (label, caller) not in self._nearest_of:
+            self._nearest_of[label, caller] = nearest(self._paths, layers, caller)
+        layer = self._nearest_of[label, caller]
         phase = FORWARD if around is None or around.phase == FORWARD else RECOMPUTE
         if self._selected is not None and layer not in self._selected:
             if around is not None and around.layer >= 0:
@@ -344,13 +330,11 @@ class Attribution:
         return place, 1, layer
 
     def _of_hooks(self, name: str, around: Place | None, caller: int) -> Place:
-        """The place of hooks that exchange data for a module: they run outside its forward, but belong to it."""
-        outer = around or self.places.of_layer(OUTSIDE, FORWARD)
+        """Hooks that exchange data for a module run outside its forward, but belong to it."""
+        outer = around or self._outside
         site = self._sites.get(PREFIX + name.removeprefix(HOOKS))
-        if site is None:
-            return outer
-        layer = nearest(self._paths, site.layers, caller)
-        if self._selected is not None and layer not in self._selected:
+        layer = NOT_SELECTED if site is None else nearest(self._paths, site.layers, caller)
+        if layer == NOT_SELECTED or (self._selected is not None and layer not in self._selected):
             return outer
         return self.places.of_layer(layer, RECOMPUTE if outer.phase == BACKWARD else outer.phase, around)
 
@@ -359,8 +343,7 @@ class Attribution:
         return self._gaps.call(around), int(bool(event.name)), label, layer
 
     def _node(self, event: Event, open_range: _Open) -> _Opened:
-        """An autograd node with the engine's work around it: backward of the layer of the op that created the node.
-        The ranges around it do not matter."""
+        """An autograd node with the engine's work around it: backward of the layer of the op that created the node."""
         _, around, label, _, outer_range, _ = open_range
         if around is not None and around.is_engine and outer_range is not None:
             around = outer_range.around
@@ -379,8 +362,9 @@ class Attribution:
         layer = OUTSIDE if maker is None else maker.layer
         signature = 0 if maker is None or self._called_from is None else self._called_from(0, maker.signature)
         outer = self.places.of_layer(layer, BACKWARD, around)
-        for region in regions_around(maker):
-            outer = self.places.inside(outer, FrameKind.REGION, region)
+        for frame in () if maker is None else maker.frames:
+            if frame.kind == FrameKind.REGION:
+                outer = self.places.inside(outer, FrameKind.REGION, frame.name)
         place = self.places.inside(outer, FrameKind.OP, event.name, signature)
         place.is_node = True
         if event.name.endswith(ACCUMULATES):
@@ -398,11 +382,8 @@ class Attribution:
         return self.places.inside(around, FrameKind.OP, event.name, signature), 1, label, layer
 
     def _range(self, event: Event, open_range: _Open) -> _Opened:
-        """A range of the user or of torch: it belongs to the place around it.
-
-        A range of FSDP belongs to the layers that its name contains: in hooks, FSDP gathers the parameters of layers
-        that run next, and reduces and scatters the gradients of others.
-        """
+        """A range of the user or of torch belongs to the place around it; one of FSDP to the layers that its name
+        contains: in hooks, FSDP gathers the parameters of layers that run next, and reduces the gradients of others."""
         _, around, label, layer, _, _ = open_range
         name, outer = event.name, around or self._outside
         layers = self.collective_owners.layers_of_range(name, outer.layer)
@@ -419,12 +400,10 @@ class Attribution:
         return self.places.inside(outer, FrameKind.OP, name, event.signature), 1, label, layer
 
     def _requester(self, thread: int, around: Place, op: str, signature: int) -> Place:
-        """The place in which an op requests a collective: usually the place around it. DistributedDataParallel requests
-        one when the last gradient of a bucket is ready: it belongs to all layers with gradients in the bucket."""
-        outer: Place | None = around
-        while outer is not None and not outer.is_node:
-            outer = outer.outer
-        if outer is None or outer.frame is None or not outer.frame.name.endswith(ACCUMULATES):
+        """The place in which an op requests a collective: usually that around it. If DistributedDataParallel requests
+        it when the last gradient of a bucket is ready, it belongs to all layers with gradients in the bucket."""
+        node = around.node
+        if node is None or not node.name.endswith(ACCUMULATES):
             return around
         layers = self.collective_owners.layers_of_bucket(thread, op, signature)
         return self._common_ancestor.place(layers, BACKWARD, around) if layers else around
@@ -436,7 +415,7 @@ _INSTANTS: Mapping[Kind, Callable[[Attribution, Event, int, _Open], Attributed |
     Kind.SAMPLE: Attribution._sample,
     Kind.COLLECTIVE: Attribution._begin_collective,
     Kind.COMPILED_INPUTS: Attribution._begin_call,
-    Kind.PIPELINE: Attribution._leave_out,
+    Kind.PIPELINE: lambda *_: None,  # read in ``pipeline_ranges``; here they would only split rows
 }
 """The methods for events that open no range."""
 _RANGES: Mapping[Kind, Callable[[Attribution, Event, _Open], _Opened]] = {
@@ -445,10 +424,7 @@ _RANGES: Mapping[Kind, Callable[[Attribution, Event, _Open], _Opened]] = {
     Kind.NODE: Attribution._node,
     Kind.BACKWARD_FUNCTION: Attribution._backward_function,
     Kind.INTERRUPTION: Attribution._interruption,
-    Kind.GUARDS: Attribution._compiled_range,
-    Kind.REGION: Attribution._compiled_range,
-    Kind.GRAPH: Attribution._compiled_range,
-    Kind.COMPILING: Attribution._compiled_range,
+    **dict.fromkeys((Kind.GUARDS, Kind.REGION, Kind.GRAPH, Kind.COMPILING), Attribution._compiled_range),
     Kind.USER_LABEL: Attribution._range,
 }
 """The methods for events that open a range, but for ops."""

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
+from math import inf
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from torchprof.attribute.collectives import CollectiveOwners
 from torchprof.attribute.compiled_graphs import CompiledGraphs
-from torchprof.attribute.engine_calls import add_engine_calls
 from torchprof.attribute.event_columns import EventColumns
-from torchprof.attribute.event_names import add_steps
-from torchprof.attribute.events import Detail, Event, Kind, Place
+from torchprof.attribute.event_names import MEMORY, add_steps
+from torchprof.attribute.events import Detail, Event, Kind
+from torchprof.attribute.launches import CollectiveOwners
 from torchprof.attribute.pipeline_ranges import steps_in, with_folded_names
 from torchprof.attribute.rule import Attribution
+from torchprof.attribute.torch_ranges import add_engine_calls
 from torchprof.measure.fold import fold
-from torchprof.measure.live_memory import NOT_MEASURED, add_frees, allocators_between
 from torchprof.measure.lockstep import Locksteps
 from torchprof.measure.memory import Allocations
-from torchprof.measure.recording import CycleEnd, LayerPlan, Observations, Observer, OpenStep, Options, Recording
+from torchprof.measure.pipelines import Pipelines
+from torchprof.measure.recording import (
+    NOT_MEASURED,
+    CycleEnd,
+    LayerPlan,
+    LiveMemory,
+    Observations,
+    Observer,
+    OpenStep,
+    Options,
+    Recording,
+    allocators_between,
+)
 from torchprof.measure.steps import Steps, with_marks
 from torchprof.measure.timeline import DeviceTimes, OpenSpans
-from torchprof.measure.waiting import Pipelines
 from torchprof.measure.warnings import recorded_warnings
 from torchprof.run.cost import FIELDS
 from torchprof.run.layers import Layers
@@ -39,18 +50,21 @@ if TYPE_CHECKING:
     from torchprof.measure.flops.estimate import Estimate
 
 
+_FLAGS = ("profile_memory", "with_flops", "record_shapes", "with_stack", "compile_layers")
+_UNKNOWN_THREAD = -1
+"""A number that no thread has: an event with it is inside no range."""
 _LOOP = 2
 """At least this many passes are a loop, if it marks no steps."""
 
 
 def wanted_detail(options: Options) -> Callable[[str], Detail] | None:
-    """A function: name of an op → how much to read of its inputs. None to read nothing."""
+    """Name of an op → how much to read of its inputs. None to read nothing."""
     least = Detail.SHAPES if options.record_shapes or options.with_stack else Detail.NOTHING
     if options.with_flops:
         # It imports torch for its registry of operators. A trace is read without torch.
-        from torchprof.measure.flops.estimate import Estimate
+        from torchprof.measure.flops.torch_registry import detail_for
 
-        return lambda name: Estimate.detail(name) if Estimate.detail(name) is not Detail.NOTHING else least
+        return lambda name: detail_for(name, least)
     return None if least is Detail.NOTHING else lambda name: least
 
 
@@ -79,17 +93,8 @@ def _step_end(recording: Recording) -> StepEnd | None:
     return source.loop.step_end if is_loop else None
 
 
-def _open_step(recording: Recording) -> OpenStep | None:
-    """The step that was open at the start of a recording; None if something else than before ends the steps now."""
-    before = recording.before
-    if before is None or before.step is None or before.loop.step_end != recording.source.loop.step_end:
-        return None
-    return before.step.on_layers(Layers.of(recording.layers))
-
-
-def _observers(recording: Recording, plan: LayerPlan, options: Options) -> Iterator[Observer]:
-    """The observers of one recording, for the measures that were requested and that can be measured, without those
-    that count in steps."""
+def _observers(recording: Recording, plan: LayerPlan, options: Options, columns: EventColumns) -> Iterator[Observer]:
+    """The observers of the measures that were requested and that can be measured, but for those that count in steps."""
     source, layers, rank = recording.source, recording.layers, recording.origin.rank
     if options.profile_memory:
         start, end = recording.start, recording.end
@@ -100,10 +105,19 @@ def _observers(recording: Recording, plan: LayerPlan, options: Options) -> Itera
         yield OpenSpans(layers, plan.selected, source.start_ns, recording.from_first_mark, rank)
     if source.device:
         yield DeviceTimes(rank)
+    if options.timed and (steps := steps_in(columns)):
+        yield Pipelines(steps, columns, rank)
+
+
+def _open_step(recording: Recording) -> OpenStep | None:
+    """The step that was open at the start of a recording; None if something else than before ends the steps now."""
+    before = recording.before
+    if before is None or before.step is None or before.loop.step_end != recording.source.loop.step_end:
+        return None
+    return before.step.on_layers(Layers.of(recording.layers))
 
 
 def _observers_of_steps(recording: Recording, options: Options, step_end: StepEnd | None) -> Iterator[Observer]:
-    """The observers that count in steps."""
     source, layers, rank = recording.source, recording.layers, recording.origin.rank
     is_cycle = recording.before is not None and step_end is not None
     from_first_mark = recording.from_first_mark or is_cycle
@@ -117,7 +131,7 @@ def _observers_of_steps(recording: Recording, options: Options, step_end: StepEn
 
 def _flops_of(recording: Recording) -> Estimate:
     from torchprof.measure.flops.estimate import Estimate
-    from torchprof.measure.flops.graph_calls import GraphCalls
+    from torchprof.measure.flops.graphs import GraphCalls
 
     return Estimate(recording.source.signatures, GraphCalls(recording.called, recording.graphs))
 
@@ -134,11 +148,9 @@ def assemble(recording: Recording, plan: LayerPlan, options: Options) -> Run:
     places = attribution.places.all
     flops = _flops_of(recording) if options.with_flops else None
     step_end = _step_end(recording)
-    observers = [*_observers(recording, plan, options)]
-    if options.timed and (steps := steps_in(columns)):
-        observers.append(Pipelines(steps, columns, origin.rank))
-    columns = with_folded_names(columns)
+    observers = [*_observers(recording, plan, options, columns)]
     of_steps = [*_observers_of_steps(recording, options, step_end)]
+    columns = with_folded_names(columns)
     stream = attribution.attribute(columns, source.loop.ends)
     if flops:
         stream = flops.observe(stream)
@@ -162,12 +174,16 @@ def assemble(recording: Recording, plan: LayerPlan, options: Options) -> Run:
     attribution.places.close()
     if not options.on_cpu:
         busy.pop("cpu", None)
-    parts = _results_of((*observers, *of_steps), {"samples": samples | dict(_without_gradients(recording, plan))})
+    parts: dict[str, Any] = {"samples": samples | dict(_without_gradients(recording, plan))}
+    for observer in (*observers, *of_steps):
+        for name, value in observer.result().items():
+            parts[name] = parts[name] | value if name in parts else value
     _note_end(recording, parts.pop("open", None))
     _note_observations(recording, plan, attribution)
 
-    regions = [place for place in places if place.frame is not None and place.frame.kind == FrameKind.REGION]
-    regions_in = {place.layer for place in regions}
+    regions = [place for place in places if place.kind == FrameKind.REGION]
+    regions_in, names_of_regions = {place.layer for place in regions}, {place.name for place in regions}
+    regions_that_ran = tuple(region for region in recording.regions if region.name in names_of_regions)
     called = {layer for (layer, _), (_, calls) in rows.by_layer.items() if calls}
     recording.observations.warnings += _not_compiled(recording, regions_in, called)
     if regions:
@@ -179,18 +195,10 @@ def assemble(recording: Recording, plan: LayerPlan, options: Options) -> Run:
         steps=parts.pop("steps", 0),
         step_end=step_end or StepEnd.MARK,
         busy_ns=tuple(sorted(busy.items())),
-        regions=(ran := _regions_that_ran(recording, regions)),
-        compilations=_compilations_of(recording, ran),
+        regions=regions_that_ran,
+        compilations=_compilations_of(recording, regions_that_ran),
     )
     return Run((meta,), layers, rows, **parts)
-
-
-def _results_of(observers: Iterable[Observer], parts: dict[str, Any]) -> dict[str, Any]:
-    """These parts of a run with the results of observers, joined as ``Observer.result`` says."""
-    for observer in observers:
-        for name, value in observer.result().items():
-            parts[name] = parts[name] | value if name in parts else value
-    return parts
 
 
 def _columns_of(recording: Recording) -> EventColumns:
@@ -259,20 +267,8 @@ def _meta(recording: Recording, plan: LayerPlan, options: Options) -> Meta:
         wall_ns=source.wall_ns,
         process_cpu_ns=source.cpu_time.process_ns if source.cpu_time else None,
         run_delay_ns=source.cpu_time.run_delay_ns if source.cpu_time else None,
-        flags=(
-            ("use_cuda", options.device == "cuda"),
-            ("profile_memory", options.profile_memory),
-            ("with_flops", options.with_flops),
-            ("record_shapes", options.record_shapes),
-            ("with_stack", options.with_stack),
-            ("compile_layers", options.compile_layers),
-        ),
+        flags=(("use_cuda", options.device == "cuda"), *((flag, getattr(options, flag)) for flag in _FLAGS)),
     )
-
-
-def _regions_that_ran(recording: Recording, places: Iterable[Place]) -> tuple[CompiledRegion, ...]:
-    ran = {place.frame.name for place in places if place.frame is not None}
-    return tuple(region for region in recording.regions if region.name in ran)
 
 
 def _compilations_of(recording: Recording, ran: Sequence[CompiledRegion]) -> tuple[Compilation, ...]:
@@ -293,23 +289,15 @@ def _not_compiled(recording: Recording, regions_in: Set[int], called: Set[int]) 
         return
     for layer, function, file, line in recording.under_compile:
         path = layers[layer].path
-        around = [
-            layers[index].path[: len(path)] == path or path[: len(layers[index].path)] == layers[index].path
-            for index in regions_in
-        ]
-        if layer in called and not any(around):
-            where = f"{function} ({PurePath(file).name}:{line})"
-            yield RunWarning.of(
-                "no_compiled_code", [layers[layer].name], where=where, reason=failures.get((file, line), "")
-            )
+        compiled = (layers[index].path for index in regions_in)
+        if layer in called and not any(other[: len(path)] == path or path[: len(other)] == other for other in compiled):
+            where, reason = f"{function} ({PurePath(file).name}:{line})", failures.get((file, line), "")
+            yield RunWarning.of("no_compiled_code", [layers[layer].name], where=where, reason=reason)
 
 
 def _with_inlined(layers: Layers, regions_in: Set[int], called: Set[int]) -> Layers:
-    """Set ``compiled`` on the layers without calls that may have run inside compiled code.
-
-    These are the layers below a layer that compiled code ran in, or all layers if it ran outside all of them.
-    ``regions_in``: the layers that compiled code ran in.
-    """
+    """Set ``compiled`` on the layers without calls that may have run inside compiled code: those below one of
+    ``regions_in``, which it ran in, or all layers if it ran outside all of them."""
     anywhere = any(index < 0 for index in regions_in)
     inside = layers.at_or_below(regions_in)
     return Layers(
@@ -319,22 +307,68 @@ def _with_inlined(layers: Layers, regions_in: Set[int], called: Set[int]) -> Lay
 
 
 def _add_samples(columns: EventColumns, samples: Iterable[tuple[int, SourceLine, int]], began_ns: int) -> None:
-    """Add SAMPLE events on the thread that began the session.
-
-    This thread made the first STEP mark, which ended at ``began_ns`` on the clock of the samples.
-    """
+    """Add SAMPLE events on the thread that made the first STEP mark, which ended at ``began_ns`` on their clock."""
     marks = columns.of_kinds(Kind.STEP)
     if not marks:
         return
     index, thread = marks[0]
     offset_ns = columns.end[index] - began_ns
-    columns.add(
-        after=[
-            Event(Kind.SAMPLE, line, at_ns + offset_ns, at_ns + offset_ns, thread)
-            for at_ns, line, intervals in samples
-            for _ in range(intervals)
-        ]
-    )
+    times = ((at_ns + offset_ns, line) for at_ns, line, intervals in samples for _ in range(intervals))
+    columns.add(after=(Event(Kind.SAMPLE, line, time, time, thread) for time, line in times))
+
+
+def add_frees(columns: EventColumns, start: LiveMemory, began_ns: int) -> None:
+    """Add the missing frees of the CPU's blocks that the model had at the start.
+
+    torch's CPU allocator records a free only if a session recorded an allocation at that address, and then with the
+    size of that allocation. So a block counts as freed at the first of: its free event, its entry in ``start.freed``,
+    an allocation at its address. The free gets the true size. A later event of the same free is omitted.
+
+    ``began_ns``: the end of the first STEP event of the recording on the clock of ``start.freed``.
+    """
+    live = dict(start.blocks)
+    noted: set[tuple[str, int]] = set()  # freed according to ``start.freed``; torch may record the free later
+    notes = deque(start.freed)
+    while notes and notes[0].at_ns < began_ns:
+        live.pop(notes.popleft().block, None)
+    main, offset_ns = _UNKNOWN_THREAD, 0  # the offset is from the clock of the notes to that of the events
+    marks = columns.of_kinds(Kind.STEP)
+    if marks:
+        index, main = marks[0]
+        offset_ns = columns.end[index] - began_ns
+    else:
+        notes.clear()
+    added: list[Event] = []
+    omitted: set[int] = set()
+
+    def note_until(time: float) -> None:
+        while notes and notes[0].at_ns + offset_ns <= time:
+            at_ns, on_same_thread, block = notes.popleft()
+            if block in live:
+                noted.add(block)
+                thread = main if on_same_thread else _UNKNOWN_THREAD
+                added.append(_free(block, live.pop(block), at_ns + offset_ns, thread))
+
+    for index, thread in columns.of_kinds(Kind.MEMORY):
+        event = columns.event(index, thread)
+        note_until(event.start_ns)
+        block = event.device, event.correlation
+        if block in live:
+            added.append(_free(block, live.pop(block), event.start_ns, event.thread))
+        elif block in noted:
+            noted.discard(block)
+        else:
+            continue
+        if event.nbytes < 0:
+            omitted.add(index)
+    note_until(inf)
+    if added:
+        columns.add(before=added, without=omitted)
+
+
+def _free(block: tuple[str, int], nbytes: int, at_ns: int, thread: int) -> Event:
+    device, address = block
+    return Event(Kind.MEMORY, MEMORY, at_ns, at_ns, thread, correlation=address, device=device, nbytes=-nbytes)
 
 
 def with_warnings(run: Run, observations: Observations) -> Run:

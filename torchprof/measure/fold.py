@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from operator import add
@@ -23,12 +23,10 @@ _Call = tuple[int, int, int]
 """Start, duration and thread of a call or of a garbage collection."""
 _Values = dict[tuple[int, str], list[int]]
 """By index of a place and device: a value for each field of ``Cost``, and last the number of calls."""
-
 _Groups = dict[tuple[Place, OpTree], list[int]]
 """By the place around groups, and their tree: how many there are, and then the time of each event in all of them."""
 _GroupValues = defaultdict[tuple[Place, OpTree], dict[tuple[int, str], list[int]]]
 """What groups have in addition to CPU time and calls: by path and device, a value for each field of ``Cost``."""
-
 _Counts = tuple[int, int, int]
 """MACs, FLOPs and the number of uncounted calls."""
 
@@ -64,7 +62,7 @@ def fold(
     timed: bool = True,
     recorded_ns: int = 0,
 ) -> tuple[Rows, dict[SampleKey, Spread], dict[str, int]]:
-    """Sum events: rows; samples with the durations of calls; and the busy time of each device.
+    """Rows; samples with the durations of calls; and the busy time of each device.
 
     Self time: each event adds its time to its place and subtracts it from the place around it. The CPU is busy while
     any recorded thread is inside any op or range. Without ``timed``, all times are 0 and there are no samples.
@@ -84,18 +82,15 @@ def fold(
     rows = _rows(sums, places, layers, rank, signatures)
     interrupted = _by_thread(sums.interruptions)
     samples = {
-        SampleKey(layer, phase, rank, "cpu", "cpu_ns"): Spread.of(_without(interrupted, calls_of))
+        SampleKey(layer, phase, rank, "cpu", "cpu_ns"): Spread.of([*_without(interrupted, calls_of)])
         for (layer, phase), calls_of in sorted(sums.durations.items())
     }
     return rows, samples, sums.busy_ns
 
 
 def _sums_of(attributed: Iterable[Attributed | OpGroup], places: Sequence[Place], timed: bool) -> _Sums:
-    """The sums of all events.
-
-    This function is long because its loop runs for each of perhaps a million events: a call for each would cost more
-    than the additions.
-    """
+    """This function is long because its loop runs for each of perhaps a million events: a call for each would cost more
+    than the additions."""
     cpu_ns: list[int] = []  # by index of a place
     calls: list[int] = []
     other: _Values = {}  # what a place has beside CPU time and calls
@@ -190,17 +185,19 @@ def _add_memory(values: dict[tuple[int, str], list[int]], group: OpGroup) -> Non
 
 
 def _add_counts(values: _Values, counts: Mapping[int, _Counts], places: Sequence[Place]) -> None:
-    """Add MACs, FLOPs and uncounted calls. Those of a kernel belong to its device: its place has no row of the CPU."""
+    """Those of a kernel belong to its device: its place has no row of the CPU."""
     device_of: dict[int, str] = dict(values.keys())
     for index, counted in counts.items():
-        frame = places[index].frame
-        key = (index, device_of.get(index, "cpu") if frame is not None and frame.kind == FrameKind.KERNEL else "cpu")
-        values.setdefault(key, [0] * (len(FIELDS) + 1))[_MACS : _MACS + 3] = counted
+        device = device_of.get(index, "cpu") if places[index].kind == FrameKind.KERNEL else "cpu"
+        values.setdefault((index, device), [0] * (len(FIELDS) + 1))[_MACS : _MACS + 3] = counted
 
 
-def _by_thread(interruptions: Iterable[_Call]) -> dict[int, tuple[list[int], list[int]]]:
-    """By thread: the starts of its interruptions, in order; and the total time of the first 0, 1, 2, … ones."""
-    of_thread: dict[int, tuple[list[int], list[int]]] = {}
+_Interruptions = dict[int, tuple[list[int], list[int]]]
+"""By thread: the starts of its interruptions, in order; and the total time of the first 0, 1, 2, … ones."""
+
+
+def _by_thread(interruptions: Iterable[_Call]) -> _Interruptions:
+    of_thread: _Interruptions = {}
     for start, ns, thread in interruptions:
         starts, sums = of_thread.setdefault(thread, ([], [0]))
         starts.append(start)
@@ -208,23 +205,19 @@ def _by_thread(interruptions: Iterable[_Call]) -> dict[int, tuple[list[int], lis
     return of_thread
 
 
-def _without(
-    interrupted: Mapping[int, tuple[Sequence[int], Sequence[int]]], calls: Iterable[_Call]
-) -> list[tuple[int, int]]:
+def _without(interrupted: _Interruptions, calls: Iterable[_Call]) -> Iterator[tuple[int, int]]:
     """Start and duration of calls, less what interrupted them."""
-    if not interrupted:
-        return [(start, ns) for start, ns, _ in calls]
-    uninterrupted = []
     for start, ns, thread in calls:
-        starts, sums = interrupted.get(thread, ((), (0,)))
-        uninterrupted.append((start, ns - sums[bisect_left(starts, start + ns)] + sums[bisect_left(starts, start)]))
-    return uninterrupted
+        if thread in interrupted:
+            starts, sums = interrupted[thread]
+            ns += sums[bisect_left(starts, start)] - sums[bisect_left(starts, start + ns)]
+        yield start, ns
 
 
 def _rows(
     sums: _Sums, places: Sequence[Place], layers: tuple[Layer, ...], rank: int, signatures: Sequence[Signature]
 ) -> Rows:
-    """The rows of these sums; places that differ only in what rows do not keep become one row."""
+    """Places that differ only in what rows do not keep become one row."""
     chains, chain_of, arounds, within_of = _surroundings(places, signatures)
     inner: dict[int, list[tuple[OpTree, int, list[int]]]] = {}  # by index of a place: tree, times, ns by path
     for (place, tree), (times, *taken) in sums.groups.items():
@@ -262,8 +255,8 @@ def _rows(
 def _surroundings(
     places: Sequence[Place], signatures: Sequence[Signature]
 ) -> tuple[Chains, list[int], list[tuple[Around, ...]], list[int]]:
-    """The chains of frames; for each place the number of its chain; what can be around a layer's range; and for each
-    place the number of what is around its layer's."""
+    """The chains of frames, and for each place the number of its chain; what can be around a layer's range, and for
+    each place the number of what is around its layer's."""
     chains = Chains()
     numbers: dict[tuple[int, Frame, int], int] = {}  # (the outer chain, a frame, its signature) → the chain of both
     chain_of = [0] * len(places)
@@ -275,10 +268,7 @@ def _surroundings(
             step = (chain_of[place.outer.index], place.frame, place.signature)
             number = numbers.get(step)
             if number is None:
-                frame = place.frame
-                if place.signature:
-                    frame = frame._replace(signature=signatures[place.signature])
-                number = numbers[step] = chains.inside(step[0], frame)
+                number = numbers[step] = chains.inside(step[0], _signed(place.frame, place.signature, signatures))
             chain_of[place.index] = number
         outer = place.within
         if outer is not None:
@@ -295,11 +285,13 @@ def _chains_inside(chains: Chains, around: int, tree: OpTree, signatures: Sequen
     """The chain of each path of a tree; that of the first is ``around``."""
     inside = [around]
     for outer, name, signature in tree.paths[1:]:
-        frame = Frame(FrameKind.OP, name)
-        if signature:
-            frame = frame._replace(signature=signatures[signature])
+        frame = _signed(Frame(FrameKind.OP, name), signature, signatures)
         inside.append(chains.inside(inside[outer], frame))
     return inside
+
+
+def _signed(frame: Frame, signature: int, signatures: Sequence[Signature]) -> Frame:
+    return frame._replace(signature=signatures[signature]) if signature else frame
 
 
 _Home = tuple[int, int, int, int]

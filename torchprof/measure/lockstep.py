@@ -6,7 +6,6 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from operator import itemgetter
 from typing import Any
 
 from torchprof.attribute.event_names import is_engine
@@ -14,158 +13,23 @@ from torchprof.attribute.events import Attributed, Event, Kind, Place
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.measure.recording import OpenStep, Pieces
 from torchprof.measure.steps import RECORDING_END
-from torchprof.measure.waiting import Covered, Intervals, Waiting, covered_ns, is_communication
-from torchprof.run.collectives import (
-    C10D_OPS,
-    POINT_TO_POINT,
-    Collective,
-    Entered,
-    Unfinished,
-    collective_of,
-    name_of_collective,
+from torchprof.measure.waiting import (
+    Covered,
+    Intervals,
+    LastStep,
+    ThreadState,
+    Waiting,
+    covered_ns,
+    is_communication,
+    open_until,
 )
+from torchprof.run.collectives import POINT_TO_POINT, Collective, collective_of, name_of_collective
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import EXCHANGES, GAP, NOT_RECORDED, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
 from torchprof.run.words import BEFORE, FORWARD, INTERRUPTIONS, OUTSIDE, Frame, FrameKind, Signature, is_host_collective
 
-
-class _Thread:
-    """A thread. ``until``: its time is counted up to here. ``innermost``: its innermost range that has not ended then.
-    ``has_requested``: whether its last action was to request a collective. ``first`` and ``began``: the starts of its
-    first and of its last range."""
-
-    __slots__ = ("began", "first", "has_requested", "innermost", "until")
-
-    def __init__(self, until: int) -> None:
-        self.innermost: Attributed | None = None
-        self.first = self.began = self.until = until
-        self.has_requested = False
-
-
 _CallTimes = tuple[int, int, int]
 """Of a call of a collective: how long it took, during how much of that an earlier one was running, and its step."""
-
-
-class _LastStep:
-    """What a rank did since its last step ended: if the recording ends in a hang, this shows where.
-
-    ``longest`` is the longest time in which the thread with the steps began nothing new.
-    """
-
-    def __init__(self) -> None:
-        self.longest: _Interval = (0, 0, None, False)
-        self.longest_elsewhere: _Interval = (0, 0, None, False)  # the same on all other threads
-        self._entered: Counter[tuple[int, str, str]] = Counter()
-        self._request: Place | None = None  # the last one
-        self._exchanges: list[tuple[int, int, Place]] = []
-
-    def note_request(self, place: Place) -> None:
-        """An op or range of communication begins."""
-        name = _collective_requested(place)
-        if name is not None:
-            self._request = place
-            if not name.startswith(POINT_TO_POINT):
-                self._entered[place.layer, place.phase, name] += 1
-
-    def note_exchange(self, place: Place, start: int, end: int) -> None:
-        self._exchanges.append((start, end, place))
-
-    def unfinished(
-        self, rank: int, threads: Mapping[int, _Thread], main: int, since: int | None, ended: int | None
-    ) -> tuple[Unfinished, ...]:
-        if main not in threads:
-            return ()
-        since = min(thread.first for thread in threads.values()) if since is None else since
-        ends = [*map(_open_until, threads.values()), *(end for _, end, _ in self._exchanges)]
-        ended = max([since, *ends, *([] if ended is None else [ended])])
-        longest, elsewhere = self.longest, self.longest_elsewhere
-        for number, thread in threads.items():
-            for interval in _intervals_at_end(thread, since, ended):
-                if number == main:
-                    longest = max(longest, interval, key=itemgetter(0))
-                elif interval[2] is not None:
-                    elsewhere = max(elsewhere, interval, key=itemgetter(0))
-        if longest[2] is None and 2 * elsewhere[0] > longest[0]:
-            longest = elsewhere  # autograd's thread, for example: the main thread waits for it
-        ns, start, place, has_requested = longest
-        waits = self._waits_for(ns, start, place, has_requested)
-        owner = waits or place
-        name = "" if owner is None or owner.frame is None else owner.frame.name
-        entered = tuple(Entered(*key, times) for key, times in self._entered.items())
-        layer, phase = (OUTSIDE, FORWARD) if owner is None else (owner.layer, owner.phase)
-        name = name if waits is None else _exchange_of(waits)
-        return (Unfinished(rank, ended - since, ns, layer, phase, name, waits is not None, entered),)
-
-    def _waits_for(self, ns: int, start: int, place: Place | None, has_requested: bool) -> Place | None:
-        """The exchange that the rank waits for: one that it called, or one that runs for most of this time. None if it
-        does not wait. Sends and receives that run do not count: they start ahead of time."""
-        if place is not None and is_communication(place.frames):
-            return place
-        if has_requested and self._request is not None:
-            return self._request
-        if (
-            place is not None
-            and place.frame is not None
-            and place.frame.kind == FrameKind.OP
-            and "::" in place.frame.name
-        ):
-            return None
-        overlaps = [
-            (min(end, start + ns) - max(begun, start), number)
-            for number, (begun, end, of) in enumerate(self._exchanges)
-            if not _exchange_of(of).startswith(POINT_TO_POINT)
-        ]
-        most, number = max(overlaps, default=(0, 0))
-        return self._exchanges[number][2] if 2 * most > ns else None
-
-
-_Interval = tuple[int, int, "Place | None", bool]
-"""An interval in which a thread began nothing new: its length and start; the place of the thread (None: in no range);
-whether the last action of the thread was to request an exchange."""
-
-
-def _open_until(thread: _Thread) -> int:
-    """The latest end of the open ranges of a thread; 0 if there is none."""
-    end, item = 0, thread.innermost
-    while item is not None:
-        end, item = max(end, item.end_ns), item.outer
-    return end
-
-
-def _intervals_at_end(thread: _Thread, since: int, ended: int) -> Iterator[_Interval]:
-    """The intervals of a thread after its last range began: one for each range that was open then, inner to outer."""
-    time = max(thread.began, since)
-    has_requested = thread.has_requested
-    item = thread.innermost
-    while item is not None:
-        if item.end_ns > time:
-            yield item.end_ns - time, time, item.place, has_requested
-            time = item.end_ns
-        has_requested = is_communication(item.place.frames)
-        item = item.outer
-    if ended > time:
-        yield ended - time, time, None, has_requested
-
-
-def _is_of_loop(place: Place) -> bool:
-    """Whether this is a label around work of the loop outside all layers, or a call of autograd's engine."""
-    is_label = place.frame is not None and place.frame.kind == FrameKind.LABEL
-    return place.is_engine or (is_label and place.layer == OUTSIDE and place.phase == FORWARD)
-
-
-def _interrupts(place: Place) -> bool:
-    """Whether it is a garbage collection, or work of the profiler itself."""
-    return place.frame is not None and place.frame.kind in INTERRUPTIONS
-
-
-def _collective_requested(place: Place) -> str | None:
-    """The name of the collective that an op of torch requests; None for other places."""
-    frame = place.frame
-    return name_of_collective(frame.name) if frame is not None and frame.name.startswith(C10D_OPS) else None
-
-
-def _exchange_of(place: Place) -> str:
-    return "" if place.frame is None else name_of_collective(place.frame.name)
 
 
 class Locksteps:
@@ -187,10 +51,9 @@ class Locksteps:
         is_cycle: bool = False,
         before: OpenStep | None = None,
     ) -> None:
-        """``group``: the group of the collectives that do not name one, as on the CPU; None if there are several,
-        ``NOT_RECORDED`` if no group is known. ``from_first_mark``: whether the session begins with a step.
-        ``ended_ns``: when the recording ended, None for the end of the last event. ``is_cycle`` and ``before``: as in
-        ``Steps``."""
+        """``group``: of the collectives that do not name one, as on the CPU; None if there are several,
+        ``NOT_RECORDED`` if no group is known. ``ended_ns``: when the recording ended, None for the end of the last
+        event. The others as in ``Steps``."""
         self._ended_ns = ended_ns
         self._is_cycle = is_cycle
         self._before = before
@@ -200,7 +63,7 @@ class Locksteps:
         self._signatures = signatures
         self._group = group
         self._from_first_mark = from_first_mark
-        self._threads: dict[int, _Thread] = {}
+        self._threads: dict[int, ThreadState] = {}
         self._main = 0
         self._own: defaultdict[Place, int] = defaultdict(int)  # of the current step
         self._gap = 0  # of the current step: time in no range of any thread
@@ -210,7 +73,7 @@ class Locksteps:
         self._kernels: defaultdict[int, defaultdict[tuple[int, str], int]] = defaultdict(lambda: defaultdict(int))
         # By device: the streams of collectives of an unknown group.
         self._streams: defaultdict[str, set[int]] = defaultdict(set)
-        self._device_collectives: dict[Place, LockstepKey | None] = {}
+        self._of_kernels: dict[Place, tuple[LockstepKey | None, bool]] = {}  # the collective; whether it is own work
         self._host_collectives: dict[Place, LockstepKey] = {}
         self._collectives: defaultdict[LockstepKey, list[tuple[int, int, int]]] = defaultdict(list)
         self._latest_end: dict[str, int] = {}  # by device: the latest end of a collective that has begun
@@ -219,10 +82,9 @@ class Locksteps:
         self._waiting = Waiting()
         self._elsewhere = Intervals()  # the outermost ranges of all threads but the one with the steps
         self._is_work: dict[Place, tuple[bool, bool]] = {}
-        self._last = _LastStep()
+        self._last = LastStep()
 
     def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
-        """Pass all events on, and add up the work of each step."""
         kernel, collective, step = Kind.KERNEL, Kind.COLLECTIVE, Kind.STEP
         no_ranges = (Kind.MEMORY, Kind.STOPPED, Kind.SAMPLE)
         threads = self._threads
@@ -237,10 +99,11 @@ class Locksteps:
                 elif kind is collective:
                     name = name_of_collective(event.name)
                     is_of_all = not name.startswith(POINT_TO_POINT)
-                    if is_host_collective(event.name):
+                    is_on_host = is_host_collective(event.name)
+                    if is_on_host:
                         self._waiting.add(start, end, is_of_all)
-                        self._last.note_exchange(place, start, end)
-                    if is_host_collective(event.name) and is_of_all:
+                        self._last.exchanges.append((start, end, place))
+                    if is_on_host and is_of_all:
                         self._note_collective(self._key_of(place, name), start, end, bisect_right(self._marks, start))
                     elif correlation:
                         self._launched[correlation] = len(self._marks)
@@ -253,7 +116,7 @@ class Locksteps:
                 elif kind not in no_ranges:
                     thread = threads.get(number)
                     if thread is None:
-                        thread = threads[number] = _Thread(start)
+                        thread = threads[number] = ThreadState(start)
                         self._main = self._main or number
                     self._advance(number, start)
                     if thread.innermost is None and number != self._main:
@@ -268,7 +131,7 @@ class Locksteps:
 
     def _mark(self, time: int) -> None:
         """A step ends here, and the next begins."""
-        self._threads.setdefault(self._main, _Thread(time))
+        self._threads.setdefault(self._main, ThreadState(time))
         if self._marks:
             self._end_step(time)
         if self._marks or self._from_first_mark:
@@ -276,7 +139,7 @@ class Locksteps:
             self._own.clear()  # what was before does not belong to the current step
             self._gap = 0
             self._marks.append(time)
-            self._last = _LastStep()
+            self._last = LastStep()
         self._from_first_mark = True
 
     def _advance_all(self, until: int) -> None:
@@ -299,60 +162,55 @@ class Locksteps:
             if end > time:
                 self._share(number, place, time, end, thread.has_requested)
                 time = end
-            if not _interrupts(place):
+            if place.kind not in INTERRUPTIONS:
                 thread.has_requested = not self._kind_of(place)[0]
         thread.innermost = item
-        if until > time:
-            if item is not None:
-                self._share(number, item.place, time, until, thread.has_requested)
-            elif number == self._main:
-                if until - time > self._last.longest[0]:
-                    self._last.longest = until - time, time, None, thread.has_requested
-                waits = self._waiting.within(time, until, True)
-                self._gap += until - time - covered_ns([*waits, *self._elsewhere.within(time, until)])
-            time = until
-        thread.until = time
+        if until > time and (item is not None or number == self._main):
+            self._share(number, None if item is None else item.place, time, until, thread.has_requested)
+        thread.until = max(time, until)
 
     def _kind_of(self, place: Place) -> tuple[bool, bool]:
-        """Whether time in a place is own work; and whether it is in an op of torch, which never waits."""
+        """Whether time in a place is own work; and whether none of it is a wait, as in an op of torch."""
         known = self._is_work.get(place)
         if known is None:
             # A Function of the user may call code that waits, like all Python. So may the engine's range around it.
-            frame = place.frame
-            is_op = (
-                frame is not None and frame.kind == FrameKind.OP and "::" in frame.name and not is_engine(frame.name)
-            )
-            is_op |= _interrupts(place)  # which never waits
-            known = self._is_work[place] = not is_communication(place.frames), is_op
+            is_op = place.kind == FrameKind.OP and "::" in place.name and not is_engine(place.name)
+            never_waits = is_op or place.kind in INTERRUPTIONS
+            known = self._is_work[place] = not is_communication(place.frames), never_waits
         return known
 
-    def _share(self, thread: int, place: Place, start: int, end: int, has_requested: bool) -> None:
+    def _share(self, thread: int, place: Place | None, start: int, end: int, has_requested: bool) -> None:
+        """Count an interval in which a thread began nothing new. ``place``: of its innermost range, if it is in one."""
         if thread == self._main:
             if end - start > self._last.longest[0]:
                 self._last.longest = end - start, start, place, has_requested
         elif end - start > self._last.longest_elsewhere[0]:
             self._last.longest_elsewhere = end - start, start, place, has_requested
-        is_work, is_op = self._kind_of(place)
-        if is_work:
-            for_any = has_requested or _is_of_loop(place)
-            waits = 0 if is_op else covered_ns(self._waiting.within(start, end, for_any))
-            self._own[place] += end - start - waits
+        if place is None:
+            waits = self._waiting.within(start, end, True)
+            self._gap += end - start - covered_ns([*waits, *self._elsewhere.within(start, end)])
+            return
+        is_work, never_waits = self._kind_of(place)
+        if is_work and never_waits:
+            self._own[place] += end - start
+        elif is_work:
+            is_of_loop = place.kind == FrameKind.LABEL and place.layer == OUTSIDE and place.phase == FORWARD
+            waits = self._waiting.within(start, end, has_requested or is_of_loop or place.is_engine)
+            self._own[place] += end - start - covered_ns(waits)
 
     def _note_kernel(self, event: Event, place: Place, ns: int) -> None:
         marks = self._launched.get(event.correlation)
         if marks is None:  # its launch was not recorded: it counts in the step in which it ran
             marks = bisect_right(self._marks, event.start_ns)
-        if place not in self._device_collectives:
-            self._device_collectives[place] = self._collective_of(place)
-        key = self._device_collectives[place]
+        known = self._of_kernels.get(place)
+        if known is None:
+            known = self._of_kernels[place] = self._collective_of(place), not is_communication(place.frames)
+        key, is_work = known
         if key is not None:
             self._note_collective(key, event.start_ns, event.end_ns, marks)
             if key.group == NOT_RECORDED:
                 self._streams[event.device].add(event.thread)
-        known = self._is_work.get(place)
-        if known is None:
-            known = self._is_work[place] = key is None and not is_communication(place.frames), False
-        if known[0]:
+        if is_work:
             self._kernels[self._step_of(marks)][place.layer, place.phase] += ns
 
     def _step_of(self, marks: int) -> int:
@@ -369,11 +227,7 @@ class Locksteps:
 
     def _collective_of(self, place: Place) -> LockstepKey | None:
         """The collective of all ranks of a group that a kernel runs; None for other kernels."""
-        frames: list[Frame] = []
-        outer: Place | None = place
-        while outer is not None and outer.frame is not None:
-            frames.insert(0, self._frame_of(outer, outer.frame))
-            outer = outer.outer
+        frames = self._frames_of(place)
         collective = collective_of(frames) if is_communication(frames[-1:]) else None
         if collective is None or collective.name.startswith(POINT_TO_POINT):
             return None
@@ -383,8 +237,7 @@ class Locksteps:
         """The collective of all ranks of a group that the CPU runs in a place."""
         key = self._host_collectives.get(place)
         if key is None:
-            assert place.frame is not None
-            collective = collective_of([self._frame_of(place, place.frame)])
+            collective = collective_of(self._frames_of(place)[-1:])
             group = self._group if collective is None else self._group_of(collective)
             key = self._host_collectives[place] = LockstepKey(place.layer, place.phase, "cpu", name, group)
         return key
@@ -394,20 +247,26 @@ class Locksteps:
             return self._group
         return GroupOfRanks(collective.group, collective.description, collective.size, collective.ranks)
 
-    def _frame_of(self, place: Place, frame: Frame) -> Frame:
-        """The frame of a place, with its signature."""
-        return frame._replace(signature=self._signatures[place.signature] if place.signature else None)
+    def _frames_of(self, place: Place) -> list[Frame]:
+        """The frames of a place, outer to inner, with their signatures."""
+        frames: list[Frame] = []
+        outer: Place | None = place
+        while outer is not None and outer.frame is not None:
+            signature = self._signatures[outer.signature] if outer.signature else None
+            frames.insert(0, outer.frame._replace(signature=signature))
+            outer = outer.outer
+        return frames
 
     def result(self) -> dict[str, Any]:
-        """Own work, with one value for each step (0 if a layer did nothing in it), and collectives; the state of the
-        rank when the recording ended; and for a cycle, the part of the step that is open at its end."""
+        """Own work in each step, and collectives; the state of the rank when the recording ended; and for a cycle, the
+        part of the step that is open at its end."""
         since = self._marks[-1] if self._marks else None
         unfinished = self._last.unfinished(self._rank, self._threads, self._main, since, self._ended_ns)
         if self._is_cycle:
             unfinished = tuple(replace(step, began_before=len(self._marks) < 2) for step in unfinished)
             self._end_step(self._cut_ns)
         elif len(self._marks) < 2:  # no step: the whole recording is one
-            self._end_step(max(map(_open_until, self._threads.values()), default=0))
+            self._end_step(max(map(open_until, self._threads.values()), default=0))
         work, calls = dict(self._work()), self._calls()
         results = self._of_cycle(work, calls) if self._is_cycle else {"lockstep": self._locksteps(work, calls)}
         return {**results, "unfinished": unfinished}
@@ -415,8 +274,7 @@ class Locksteps:
     def _of_cycle(
         self, work: dict[LockstepKey, list[int]], calls: dict[LockstepKey, list[_CallTimes]]
     ) -> dict[str, Any]:
-        """The lockstep of a cycle, and the part of the step that is open at its end. ``work`` and ``calls`` are of its
-        pieces. Without a whole step, the cycle counts as one."""
+        """``work`` and ``calls``: of the pieces of the cycle. Without a whole step, it counts as one."""
         count, before = len(self._steps), self._before or OpenStep(self._layers)
         pieces = Pieces(count, self._before is not None)
         whole = range(count)[pieces.whole]

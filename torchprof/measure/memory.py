@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from math import inf
 from typing import Any
 
@@ -26,11 +27,8 @@ _NONE = -1
 @dataclass(slots=True, eq=False)
 class _Stage:
     """The stage of a loop in which a block was allocated: a call of a model, a backward pass, an optimizer's step, or
-    the time between these, until the next call or pass begins.
-
-    ``keeps``: the kind of the blocks that are live when the stage ends. ``has_graph``: whether the stage made an
-    autograd graph: then its blocks that a later backward pass frees were part of the graph.
-    """
+    the time between these. ``keeps``: the kind of the blocks that are live when it ends. ``has_graph``: whether it made
+    an autograd graph: then its blocks that a later backward pass frees were part of the graph."""
 
     keeps: str
     start_ns: int
@@ -41,10 +39,8 @@ class _Stage:
 @dataclass(slots=True)
 class _Range:
     """An interval with a peak: a call, with its ``stage``; or a stretch of a layer's backward, without a stage.
-
-    ``within``: the end of the node around a stretch, infinity if there is none. By device, in bytes: ``base`` is the
-    live memory at the start; ``top`` is the largest live memory after that, if it was larger.
-    """
+    ``within``: the end of the node around a stretch. By device: ``base`` is the live memory at the start; ``top`` is
+    the largest after that, if it was larger."""
 
     start_ns: int
     end_ns: float
@@ -57,7 +53,6 @@ class _Range:
     top: dict[str, int] = field(default_factory=dict)
 
     def rise(self, device: str, live_bytes: int) -> None:
-        """Note the live memory now."""
         if live_bytes > self.top.get(device, self.base.get(device, 0)):
             self.top[device] = live_bytes
 
@@ -81,7 +76,7 @@ def _leave(samples: _Samples, ranges: list[_Range]) -> None:
 class Allocations:
     """Observes memory events, and the calls, nodes and optimizer steps that they happen in.
 
-    The kind of a block follows from the times of its allocation and its free:
+    The kind of a block follows from when it was allocated and freed:
 
     - *activation*: allocated in a forward or recomputed call, and live when the outermost call ended: it was saved for
       backward, or returned. Also: allocated outside calls, and live when backward began (a loss). Also: allocated
@@ -95,8 +90,8 @@ class Allocations:
 
     A backward pass lasts from its first node to its last. A node after a forward op belongs to the next pass.
 
-    It has open ranges of its own: a stretch of backward is not an event, and it lasts longer than the node that
-    begins it. Also, a memory event counts for the ranges of all threads, not only for those around it.
+    It has open ranges of its own: a stretch of backward is not an event, and lasts longer than the node that begins
+    it. A memory event counts for the ranges of all threads.
     """
 
     def __init__(
@@ -110,10 +105,8 @@ class Allocations:
         allocators: Mapping[str, tuple[tuple[str, int, int], ...]] | None = None,
     ) -> None:
         """``parameters``: (device, address) of the model's parameters and buffers at the end. ``start_ns``: when the
-        recording began, used if no mark was recorded. ``before``: by device, (kind, bytes) of the model's live memory
-        at the start; None if it was not measured. ``with_timeline``: whether every event is kept. ``allocators``: by
-        device, ``Memory.allocator``.
-        """
+        recording began, if no mark was recorded. ``before``: by device, (kind, bytes) of the model's live memory at the
+        start; None if it was not measured. ``allocators``: by device, ``Memory.allocator``."""
         self._allocators = allocators or {}
         self._rank = rank
         self._before = before
@@ -150,7 +143,6 @@ class Allocations:
         self._frees_without_address: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
 
     def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
-        """Pass all events on, and note memory events and the ranges around them."""
         for item in stream:
             yield item
             if isinstance(item, OpGroup):
@@ -166,7 +158,7 @@ class Allocations:
                 if columns.sequence[index] >= 0 and columns.kinds[columns.number[index]].kind is Kind.OP:
                     self._on_graph(columns.start[index])
                     break
-        in_op = group.place.frame is not None and group.place.frame.kind == _OP
+        in_op = group.place.kind == _OP
         for start, path, device, address, nbytes in group.memory():
             self._on_memory(start, group.thread, group.place, path > 0 or in_op, device, address, nbytes)
 
@@ -196,7 +188,7 @@ class Allocations:
     def _on_memory(
         self, time: int, thread: int, place: Place, in_op: bool, device: str, address: int, size: int
     ) -> None:
-        """Memory is allocated or freed, in an op or directly in a range. ``place`` has its layer and phase."""
+        """Memory is allocated or freed. ``in_op``: whether by an op, and not directly in a range."""
         if self._in_pass and place.phase == FORWARD and in_op:
             self._end_pass()  # frees of the engine between two nodes do not count: they are in no op
         block = self._live_blocks.pop((device, address), _NONE) if address else _NONE
@@ -264,10 +256,9 @@ class Allocations:
             call.has_graph = self._between.has_graph = True
 
     def _on_optimizer(self, item: Attributed) -> None:
-        event, place, _, _, _, _ = item
-        if place.phase == FORWARD:  # otherwise it runs inside backward, for a weight whose gradient is ready
+        if item.place.phase == FORWARD:  # otherwise it runs inside backward, for a weight whose gradient is ready
             self._end_pass()
-        self._optimizer = _Stage(OPTIMIZER_STATE, event.start_ns, event.end_ns)
+        self._optimizer = _Stage(OPTIMIZER_STATE, item.event.start_ns, item.event.end_ns)
 
     def _on_call(self, item: Attributed) -> None:
         event, place, _, _, ns, _ = item
@@ -295,7 +286,7 @@ class Allocations:
             self._in_pass = True
             self._next_begins(start, ACTIVATIONS)
             self._passes.append(_Stage(GRADIENTS, start, end, has_graph=True))
-        is_inner = around is not None and around.phase != FORWARD and (not around.is_engine or around.is_in_node)
+        is_inner = around is not None and around.phase != FORWARD and (not around.is_engine or around.node is not None)
         if is_inner:  # a backward pass inside a node, as with checkpoints
             within = self._node_ends.get(thread, inf)
         else:
@@ -309,9 +300,8 @@ class Allocations:
             first -= 1
         limit = min(within, ranges[first - 1].end_ns) if first else within
         open_already = {open_range.layer for open_range in ranges[:first] if open_range.stage is None}
-        lineage = [
-            layer for layer in (self._lineages[place.layer] if place.layer >= 0 else ()) if layer not in open_already
-        ]
+        of_layer = self._lineages[place.layer] if place.layer >= 0 else ()
+        lineage = [layer for layer in of_layer if layer not in open_already]
         same = 0
         while same < len(lineage) and first + same < len(ranges) and ranges[first + same].layer == lineage[same]:
             same += 1
@@ -321,13 +311,13 @@ class Allocations:
             ranges.append(_Range(start, limit, layer, BACKWARD, dict(self._live_bytes), within=within))
 
     def _next_begins(self, time: int, keeps: str) -> None:
-        """The next call or pass begins. It uses the live blocks that were allocated between stages."""
+        """The next call or pass begins. It uses the live blocks that were allocated before."""
         self._between.end_ns = time
         self._between.keeps = keeps
         self._between = _Stage(TEMPORARIES, time, has_graph=self._between.has_graph and keeps == INPUTS)
 
     def _end_pass(self) -> None:
-        """Other work than backward begins: end the pass and all its stretches."""
+        """Other work than backward begins."""
         if self._in_pass:
             self._in_pass = False
             for ranges in self._ranges.by_thread.values():
@@ -337,18 +327,13 @@ class Allocations:
     # Results
 
     def result(self) -> dict[str, Any]:
-        """The peak of each device with the live memory at that time; peaks and saved bytes of calls; the timeline, if
-        requested.
-
-        Σ ``held`` is the peak. The kind "unknown" has the blocks without an address, and as negative bytes the blocks
-        that were allocated before the start and freed before the peak.
-        """
-        before = self._before
+        """The peak of each device with the live memory at that time, peaks and saved bytes of calls, the timeline. Σ
+        ``held`` is the peak: the kind "unknown" has the blocks without an address, and as negative bytes the blocks
+        that were allocated before the start and freed before the peak."""
         ends = [self._times[died] if died != _NONE else inf for died in self._died]
         kinds = self._kinds(ends)
-        devices = sorted({*self._live_bytes, *(before or ())})
-        known = {device: None if before is None else before.get(device, ()) for device in devices}
-        memory = tuple(self._memory(device, known[device], kinds) for device in devices)
+        devices = sorted({*self._live_bytes, *(self._before or ())})
+        memory = tuple(self._memory(device, kinds) for device in devices)
         samples = {
             SampleKey(layer, phase, self._rank, device, "peak_bytes"): Spread.of(values)
             for (layer, phase, device), values in sorted(self._samples.items())
@@ -361,13 +346,12 @@ class Allocations:
         return {"memory": memory, "samples": samples, **timeline}
 
     def _kinds(self, ends: Sequence[float]) -> list[str]:
-        """The kind of each block."""
         starts = [backward.start_ns for backward in self._passes]
         kinds = []
         for stage, end in zip(self._stages, ends):
             if end < stage.end_ns:
                 kinds.append(TEMPORARIES)
-            elif stage.has_graph and starts and self._in_a_pass(starts, end):
+            elif stage.has_graph and self._in_a_pass(starts, end):
                 kinds.append(ACTIVATIONS)
             else:
                 kinds.append(stage.keeps)
@@ -380,7 +364,8 @@ class Allocations:
         index = bisect_right(starts, time) - 1
         return index >= 0 and time < self._passes[index].end_ns
 
-    def _memory(self, device: str, before: tuple[tuple[str, int], ...] | None, kinds: Sequence[str]) -> Memory:
+    def _memory(self, device: str, kinds: Sequence[str]) -> Memory:
+        before = None if self._before is None else self._before.get(device, ())
         allocator = self._allocators.get(device, ())
         if device not in self._peaks:
             return Memory(device, self._rank, before=before, allocator=allocator)
@@ -402,8 +387,8 @@ class Allocations:
     @property
     def _zero(self) -> int:
         """When the session began, on the clock of the events."""
-        known = [start for start in (self._start_ns, self._recording_start_ns) if start is not None]
-        return known[0] if known else self._times[0]
+        known = (self._start_ns, self._recording_start_ns, self._times[0])
+        return next(start for start in known if start is not None)
 
     def _kept(self, ends: Sequence[float]) -> Iterator[tuple[SampleKey, Spread]]:
         """The bytes that each forward call saved for backward.
@@ -433,9 +418,7 @@ class Allocations:
         devices = {device: number for number, device in enumerate(sorted(self._live_bytes))}
         columns = {name: array("q") for name in Timeline.COLUMNS}
         limit = Timeline.LIMIT
-        for time, size, device, block in zip(
-            self._times[:limit], self._sizes[:limit], self._devices[:limit], self._blocks[:limit]
-        ):
+        for time, size, device, block in islice(zip(self._times, self._sizes, self._devices, self._blocks), limit):
             place = self._places[block] if block != _NONE else None
             columns["time_ns"].append(time - self._zero)
             columns["nbytes"].append(size)

@@ -1,4 +1,4 @@
-"""What ``assemble`` works with: one recording, the plan of its layers, the options, and the protocol of observers."""
+"""What ``assemble`` works with: a recording, the plan of its layers, the options, and the protocol of observers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
+from weakref import finalize
 
 from torchprof.attribute.compiled_graphs import CompiledGraphs
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.event_names import Loop
 from torchprof.attribute.events import Attributed, Site
 from torchprof.attribute.op_groups import OpGroup
-from torchprof.measure.live_memory import NOT_MEASURED, LiveMemory
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import GroupOfRanks, LockstepKey
 from torchprof.run.meta import Compilation, CompiledRegion, Meta
@@ -23,120 +23,54 @@ from torchprof.run.samples import SampleKey
 from torchprof.run.warnings import RunWarning
 from torchprof.run.words import NOT_SELECTED, OUTSIDE, Signature, SourceLine
 
-# CPU time of this process, and the run delay of a thread: how long it was ready to run and waited for a processor.
-
-_SCHEDSTAT = Path("/proc/thread-self/schedstat")
+# The live memory
 
 
-class CpuTime(NamedTuple):
-    """``process_ns``: the CPU time of all threads of this process. ``run_delay_ns``: how long the calling thread was
-    ready to run without a processor; None if the system does not count it. ``thread``: the calling thread."""
+class Freed(NamedTuple):
+    """A free of a block. ``at_ns``: when, on the clock of ``time.perf_counter_ns``. ``on_same_thread``: whether it was
+    on the thread that made the ``LiveMemory``. ``block``: its device and address."""
 
-    process_ns: int
-    run_delay_ns: int | None
-    thread: int
-
-    @classmethod
-    def now(cls) -> CpuTime:
-        """The times since the start of the process and of the thread."""
-        return cls(time.process_time_ns(), _run_delay_ns(), threading.get_ident())
-
-    def since(self, before: CpuTime) -> CpuTime:
-        """The difference to an earlier value. The run delay is unknown if that is of another thread."""
-        known = self.run_delay_ns is not None and before.run_delay_ns is not None and self.thread == before.thread
-        delay = (self.run_delay_ns or 0) - (before.run_delay_ns or 0) if known else None
-        return CpuTime(self.process_ns - before.process_ns, delay, self.thread)
-
-    def without_delay_of(self, ns: int) -> CpuTime:
-        """The same with a run delay that is shorter by ``ns``, but not negative: a lower bound, if the thread may have
-        waited for up to ``ns`` outside of the recording."""
-        delay = None if self.run_delay_ns is None else max(0, self.run_delay_ns - ns)
-        return self._replace(run_delay_ns=delay)
-
-
-def _run_delay_ns() -> int | None:
-    """The run delay of this thread. Linux writes, in ns, how long a thread ran and how long it waited on a run queue
-    (Documentation/scheduler/sched-stats.rst). Both are 0 if the kernel was built without these statistics."""
-    try:
-        ran, waited, _ = map(int, _SCHEDSTAT.read_text(encoding="ascii").split())
-    except (OSError, ValueError):
-        return None
-    return waited if ran else None
-
-
-# The step that is open where a cycle of a recording ends: the next cycle has the rest of it.
-
-_Key = TypeVar("_Key", SampleKey, LockstepKey)
-_Value = TypeVar("_Value")
+    at_ns: int
+    on_same_thread: bool
+    block: tuple[str, int]
 
 
 @dataclass(frozen=True)
-class OpenStep:
-    """The part of a step that was recorded so far.
+class LiveMemory:
+    """The live memory at one moment.
 
-    ``layers``: those that the keys number. ``samples``: its time by sample; ``work`` that by key of the lockstep.
-    ``calls``: of each collective, the time of each call, and how much of that another one was running, too. ``steps``:
-    how many whole steps the lockstep has before this one, and ``counts`` how many calls of each collective in them.
+    ``sizes``: by device, (kind, bytes) of the model's parameters, buffers and gradients. ``addresses``: (device,
+    address) of the parameters and buffers. ``allocator``: by device, figures of torch's caching allocator in bytes; the
+    CPU has none. ``blocks``: the bytes of each storage of the CPU, by device and address. ``freed``: those of them that
+    were freed since then, in the order of time, as far as ``watches`` noted them.
     """
 
-    layers: Layers
-    samples: Mapping[SampleKey, int] = field(default_factory=dict)
-    work: Mapping[LockstepKey, int] = field(default_factory=dict)
-    calls: Mapping[LockstepKey, Sequence[tuple[int, int]]] = field(default_factory=dict)
-    steps: int = 0
-    counts: Mapping[LockstepKey, int] = field(default_factory=dict)
+    sizes: Mapping[str, tuple[tuple[str, int], ...]]
+    addresses: frozenset[tuple[str, int]]
+    allocator: Mapping[str, Mapping[str, int]]
+    blocks: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    freed: list[Freed] = field(default_factory=list)
+    watches: list[finalize[Any, Any]] = field(default_factory=list)
 
-    def on_layers(self, layers: Layers) -> OpenStep:
-        """The same with the numbers of these layers, which are matched by path. A layer that is gone is left out: the
-        layers above have its time, too."""
-        to = [*(layers.index_of.get(layer.path) for layer in self.layers), NOT_SELECTED, OUTSIDE]
-
-        def renumbered(keys: Mapping[_Key, _Value]) -> dict[_Key, _Value]:
-            numbers = ((key, to[key.layer], value) for key, value in keys.items())
-            return {key._replace(layer=layer): value for key, layer, value in numbers if layer is not None}
-
-        samples, work, calls = renumbered(self.samples), renumbered(self.work), renumbered(self.calls)
-        return OpenStep(layers, samples, work, calls, self.steps, renumbered(self.counts))
+    def stop_watching(self) -> None:
+        for watch in self.watches:
+            watch.detach()
+        self.watches.clear()
 
 
-class CycleEnd(NamedTuple):
-    """Where a cycle of a recording without gaps ends: the ``loop`` so far, and the ``step`` that is open; None if none
-    has begun. The default is the start of the recording."""
-
-    loop: Loop = Loop()
-    step: OpenStep | None = None
+NOT_MEASURED = LiveMemory({}, frozenset(), {})
+"""The live memory was not measured."""
 
 
-@dataclass(frozen=True)
-class Pieces:
-    """A cycle of a recording without gaps, cut where steps end, into ``count`` pieces. The first is the rest of the
-    step that was open at its start, if ``goes_on``, else of no whole step; the last is open at its end.
-    """
+def allocators_between(start: LiveMemory, end: LiveMemory) -> dict[str, tuple[tuple[str, int, int], ...]]:
+    """By device: the figures of its allocator, as (name, bytes at the start, bytes at the end)."""
+    return {
+        device: tuple((name, start.allocator.get(device, {}).get(name, 0), size) for name, size in figures.items())
+        for device, figures in end.allocator.items()
+    }
 
-    count: int
-    goes_on: bool
 
-    @property
-    def whole(self) -> slice:
-        """The pieces that are whole steps, once the first has what was recorded of it before."""
-        return slice(0 if self.goes_on else 1, max(self.count - 1, 0))
-
-    def cut(
-        self, values: Mapping[_Key, Sequence[int]], before: Mapping[_Key, int]
-    ) -> tuple[dict[_Key, list[int]], dict[_Key, int]]:
-        """Of values for each piece: those of the whole steps, and that of the last piece. ``before``: what was recorded
-        of the first step before. Keys without a value in whole steps are left out there."""
-        pieces = {key: list(of_pieces) for key, of_pieces in values.items()}
-        for key, value in before.items():
-            pieces.setdefault(key, [0] * self.count)[0] += value
-        of_whole = {key: of_pieces[self.whole] for key, of_pieces in pieces.items()}
-        whole = {key: of_steps for key, of_steps in of_whole.items() if any(of_steps)}
-        return whole, {key: of_pieces[-1] for key, of_pieces in pieces.items()}
-
-    @property
-    def has_open(self) -> bool:
-        """Whether the last piece is of a step that has begun."""
-        return self.goes_on or self.count > 1
+# One recording
 
 
 @dataclass(frozen=True)
@@ -167,7 +101,7 @@ class Options:
 
 @dataclass
 class Observations:
-    """Facts of one or more cycles from which warnings are made, and which are not in the run itself."""
+    """Facts of one or more cycles from which warnings are made, beside those in the run."""
 
     callers: Counter[tuple[int, int]] = field(default_factory=Counter)  # ns of calls by (calling, called layer)
     callable_layers: Set[int] = frozenset()  # as in the plan
@@ -199,12 +133,10 @@ class Observations:
 class EventSource(Protocol):
     """The source of events: a session of ours, a ``torch.profiler.profile``, or a trace file.
 
-    ``device``: the kind of device whose work was recorded, None for the CPU alone. ``start_ns``: when the recording
-    began, on the clock of the events; None if this is unknown. ``signatures``: the inputs of ops, by number.
-    ``cpu_time``: the processor time of the process during the recording, None if it is unknown.
-    ``called_from(signature, source)``: the number of a signature like the first, with the source lines of the second.
-    ``torchs_steps``: the number of events that are ranges of steps of ``torch.profiler.profile``. ``loop``: valid
-    after the events were asked for.
+    ``device``: the kind of device whose work was recorded, None for the CPU alone. ``signatures``: the inputs of ops,
+    by number. ``start_ns``: when the recording began, on the clock of the events; None if this is unknown.
+    ``torchs_steps``: the number of ranges of steps of ``torch.profiler.profile``. ``loop``: valid after the events were
+    asked for. ``cpu_time``: of the process during the recording, None if unknown. ``called_from``: see ``Attribution``.
     """
 
     device: str | None
@@ -289,11 +221,8 @@ class Recording:
 
 
 class LayerPlan(Protocol):
-    """The layers of the models, and the modules that labels stand for. ``Plan`` implements it for live modules.
-
-    ``fqns``: the layers by their names in FSDP. ``replicated``: the layers whose gradients DistributedDataParallel
-    exchanges, each with the sizes of the gradients that it ignores; None if this is unknown.
-    """
+    """The layers of the models, and the modules that labels stand for. ``fqns``, ``replicated``: as in
+    ``CollectiveOwners``."""
 
     @property
     def sites(self) -> Mapping[str, Site]: ...
@@ -318,13 +247,125 @@ class LayerPlan(Protocol):
 
 
 class Observer(Protocol):
-    """One walk over the attributed events of one session: for memory, steps, timeline, devices or lockstep.
-
-    ``observe`` passes every event on, unchanged and in order, and reads it. ``assemble`` lists the observers of a run.
-    """
+    """One walk over the attributed events of one session: for memory, steps, timeline, devices or lockstep. ``observe``
+    reads every event, and passes it on, unchanged and in order. ``assemble`` lists the observers of a run."""
 
     def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]: ...
 
     def result(self) -> Mapping[str, Any]:
         """Fields of ``Run`` (and ``steps`` of ``Meta``), after the last event. If several observers have a field, ``|``
         joins what they have."""
+
+
+# The step that is open where a cycle of a recording ends: the next cycle has the rest of it
+
+_Key = TypeVar("_Key", SampleKey, LockstepKey)
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True)
+class OpenStep:
+    """The part of a step that was recorded so far.
+
+    ``layers``: those that the keys number. ``samples``: its time by sample; ``work`` that by key of the lockstep.
+    ``calls``: of each collective, the time of each call, and how much of that another one was running, too. ``steps``:
+    how many whole steps the lockstep has before this one, and ``counts`` how many calls of each collective in them.
+    """
+
+    layers: Layers
+    samples: Mapping[SampleKey, int] = field(default_factory=dict)
+    work: Mapping[LockstepKey, int] = field(default_factory=dict)
+    calls: Mapping[LockstepKey, Sequence[tuple[int, int]]] = field(default_factory=dict)
+    steps: int = 0
+    counts: Mapping[LockstepKey, int] = field(default_factory=dict)
+
+    def on_layers(self, layers: Layers) -> OpenStep:
+        """The same with the numbers of these layers, which are matched by path. A layer that is gone is left out: the
+        layers above have its time, too."""
+        to = [*(layers.index_of.get(layer.path) for layer in self.layers), NOT_SELECTED, OUTSIDE]
+
+        def renumbered(keys: Mapping[_Key, _Value]) -> dict[_Key, _Value]:
+            numbers = ((key, to[key.layer], value) for key, value in keys.items())
+            return {key._replace(layer=layer): value for key, layer, value in numbers if layer is not None}
+
+        samples, work, calls = renumbered(self.samples), renumbered(self.work), renumbered(self.calls)
+        return OpenStep(layers, samples, work, calls, self.steps, renumbered(self.counts))
+
+
+class CycleEnd(NamedTuple):
+    """Where a cycle of a recording without gaps ends: the ``loop`` so far, and the ``step`` that is open, if any. The
+    default is the start of the recording."""
+
+    loop: Loop = Loop()
+    step: OpenStep | None = None
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A cycle of a recording without gaps, cut where steps end, into ``count`` pieces. The first is the rest of the
+    step that was open at its start, if ``goes_on``, else of no whole step; the last is open at its end."""
+
+    count: int
+    goes_on: bool
+
+    @property
+    def whole(self) -> slice:
+        """The pieces that are whole steps, once the first has what was recorded of it before."""
+        return slice(0 if self.goes_on else 1, max(self.count - 1, 0))
+
+    def cut(
+        self, values: Mapping[_Key, Sequence[int]], before: Mapping[_Key, int]
+    ) -> tuple[dict[_Key, list[int]], dict[_Key, int]]:
+        """Of values for each piece: those of the whole steps (without keys that have none), and that of the last piece.
+        ``before``: what was recorded of the first step before."""
+        pieces = {key: list(of_pieces) for key, of_pieces in values.items()}
+        for key, value in before.items():
+            pieces.setdefault(key, [0] * self.count)[0] += value
+        of_whole = {key: of_pieces[self.whole] for key, of_pieces in pieces.items()}
+        whole = {key: of_steps for key, of_steps in of_whole.items() if any(of_steps)}
+        return whole, {key: of_pieces[-1] for key, of_pieces in pieces.items()}
+
+    @property
+    def has_open(self) -> bool:
+        """Whether the last piece is of a step that has begun."""
+        return self.goes_on or self.count > 1
+
+
+# The CPU time of this process
+
+_SCHEDSTAT = Path("/proc/thread-self/schedstat")
+
+
+class CpuTime(NamedTuple):
+    """``process_ns``: the CPU time of all threads of this process. ``run_delay_ns``: how long ``thread``, the calling
+    one, was ready to run without a processor; None if the system does not count it."""
+
+    process_ns: int
+    run_delay_ns: int | None
+    thread: int
+
+    @classmethod
+    def now(cls) -> CpuTime:
+        """The times since the start of the process and of the thread."""
+        return cls(time.process_time_ns(), _run_delay_ns(), threading.get_ident())
+
+    def since(self, before: CpuTime) -> CpuTime:
+        """The difference to an earlier value. The run delay is unknown if that is of another thread."""
+        known = self.run_delay_ns is not None and before.run_delay_ns is not None and self.thread == before.thread
+        delay = (self.run_delay_ns or 0) - (before.run_delay_ns or 0) if known else None
+        return CpuTime(self.process_ns - before.process_ns, delay, self.thread)
+
+    def without_delay_of(self, ns: int) -> CpuTime:
+        """The same with a run delay that is shorter by ``ns``, but not negative: a lower bound."""
+        delay = None if self.run_delay_ns is None else max(0, self.run_delay_ns - ns)
+        return self._replace(run_delay_ns=delay)
+
+
+def _run_delay_ns() -> int | None:
+    """The run delay of this thread. Linux writes, in ns, how long a thread ran and how long it waited on a run queue
+    (Documentation/scheduler/sched-stats.rst). Both are 0 if the kernel was built without these statistics."""
+    try:
+        ran, waited, _ = map(int, _SCHEDSTAT.read_text(encoding="ascii").split())
+    except (OSError, ValueError):
+        return None
+    return waited if ran else None

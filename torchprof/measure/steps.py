@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from operator import add
@@ -14,7 +14,7 @@ from torchprof.attribute.events import Attributed, Event, Kind, Place
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.measure.recording import OpenStep, Pieces
 from torchprof.run.layers import Layer, Layers
-from torchprof.run.samples import SampleKey, Spread, spreads_at
+from torchprof.run.samples import SampleKey, spreads_at
 from torchprof.run.torch_names import PURPOSES, WITHIN_DEVICES, purpose_of
 from torchprof.run.words import BEFORE, FORWARD, OUTSIDE, ZERO_GRAD
 
@@ -22,10 +22,8 @@ DATA_NS, OPTIMIZER_NS, COPY_NS, WAIT_NS, GC_NS, BACKWARD_NS, OTHER_NS, GAP_NS, O
     f"step_{part}_ns" for part in (*PURPOSES, "overlap")
 )
 """The parts of a step outside all layers, by purpose; see ``SampleKey``."""
-
 _IN_RANGES = (COPY_NS, WAIT_NS)
 """The parts that also count inside layers that are only ranges of a trace: such a range may be around anything."""
-
 RECORDING_END = Place(-1, OUTSIDE, FORWARD, None, (), None, None, 0)
 """The place of the mark at the end of a recording that ends inside a step. No other place is this object."""
 _LOOP_END = Place(-1, OUTSIDE, FORWARD, None, (), None, None, 0)
@@ -33,10 +31,8 @@ _LOOP_END = Place(-1, OUTSIDE, FORWARD, None, (), None, None, 0)
 
 
 class Steps:
-    """Observes all events: the time of each step.
-
-    A step lasts from the end of one STEP mark to the end of the next. A range that is open at a mark is split there. A
-    kernel counts in the step that launched it. Events after the last mark are in no step.
+    """Observes all events: the time of each step, from the end of one STEP mark to the end of the next. A range that is
+    open at a mark is split there. A kernel counts in the step that launched it. Events after the last mark are in none.
     """
 
     def __init__(
@@ -47,9 +43,8 @@ class Steps:
         is_cycle: bool = False,
         before: OpenStep | None = None,
     ) -> None:
-        """``from_first_mark``: whether the session begins with a step, and not in the middle of a step. ``is_cycle``:
-        whether it is a cycle of a recording without gaps, with marks at its start and end that are in the middle of
-        steps. ``before``: the step that was open at its start."""
+        """``from_first_mark``: whether the session begins with a step. ``is_cycle``: whether it is a cycle of a
+        recording without gaps, whose first and last marks are inside steps. ``before``: the step open at its start."""
         self._from_first_mark = from_first_mark
         self._is_cycle = is_cycle
         self._before = before
@@ -60,7 +55,7 @@ class Steps:
         self._outside: list[defaultdict[str, int]] = []  # by step: part → time
         self._device: defaultdict[str, dict[tuple[int, str], array[int]]] = defaultdict(dict)
         self._device_outside: dict[tuple[str, str], array[int]] = {}  # (part, device) → time, by step
-        # Whether the layers are only ranges of a trace without a model. Such a range may be around any work.
+        # Whether the layers are only ranges of a trace without a model.
         self._are_ranges = not any(layer.kind for layer in layers if len(layer.path) == 1)
         self._parts = _Parts(self._are_ranges)
 
@@ -69,9 +64,8 @@ class Steps:
         return max(len(self._starts) - 1, 0)
 
     def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
-        """Pass all events on, and add up the time of each step. It is one loop, because a call for each event would
-        take longer than the additions."""
-        self_ns: defaultdict[Place, int] = defaultdict(int)  # of the current step; by place in ``alike``
+        """Pass all events on. It is one loop, because a call for each event would take longer than the additions."""
+        self_ns: defaultdict[Place, int] = defaultdict(int)  # of the current step, by place in ``alike``
         last: dict[int, Attributed] = {}  # by thread: the range that began last
         bare: set[Place] = set()  # the user's labels outside all layers: self time in them has no known purpose
         explained = 0  # time of the current step in which any thread is inside a range that is not bare
@@ -153,7 +147,6 @@ class Steps:
         return ()
 
     def _end_step(self, end: int, self_ns: dict[Place, int], bare: set[Place], explained: int, covered: int) -> None:
-        """Add up a step; its variables are those of ``observe``."""
         lasted = end - self._starts[-1]
         own_ns: defaultdict[tuple[int, str], int] = defaultdict(int)
         own_ns[OUTSIDE, FORWARD] = max(lasted - covered, 0)  # no range was open
@@ -210,17 +203,20 @@ class Steps:
                 self._outside[step][OVERLAP_NS] -= took
 
     def result(self) -> dict[str, Any]:
-        """The samples, with one value for each step, 0 if a layer did nothing in it; how many steps there are; and for
-        a cycle, the part of the step that is open at its end."""
+        """The samples, with one value for each step; how many steps there are; and for a cycle, the part of the step
+        that is open at its end."""
         if not self.count:
             return {}
-        if not self._is_cycle:
-            return {"samples": _spreads(dict(self._values()), self._starts[: self.count]), "steps": self.count}
-        pieces = Pieces(self.count, self._before is not None)
-        whole, last = pieces.cut(dict(self._values()), self._before.samples if self._before else {})
-        starts = self._starts[pieces.whole]
-        of_cycle = {"samples": _spreads(whole, starts), "steps": len(starts)}
-        return {**of_cycle, "open": {"samples": last}} if pieces.has_open else of_cycle
+        values: Mapping[SampleKey, Sequence[int]] = dict(self._values())
+        starts, of_open = self._starts[: self.count], {}
+        if self._is_cycle:
+            pieces = Pieces(self.count, self._before is not None)
+            values, last = pieces.cut(values, self._before.samples if self._before else {})
+            starts = self._starts[pieces.whole]
+            of_open = {"open": {"samples": last}} if pieces.has_open else {}
+        spread_of = spreads_at(starts) if starts else None
+        samples = {key: spread_of(of_key) for key, of_key in values.items()} if spread_of else {}
+        return {"samples": samples, "steps": len(starts), **of_open}
 
     def _values(self) -> Iterator[tuple[SampleKey, Sequence[int]]]:
         """By sample, a value for each step."""
@@ -248,14 +244,6 @@ class Steps:
             yield key(measure, device=device), values
 
 
-def _spreads(values: Mapping[SampleKey, Sequence[int]], starts: Sequence[int]) -> dict[SampleKey, Spread]:
-    """The distribution of the values of each sample over the steps that began at ``starts``."""
-    if not starts:
-        return {}
-    spread_of = spreads_at(starts)
-    return {key: spread_of(of_key) for key, of_key in values.items()}
-
-
 def _sum(first: array[int], other: array[int]) -> array[int]:
     return array("q", map(add, first, other))
 
@@ -266,27 +254,22 @@ def with_marks(
     """The events in their order, with a STEP mark where each pass of a loop on this thread ends. ``ended_ns``: where
     the recording ends, if it ends inside a step; that has a mark, too."""
     places = [*((time, _LOOP_END) for time in ends), *([] if ended_ns is None else [(ended_ns, RECORDING_END)])]
-    marks = (Attributed(Event(Kind.STEP, "", time, time, thread), place, None, 0, 0) for time, place in places)
-    mark = next(marks, None)
+    marks = deque(Attributed(Event(Kind.STEP, "", time, time, thread), place, None, 0, 0) for time, place in places)
     for item in stream:
-        if mark is not None:
-            is_kernel = isinstance(item, Attributed) and item.event.kind is Kind.KERNEL
-            start = item.start_ns
-            while mark is not None and (start >= mark.event.end_ns or is_kernel):
-                yield mark
-                mark = next(marks, None)
+        while marks and (
+            item.start_ns >= marks[0].event.end_ns
+            or (isinstance(item, Attributed) and item.event.kind is Kind.KERNEL)  # kernels come last
+        ):
+            yield marks.popleft()
         yield item
-    if mark is not None:
-        yield mark
     yield from marks
 
 
 class _Parts(dict[Place, str]):
     """The part of a step that the time of a place belongs to. Inside layers it is OTHER_NS, except for waits and copies
-    in layers that are only ranges of a trace."""
+    in layers that ``are_ranges`` of a trace."""
 
     def __init__(self, are_ranges: bool) -> None:
-        """``are_ranges``: whether the layers are such ranges."""
         self._are_ranges = are_ranges
 
     def __missing__(self, place: Place) -> str:
@@ -330,13 +313,11 @@ class _Closure:
         self._called = self._in_backward = False
 
     def begin(self, place: Place, start: int) -> None:
-        """An optimizer's step begins."""
         self._end_closure()
         self._ranges.add(place)
         self._began, self._inside = start, 0
 
     def note(self, item: Attributed) -> None:
-        """An event inside an optimizer's step."""
         event, place, around, _, ns, _ = item
         is_outside = place.layer == OUTSIDE
         is_of_optimizer = is_outside and self._parts[place] == OPTIMIZER_NS

@@ -1,9 +1,9 @@
-"""The spans of the timeline: calls of layers, stretches of their backward, labels and kernels."""
+"""The timeline: spans of calls, stretches of backward, labels and kernels; and the busy time of devices."""
 
 from __future__ import annotations
 
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from math import inf
@@ -21,8 +21,8 @@ _NONE = -1
 
 @dataclass(slots=True)
 class _Open:
-    """A span that is open on a thread: a call, a label or a node, until ``end_ns``; or a stretch of backward of a
-    ``layer``, with its ``row``. The ``end_ns`` of a stretch is that of the span around it: it may end earlier."""
+    """An open span: a call, a label or a node, until ``end_ns``; or a stretch of backward of a ``layer``, with its
+    ``row``: its ``end_ns`` is that of the span around it, and it may end earlier."""
 
     end_ns: float
     layer: int = _NONE
@@ -30,9 +30,8 @@ class _Open:
 
 
 class OpenSpans:
-    """Observes all events: the spans of the timeline.
-
-    These are spans: a call of a layer in forward or in recompute, a label of the user, a garbage collection, a kernel.
+    """Observes all events: the spans of the timeline, for calls of layers in forward or in recompute, labels of the
+    user, garbage collections and kernels.
 
     Backward has no calls. There, a span of a layer is a stretch: uninterrupted work on one thread. It begins with an
     autograd node of the layer or of a layer below it. It ends with the last such node before one of these begins: a
@@ -44,8 +43,7 @@ class OpenSpans:
     So two spans of one thread are either nested or do not overlap. A kernel that overlaps the one before it on its
     stream goes to another lane of the stream.
 
-    It has open spans of its own: a stretch of backward is not an event, and it lasts longer than the node that
-    begins it. So ``Attributed.outer`` does not show the open stretches.
+    It has open spans of its own: a stretch of backward is not an event, and lasts longer than the node that begins it.
     """
 
     def __init__(
@@ -56,8 +54,8 @@ class OpenSpans:
         from_first_mark: bool = True,
         rank: int = 0,
     ) -> None:
-        """``selected``: the layers that have spans, None for all. ``start_ns``: when the recording began, used if no
-        mark was recorded. ``from_first_mark``: whether it began with a step, and not in the middle of a step."""
+        """``selected``: the layers that have spans, None for all. ``start_ns``: when the recording began, if no mark
+        was recorded. ``from_first_mark``: whether it began with a step."""
         lineages = map(Layers.of(layers).lineage, range(len(layers)))
         self._lineages = [[layer for layer in path if selected is None or layer in selected] for path in lineages]
         self._recording_start_ns = start_ns
@@ -76,7 +74,6 @@ class OpenSpans:
         self._dropped = 0
 
     def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
-        """Pass all events on, and collect spans."""
         op, label, user_label, node, kernel = Kind.OP, Kind.LABEL, Kind.USER_LABEL, Kind.NODE, Kind.KERNEL
         backward, step, interruption = Kind.BACKWARD_FUNCTION, Kind.STEP, Kind.INTERRUPTION
         region, compiling = Kind.REGION, Kind.COMPILING
@@ -99,8 +96,8 @@ class OpenSpans:
             elif kind is kernel:
                 self._on_kernel(item)
             elif kind is interruption:  # does not end a stretch of backward
-                assert place.frame is not None
-                name = self._number_of(range_in_words(place.frame.kind, place.frame.name))
+                assert place.kind is not None
+                name = self._number_of(range_in_words(place.kind, place.name))
                 lane = self._lane_of(event.thread)
                 self._add(event.start_ns, event.start_ns + item.ns, lane, place.layer, place.phase, name)
             elif kind is step:
@@ -189,9 +186,8 @@ class OpenSpans:
 
     def result(self) -> dict[str, Timeline]:
         """A timeline of the spans alone, with times in ns since the start of the session."""
-        starts = self._columns["start_ns"]
-        known = [start for start in (self._start_ns, self._recording_start_ns, *starts[:1]) if start is not None]
-        zero = known[0] if known else 0
+        known = (self._start_ns, self._recording_start_ns, *self._columns["start_ns"][:1], 0)
+        zero = next(start for start in known if start is not None)
         columns = {
             name: array("q", (time - zero for time in column)) if name.endswith("_ns") else column
             for name, column in self._columns.items()
@@ -204,18 +200,15 @@ class OpenSpans:
         return {"timeline": Timeline.of_spans(spans, self._rank)}
 
 
-# The busy time of each device and of each of its streams, by kind of work: computing, communicating, copying.
+# The busy time of each device and of each of its streams, by kind of work
 
 _BESIDE = (KernelWork.COMMUNICATION.value, KernelWork.COMPUTING.value, None)
 """For each kind of work: the kind whose overlap with it is counted."""
 
 
 class _Times:
-    """The busy time of a device or of one of its streams so far: lengths of unions of intervals, in ns.
-
-    ``busy_ns`` is the busy time of all work, and ``until`` is the end of that work. ``by_work`` and ``until_by_work``
-    are the same for each kind of work, in the order of ``KernelWork``.
-    """
+    """The busy time of a device or of one of its streams so far: the length of a union of intervals, and its end
+    ``until``. ``by_work`` and ``until_by_work``: the same for each kind of work, in the order of ``KernelWork``."""
 
     __slots__ = ("busy_ns", "by_work", "kernels", "overlap_ns", "start_ns", "until", "until_by_work")
 
@@ -241,8 +234,8 @@ class _Times:
         self.until_by_work[work] = max(end, until)
         other = _BESIDE[work]
         if other is not None:
-            # All earlier intervals have begun. So after this start, the other kind covers one piece, up to its end. A
-            # later interval of the other kind will add its own overlap with this interval.
+            # After this start, the other kind covers one piece, up to its end: all earlier intervals have begun. A
+            # later one of the other kind will add its own overlap with this one.
             self.overlap_ns += max(0, min(end, self.until_by_work[other]) - new_from)
 
     def kinds(self) -> tuple[int, int, int, int]:
@@ -252,11 +245,8 @@ class _Times:
 
 
 class DeviceTimes:
-    """Observes kernels: the busy time of each device and stream.
-
-    Kernels of one device must come in the order of their start. So it is enough to keep the latest end of each kind of
-    work on each stream.
-    """
+    """Observes kernels: the busy time of each device and stream. Kernels of one device must come in the order of their
+    start."""
 
     def __init__(self, rank: int = 0) -> None:
         self._rank = rank
@@ -265,7 +255,6 @@ class DeviceTimes:
         self._works: dict[str, int] = {}  # by name
 
     def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
-        """Pass all events on, and add up the busy times of devices."""
         for item in stream:
             yield item
             if isinstance(item, Attributed) and item.event.kind is Kind.KERNEL:
@@ -285,19 +274,11 @@ class DeviceTimes:
 
     def result(self) -> dict[str, tuple[DeviceTime, ...]]:
         """The times of each device that ran any work."""
-        times = (
-            DeviceTime(
-                device,
-                self._rank,
-                whole.until - whole.start_ns,
-                *whole.kinds(),
-                whole.overlap_ns,
-                tuple(
-                    StreamTime(stream, times.kernels, *times.kinds())
-                    for (of_device, stream), (_, times) in sorted(self._streams.items(), key=itemgetter(0))
-                    if of_device == device
-                ),
-            )
-            for device, whole in sorted(self._devices.items(), key=itemgetter(0))
-        )
-        return {"device_times": tuple(times)}
+        streams: defaultdict[str, list[StreamTime]] = defaultdict(list)
+        for (device, number), (_, times) in sorted(self._streams.items(), key=itemgetter(0)):
+            streams[device].append(StreamTime(number, times.kernels, *times.kinds()))
+        device_times = []
+        for device, times in sorted(self._devices.items(), key=itemgetter(0)):
+            lasted, of_streams = times.until - times.start_ns, tuple(streams[device])
+            device_times.append(DeviceTime(device, self._rank, lasted, *times.kinds(), times.overlap_ns, of_streams))
+        return {"device_times": tuple(device_times)}

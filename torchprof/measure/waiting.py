@@ -1,39 +1,43 @@
-"""Communication between ranks: which work that is, and when a thread of the CPU waits for it."""
+"""Communication between ranks: which work that is, when a thread of the CPU waits for it, and where a rank hangs."""
 
 from __future__ import annotations
 
-import itertools
 from array import array
-from bisect import bisect_left, bisect_right, insort
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_right, insort
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import NamedTuple
+from operator import itemgetter
 
-from torchprof.attribute.event_columns import EventColumns
-from torchprof.attribute.events import Attributed, Kind, Place
-from torchprof.attribute.op_groups import OpGroup
-from torchprof.attribute.pipeline_ranges import PipelineStep
-from torchprof.run.collectives import C10D_OPS, RECORDS_COLLECTIVE, shows_collective
-from torchprof.run.timeline import KEPT_STEPS, Pipeline, StageAction
+from torchprof.attribute.events import Attributed, Place
+from torchprof.run.collectives import (
+    C10D_OPS,
+    POINT_TO_POINT,
+    RECORDS_COLLECTIVE,
+    Entered,
+    Unfinished,
+    name_of_collective,
+    shows_collective,
+)
 from torchprof.run.torch_names import KernelWork, kind_of_work
-from torchprof.run.words import FSDP_RANGE, OUTSIDE, Frame, FrameKind, is_collective
+from torchprof.run.words import FORWARD, FSDP_RANGE, OUTSIDE, Frame, FrameKind, is_collective
 
 _COMMUNICATION = (C10D_OPS, "_c10d_functional::", "_c10d_functional_autograd::", RECORDS_COLLECTIVE, FSDP_RANGE)
 """Prefixes of the ops and ranges that exchange data between ranks, wait for it, or prepare it."""
 PROMPTLY_NS = 1_000_000
 """A thread that continues within this time after the end of an exchange has waited for the exchange."""
 _RECORDED_LATE_NS = 100_000
-"""The recorded end of a collective may be this much later than the time when the waiting thread continues. After a long
-wait it may be a tenth of that, up to ``PROMPTLY_NS``: gloo's thread ends its range last, once it gets a processor."""
+"""The recorded end of a collective may be this much later than the waiting thread continues; after a long wait a tenth
+of that, up to ``PROMPTLY_NS``: gloo's thread ends its range last, once it gets a processor."""
 
 
 def is_communication(frames: Sequence[Frame]) -> bool:
-    """Whether work in these frames (outer to inner) is communication, and not the rank's own work.
-
-    Communication is the range or kernel of a collective, and everything inside torch's ops and ranges around one.
-    """
-    return any(map(_communicates, frames))
+    """Whether work in these frames is communication, and not the rank's own work: the range or kernel of a collective,
+    and everything inside torch's ops and ranges around one."""
+    return any(
+        _has_communication_name(frame.kind, frame.name) or (frame.kind == FrameKind.KERNEL and shows_collective(frame))
+        for frame in frames
+    )
 
 
 @cache
@@ -41,12 +45,6 @@ def _has_communication_name(kind: FrameKind, name: str) -> bool:
     if kind == FrameKind.KERNEL:
         return kind_of_work(name) is KernelWork.COMMUNICATION
     return name.startswith(_COMMUNICATION) or is_collective(name)
-
-
-def _communicates(frame: Frame) -> bool:
-    return _has_communication_name(frame.kind, frame.name) or (
-        frame.kind == FrameKind.KERNEL and shows_collective(frame)
-    )
 
 
 class Intervals:
@@ -136,195 +134,108 @@ class Waiting:
         return [(max(start, begun), min(until, end)) for until, begun, _ in ended]
 
 
-# What a rank does for its stages of a pipeline: the time of each action, and the waiting before it.
+# What a rank did since its last step ended
 
-_AROUND = -1
-"""In place of the number of an action: work of a step that is in no action."""
-
-
-class _StepTimes(NamedTuple):
-    """The times of a step on a device: its own, and for each of its actions."""
-
-    ns: int
-    took_ns: Sequence[int]
-    waited_ns: Sequence[int]
+_Interval = tuple[int, int, "Place | None", bool]
+"""An interval in which a thread began nothing new: its length and start; the place of the thread (None: in no range);
+whether the last action of the thread was to request an exchange."""
 
 
-class Pipelines:
-    """Observes the layers that stages call, and the kernels that were launched in their actions.
+class ThreadState:
+    """A thread. ``until``: its time is counted up to here. ``innermost``: its innermost range that has not ended then.
+    ``has_requested``: whether its last action was to request a collective. ``first`` and ``began``: the starts of its
+    first and of its last range."""
 
-    On the CPU, the time of an action is that of its range, and the waiting that of the schedule's waits to receive
-    something between two actions. On a device, it is the time in which kernels ran that were launched during the
-    action, on any thread, without communication; and the waiting is the time between the kernels of two actions in
-    which communication ran, and nothing else. The step begins on a device with the schedule's, or when the work of the
-    steps before has ended, and ends with the last of its kernels. A step without any kernel of its actions is left
-    out there.
+    __slots__ = ("began", "first", "has_requested", "innermost", "until")
+
+    def __init__(self, until: int) -> None:
+        self.innermost: Attributed | None = None
+        self.first = self.began = self.until = until
+        self.has_requested = False
+
+
+class LastStep:
+    """If the recording ends in a hang, this shows where.
+
+    ``longest`` is the longest time in which the thread with the steps began nothing new.
     """
 
-    def __init__(self, steps: Sequence[PipelineStep], columns: EventColumns, rank: int) -> None:
-        self._rank = rank
-        chosen = _of_most(steps)
-        self._count = len(chosen)
-        self._steps = chosen[-KEPT_STEPS:]
-        self._forwards = [action for step in steps for action in step.actions if action.what == "F"]
-        self._starts = [action.start_ns for action in self._forwards]
-        self._called: defaultdict[int, set[int]] = defaultdict(set)  # by stage: the layers of the outermost calls
-        self._last_call = (-1, 0)  # the number of a forward, and the end of the last outermost call in it
-        self._columns = columns
-        self._launched: dict[int, tuple[int, int]] | None = None  # made when it is needed: it is large
-        self._devices: dict[str, _OnDevice] = {}
-        self._communicates: dict[Place, bool] = {}
+    def __init__(self) -> None:
+        self.longest: _Interval = (0, 0, None, False)
+        self.longest_elsewhere: _Interval = (0, 0, None, False)  # the same on all other threads
+        self._entered: Counter[tuple[int, str, str]] = Counter()
+        self._request: Place | None = None  # the last one
+        self.exchanges: list[tuple[int, int, Place]] = []
 
-    def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
-        """Pass all events on."""
-        label, kernel = Kind.LABEL, Kind.KERNEL
-        for item in stream:
-            yield item
-            if isinstance(item, Attributed):
-                if item.event.kind is label:
-                    self._note_call(item)
-                elif item.event.kind is kernel:
-                    self._note_kernel(item)
+    def note_request(self, place: Place) -> None:
+        """An op or range of communication begins. torch's ops request a collective."""
+        if place.name.startswith(C10D_OPS):
+            self._request = place
+            name = name_of_collective(place.name)
+            if not name.startswith(POINT_TO_POINT):
+                self._entered[place.layer, place.phase, name] += 1
 
-    def _note_call(self, item: Attributed) -> None:
-        """A module that a forward calls, and not another module, may be the model of the stage."""
-        number = bisect_right(self._starts, item.start_ns) - 1
-        if number < 0 or item.start_ns >= self._forwards[number].end_ns:
-            return
-        if self._last_call[0] != number or item.start_ns >= self._last_call[1]:
-            self._last_call = number, item.end_ns
-            self._called[self._forwards[number].stage].add(item.place.layer)
+    def unfinished(
+        self, rank: int, threads: Mapping[int, ThreadState], main: int, since: int | None, ended: int | None
+    ) -> tuple[Unfinished, ...]:
+        if main not in threads:
+            return ()
+        since = min(thread.first for thread in threads.values()) if since is None else since
+        ends = [*map(open_until, threads.values()), *(end for _, end, _ in self.exchanges)]
+        ended = max([since, *ends, *([] if ended is None else [ended])])
+        longest, elsewhere = self.longest, self.longest_elsewhere
+        for number, thread in threads.items():
+            for interval in _intervals_at_end(thread, since, ended):
+                if number == main:
+                    longest = max(longest, interval, key=itemgetter(0))
+                elif interval[2] is not None:
+                    elsewhere = max(elsewhere, interval, key=itemgetter(0))
+        if longest[2] is None and 2 * elsewhere[0] > longest[0]:
+            longest = elsewhere  # autograd's thread, for example: the main thread waits for it
+        ns, start, place, has_requested = longest
+        waits = self._waits_for(ns, start, place, has_requested)
+        owner = waits or place
+        entered = tuple(Entered(*key, times) for key, times in self._entered.items())
+        layer, phase, name = (OUTSIDE, FORWARD, "") if owner is None else (owner.layer, owner.phase, owner.name)
+        name = name if waits is None else name_of_collective(name)
+        return (Unfinished(rank, ended - since, ns, layer, phase, name, waits is not None, entered),)
 
-    def _root_of(self, stage: int) -> int:
-        """The layer of the model that a stage calls. A stage that calls several has none: they are parts of it."""
-        called = self._called[stage]
-        return next(iter(called)) if len(called) == 1 else OUTSIDE
-
-    def _note_kernel(self, item: Attributed) -> None:
-        event, place = item.event, item.place
-        communicates = self._communicates.get(place)
-        if communicates is None:
-            communicates = self._communicates[place] = is_communication(place.frames)
-        device = self._devices.setdefault(event.device, _OnDevice(self._steps))
-        if self._launched is None:
-            self._launched = _launched_in(self._steps, self._columns)
-        device.add(event.start_ns, event.end_ns, communicates, self._launched.get(event.correlation))
-
-    def result(self) -> dict[str, tuple[Pipeline, ...]]:
-        """The pipeline of this rank, in the time of the CPU and in that of each device on which actions ran."""
-        if not self._steps:
-            return {}
-        times = {"cpu": [*map(_on_cpu, self._steps)]}
-        for device, on_device in sorted(self._devices.items()):
-            if on_device.steps:
-                times[device] = [*map(on_device.times, on_device.steps)]
-        return {"pipelines": tuple(itertools.starmap(self._pipeline, times.items()))}
-
-    def _pipeline(self, device: str, times: Sequence[_StepTimes]) -> Pipeline:
-        step = self._steps[-1]
-        actions = tuple(
-            StageAction(
-                action.stage,
-                action.what,
-                action.microbatch,
-                tuple(of_step.took_ns[index] for of_step in times),
-                tuple(of_step.waited_ns[index] for of_step in times),
-            )
-            for index, action in enumerate(step.actions)
-        )
-        return Pipeline(
-            device,
-            self._rank,
-            step.schedule,
-            step.stages,
-            step.group,
-            tuple((stage, self._root_of(stage)) for stage in sorted({action.stage for action in actions})),
-            self._count - len(self._steps) + len(times),
-            tuple(of_step.ns for of_step in times),
-            actions,
-        )
+    def _waits_for(self, ns: int, start: int, place: Place | None, has_requested: bool) -> Place | None:
+        """The exchange that the rank waits for: one that it called, or one that runs for most of this time. None if it
+        does not wait. Sends and receives that run do not count: they start ahead of time."""
+        if place is not None and is_communication(place.frames):
+            return place
+        if has_requested and self._request is not None:
+            return self._request
+        if place is not None and place.kind == FrameKind.OP and "::" in place.name:
+            return None
+        overlaps = [
+            (min(end, start + ns) - max(begun, start), number)
+            for number, (begun, end, of) in enumerate(self.exchanges)
+            if not name_of_collective(of.name).startswith(POINT_TO_POINT)
+        ]
+        most, number = max(overlaps, default=(0, 0))
+        return self.exchanges[number][2] if 2 * most > ns else None
 
 
-def _of_most(steps: Sequence[PipelineStep]) -> list[PipelineStep]:
-    """The steps of the schedule, and with the actions, that most steps have; if others are as many, those with more
-    actions: a recording may begin or end inside a step. Steps without actions do not count."""
-    keys = [(step.schedule, step.group, tuple(action[:3] for action in step.actions)) for step in steps]
-    counts = Counter(key for key in keys if key[-1])
-    if not counts:
-        return []
-    most = max(reversed(keys), key=lambda key: (counts[key], len(key[-1])))
-    return [step for step, key in zip(steps, keys) if key == most]
+def open_until(thread: ThreadState) -> int:
+    """The latest end of the open ranges of a thread; 0 if there is none."""
+    end, item = 0, thread.innermost
+    while item is not None:
+        end, item = max(end, item.end_ns), item.outer
+    return end
 
 
-def _on_cpu(step: PipelineStep) -> _StepTimes:
-    waits = Intervals()
-    for start, end in step.waits:
-        waits.add(start, end)
-    waited, since = [], step.start_ns
-    for action in step.actions:
-        waited.append(covered_ns(waits.within(since, max(since, action.start_ns))))
-        since = max(since, action.end_ns)
-    return _StepTimes(step.end_ns - step.start_ns, [action.ns for action in step.actions], waited)
-
-
-def _launched_in(steps: Sequence[PipelineStep], columns: EventColumns) -> dict[int, tuple[int, int]]:
-    """By the number of an op (``Event.correlation``), the numbers of the step and the action during which it began."""
-    launched: dict[int, tuple[int, int]] = {}
-    correlations = columns.correlation
-    if correlations is None:
-        return launched
-    for number, step in enumerate(steps):
-        # An action inside another one comes after it.
-        spans = [(_AROUND, step.start_ns, step.end_ns)]
-        spans += [(index, action.start_ns, action.end_ns) for index, action in enumerate(step.actions)]
-        for index, start, end in spans:
-            for _, first, after in columns.threads:
-                begin, until = (bisect_left(columns.start, time, first, after) for time in (start, end))
-                launched.update(zip(correlations[begin:until], itertools.repeat((number, index))))
-    launched.pop(0, None)  # events without a number
-    return launched
-
-
-class _OnDevice:
-    """The kernels of a device, in the order of their start."""
-
-    def __init__(self, steps: Sequence[PipelineStep]) -> None:
-        self._steps = steps
-        self._work = Intervals()  # without communication
-        self._communication = Intervals()
-        self._of_actions: dict[tuple[int, int], Covered] = {}  # by step and action, without communication
-        self._spans: dict[int, tuple[int, int]] = {}  # by step: its begin, and the end of its last kernel
-        self._until = 0  # the latest end of a kernel
-
-    @property
-    def steps(self) -> list[int]:
-        """The numbers of the steps with kernels of actions. Those of other steps were not recorded."""
-        return sorted({step for step, _ in self._of_actions})
-
-    def add(self, start: int, end: int, communicates: bool, launched_in: tuple[int, int] | None) -> None:
-        """``launched_in``: as in ``_launched_in``, None if it was launched in no step."""
-        if launched_in is not None:
-            step, action = launched_in
-            begin, until = self._spans.get(step, (0, 0))
-            begin = begin or max(self._steps[step].start_ns, min(self._until, start))
-            self._spans[step] = begin, max(until, end)
-            if action != _AROUND and not communicates:
-                self._of_actions.setdefault(launched_in, Covered(start)).add(start, end)
-        (self._communication if communicates else self._work).add(start, end)
-        self._until = max(self._until, end)
-
-    def times(self, number: int) -> _StepTimes:
-        """The times of the step with this number."""
-        since, end = self._spans[number]
-        step_ns, took, waited = end - since, [], []
-        for index in range(len(self._steps[number].actions)):
-            busy = self._of_actions.get((number, index))
-            took.append(0 if busy is None else busy.ns)
-            waited.append(0 if busy is None else self._waited(since, busy.start_ns))
-            since = since if busy is None else max(since, busy.until)
-        return _StepTimes(step_ns, took, waited)
-
-    def _waited(self, start: int, end: int) -> int:
-        """The time in an interval in which communication ran, and nothing else."""
-        work = [*self._work.within(start, max(start, end))]
-        return covered_ns([*work, *self._communication.within(start, max(start, end))]) - covered_ns(work)
+def _intervals_at_end(thread: ThreadState, since: int, ended: int) -> Iterator[_Interval]:
+    """The intervals of a thread after its last range began: one for each range that was open then, inner to outer."""
+    time = max(thread.began, since)
+    has_requested = thread.has_requested
+    item = thread.innermost
+    while item is not None:
+        if item.end_ns > time:
+            yield item.end_ns - time, time, item.place, has_requested
+            time = item.end_ns
+        has_requested = is_communication(item.place.frames)
+        item = item.outer
+    if ended > time:
+        yield ended - time, time, None, has_requested

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from torchprof.measure.recording import Observations
 from torchprof.run.layers import Layer, Layers
@@ -19,10 +19,12 @@ _LABELS_MATTER = 0.02  # warn if labels take more than this share of the recorde
 
 
 def recorded_warnings(run: Run, observations: Observations) -> Iterator[RunWarning]:
-    """The warnings that do not follow from the run itself."""
     yield from observations.warnings
     yield from about_modules(observations.added, observations.removed)
-    yield from about_exchanges(observations.unmatched, observations.uncertain)
+    if observations.unmatched:
+        yield RunWarning.of("collectives_unmatched", count=observations.unmatched)
+    if observations.uncertain:
+        yield RunWarning.of("buckets_uncertain", count=observations.uncertain)
     yield from about_labels(run.layers, observations.unobserved, sorted(observations.unlabelled))
     if observations.nothing:
         yield observations.nothing
@@ -34,15 +36,9 @@ def recorded_warnings(run: Run, observations: Observations) -> Iterator[RunWarni
     yield from about_exported(run.layers, called)
     callers = observations.callers
     yield from about_callers(run.layers, observations.callable_layers, called, callers, run.meta.wall_ns)
-    yield from about_shapes(run.rows, _has_formula)
+    yield from about_shapes(run.rows)
     if observations.label_ns is not None:
         yield from about_cost(observations.labels, observations.label_ns, own_ns_of_layers(run.rows), run.meta.wall_ns)
-
-
-def _has_formula(operator: str) -> bool:
-    from torchprof.measure.flops.estimate import Estimate
-
-    return Estimate.has_formula(operator)
 
 
 def own_ns_of_layers(rows: Rows) -> int:
@@ -51,19 +47,10 @@ def own_ns_of_layers(rows: Rows) -> int:
 
 
 def about_modules(added: Sequence[str], removed: Sequence[str]) -> Iterator[RunWarning]:
-    """Modules that changed inside the block."""
     if added:
         yield RunWarning.of("modules_added", added)
     if removed:
         yield RunWarning.of("modules_removed", removed)
-
-
-def about_exchanges(unmatched: int, uncertain: int) -> Iterator[RunWarning]:
-    """Collectives without a known caller, and buckets of gradients whose layers are unknown."""
-    if unmatched:
-        yield RunWarning.of("collectives_unmatched", count=unmatched)
-    if uncertain:
-        yield RunWarning.of("buckets_uncertain", count=uncertain)
 
 
 def about_buckets(unordered: Sequence[str]) -> Iterator[RunWarning]:
@@ -75,7 +62,7 @@ def about_buckets(unordered: Sequence[str]) -> Iterator[RunWarning]:
 def about_labels(
     layers: Sequence[Layer], unobserved: Mapping[int, int], unlabelled: Iterable[int]
 ) -> Iterator[RunWarning]:
-    """Calls that the profiler did not record, by layer, and layers that could not be labelled."""
+    """Calls that the profiler did not record, and layers that could not be labelled."""
     for index, calls in sorted(unobserved.items()):
         yield RunWarning.of("calls_not_recorded", [layers[index].name], calls=calls)
     bare = [layers[index].name for index in unlabelled]
@@ -88,8 +75,7 @@ def about_uncalled(rows: Rows, layers: Sequence[Layer], called: Set[int], silent
     outermost. Nothing of the layers whose parameters the layer around them probably uses in its own operators, as
     nn.MultiheadAttention does, or that probably have the parameters of a called layer, as tied embeddings do.
 
-    ``called``: the layers with recorded calls. ``silent``: the layers whose calls would have been recorded, and that
-    have none.
+    ``called``: the layers with recorded calls. ``silent``: those whose calls would have been recorded.
     """
     tree = Layers.of(layers)
     busy = {layers[index].path[:steps] for index in called for steps in range(1, len(layers[index].path))}
@@ -158,11 +144,8 @@ def about_callers(
 
 
 def about_cost(calls: int, label_ns: float, own_ns: int, wall_ns: int) -> Iterator[RunWarning]:
-    """The time that the labels themselves took, if it is much of the recorded time.
-
-    ``label_ns``: the time of one label, measured right after the recording. ``own_ns``: the self time of all labelled
-    ranges. It includes the labels, so they took at most this time.
-    """
+    """The time that the labels themselves took, if it is much of the recorded time. ``label_ns``: that of one label.
+    ``own_ns``: the self time of all labelled ranges, which includes the labels."""
     cost = min(calls * label_ns, own_ns)
     if cost > _LABELS_MATTER * wall_ns:
         yield RunWarning.of("label_cost", calls=calls, cost_ns=cost, is_at_most=cost >= own_ns, wall_ns=wall_ns)
@@ -175,12 +158,9 @@ def about_clock(jump_ns: int, wall_ns: int) -> list[RunWarning]:
     return [RunWarning.of("clock_set", jump_ns=jump_ns, wall_ns=wall_ns)]
 
 
-def about_shapes(rows: Rows, has_formula: Callable[[str], bool]) -> Iterator[RunWarning]:
-    """The operators that were not counted only because their shapes were not recorded.
-
-    ``has_formula(name)``: whether an operator is counted if its shapes are recorded. The number and layers of the calls
-    follow from the run.
-    """
+def about_shapes(rows: Rows) -> Iterator[RunWarning]:
+    """The operators that were not counted only because their shapes were not recorded. The number and layers of their
+    calls follow from the run."""
     uncounted = rows.of_recording.summed("frames", "uncounted")
     last = (rows.frames[chain][-1] for chain, calls in uncounted.items() if calls)
     without = {
@@ -188,6 +168,9 @@ def about_shapes(rows: Rows, has_formula: Callable[[str], bool]) -> Iterator[Run
         for kind, name, signature in last
         if kind != FrameKind.KERNEL and not (signature and signature.shapes)
     }
-    names = tuple(filter(has_formula, without))
-    if names:
-        yield RunWarning.of(WITHOUT_SHAPES, names=names)
+    if without:
+        from torchprof.measure.flops.torch_registry import has_formula  # imports torch
+
+        names = tuple(filter(has_formula, without))
+        if names:
+            yield RunWarning.of(WITHOUT_SHAPES, names=names)

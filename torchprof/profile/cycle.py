@@ -20,8 +20,7 @@ from torch.autograd.profiler_util import EventList
 
 from torchprof.attribute.events import Attributed, Kind
 from torchprof.measure.assemble import assemble, attribution_of, wanted_detail, with_warnings
-from torchprof.measure.live_memory import NOT_MEASURED
-from torchprof.measure.recording import CompiledForward, CycleEnd, Observations, Options, Recording
+from torchprof.measure.recording import NOT_MEASURED, CompiledForward, CycleEnd, Observations, Options, Recording
 from torchprof.measure.warnings import about_clock
 from torchprof.record.compiled.dynamo_code import StackWarning, compilations, compiled_regions, forwards_under_compile
 from torchprof.record.compiled.inductor import CalledGraphs, Provenance

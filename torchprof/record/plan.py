@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from torchprof.attribute.collectives import layers_by_fqn
 from torchprof.attribute.compiled_graphs import ProfiledModule
 from torchprof.attribute.events import Site
+from torchprof.attribute.launches import layers_by_fqn
 from torchprof.record.compiled.dynamo_code import is_under_compile
 from torchprof.record.labels import Target, label_of
 from torchprof.record.modules import (

@@ -115,8 +115,9 @@ class Session(SessionEvents):
 
     def columns(self, detail: Callable[[str], Detail] | None = None, addresses: bool = False) -> EventColumns:
         columns = super().columns(detail, addresses)
-        # On the clock of the events: it is that of the trace, too, and rows add up to it.
-        keep_recorded(columns, functools.partial(setattr, self, "_wall_ns"))
+        recorded_ns = keep_recorded(columns)
+        if recorded_ns is not None:  # on the clock of the events: it is that of the trace, too, and rows add up to it
+            self._wall_ns = recorded_ns
         return columns
 
     def prepare(self) -> None:

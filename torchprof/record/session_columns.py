@@ -12,10 +12,9 @@ from typing import Any
 
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
-from torchprof.attribute.collectives import ACCUMULATES
 from torchprof.attribute.event_columns import EventColumns, EventKind, Numbers, by_thread
 from torchprof.attribute.event_names import MEMORY, OVERHEAD, event_kind, is_a_common_name, numbers_of_devices
-from torchprof.attribute.events import PREFIX, Detail, Event, Kind
+from torchprof.attribute.events import ACCUMULATES, PREFIX, Detail, Event, Kind
 from torchprof.attribute.launches import first_correlation_id, threads_of_overhead
 from torchprof.record.torch_internals import needed, optional
 from torchprof.run.collectives import RECORDS_COLLECTIVE, signature_of

@@ -21,9 +21,9 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from torchprof.attribute.collectives import mesh_of_groups, sole_group
+from torchprof.attribute.launches import mesh_of_groups, sole_group
 from torchprof.errors import TorchprofError
-from torchprof.measure.live_memory import Freed, LiveMemory
+from torchprof.measure.recording import Freed, LiveMemory
 from torchprof.run.lockstep import GroupOfRanks
 from torchprof.run.meta import MeshDim, Meta, Peak, name_of_job
 from torchprof.run.processes import usable_cpus

@@ -16,7 +16,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from torchprof.attribute.collectives import mesh_of_groups
+from torchprof.attribute.launches import mesh_of_groups
 from torchprof.errors import TorchprofError
 from torchprof.run.meta import Meta
 from torchprof.run.warnings import RunWarning

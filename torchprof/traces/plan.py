@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchprof.attribute.collectives import layers_by_fqn
 from torchprof.attribute.events import Event, Kind, Site
+from torchprof.attribute.launches import layers_by_fqn
 from torchprof.errors import TorchprofError, some
 from torchprof.measure.recording import Observations
 from torchprof.run.layers import Layer, kind_of_root, stage_of_root

@@ -11,9 +11,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from torchprof.attribute.collectives import sole_group
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Detail
+from torchprof.attribute.launches import sole_group
 from torchprof.errors import TorchprofError
 from torchprof.measure.assemble import assemble, wanted_detail, with_warnings
 from torchprof.measure.recording import Observations, Options, Recording

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torchprof.attribute.compiled_graphs import CALL
-from torchprof.attribute.events import Attributed, Detail, Kind, OpenRanges, Place
+from torchprof.attribute.events import Attributed, Kind, OpenRanges, Place
 from torchprof.attribute.op_groups import OpGroup, OpTree
-from torchprof.measure.flops.formulas import detail_of, formula_of, work_of
-from torchprof.measure.flops.graph_calls import Count, GraphCall, GraphCalls, GroupCounts
-from torchprof.measure.flops.operation import Operation, Work
+from torchprof.measure.flops.graphs import GraphCall, GraphCalls
+from torchprof.measure.flops.operation import Count, Operation, Work, does_no_arithmetic, formula_of, work_of
 from torchprof.measure.flops.torch_registry import (
     calls_only_ops,
-    does_no_arithmetic,
     has_users_formula,
     is_made_of_ops,
-    registered_formula,
     registered_work,
 )
 from torchprof.run.torch_names import FORWARD_ATTENTION, SAVES_RESULTS, VIEWS, KernelWork, aten, kind_of_work
@@ -26,7 +23,7 @@ from torchprof.run.words import RANGES, REPLAY, REPLAYS, Frame, FrameKind, Signa
 from torchprof.run.words import is_generated as is_kernel_of_compile
 
 _DENSE_SHAPE = aten("_indices _nnz _values indices values crow_indices ccol_indices sparse_dim")
-"""Only ops on sparse tensors call these. Their recorded shapes are dense ones, which do not determine the work."""
+"""Only ops on sparse tensors call these. The recorded shapes are dense, and do not determine the work."""
 _PADDING = FORWARD_ATTENTION | aten("matmul bmm _native_multi_head_attention _transformer_encoder_layer_fwd")
 """Ops that pad nested tensors, which have no shape. The shapes of the ops inside are larger than the data."""
 _AROUND_OTHER_CODE = (*aten("empty new_empty resize_ detach to resolve_conj resolve_neg lift_fresh"), "detach")
@@ -40,15 +37,15 @@ _MAY_BE_EMPTY = ("aten::_trilinear", "Redistribute", "NestedRedistribute", "_Noo
 ``_NoopSaveInputs`` only saves the inputs of a checkpoint (torch.utils.checkpoint)."""
 _DISPATCHED = "PythonSubclass"
 """The range in which a tensor subclass runs an op in Python. For a ``DTensor``, the op has the shapes of the whole
-tensor, and the ops inside have the shapes of the part on this rank. Torch before 2.11 records no such range."""
+tensor, and the ops inside those of the part on this rank. Torch before 2.11 records no such range."""
 _IN_MODE = "PythonDispatchMode"
-"""The range in which a mode runs an op in Python, such as that of fake tensors, which have shapes but no data."""
+"""The range in which a mode runs an op in Python, such as that of fake tensors, which have no data."""
 _ATTENTION = "aten::scaled_dot_product_attention"
 _REPLAYED = Frame(FrameKind.KERNELS, REPLAY)
 
 _MOST = 1 << 61
-"""The most FLOPs that one op can have: a column of a run can store less than four times as many. Shapes that give more
-are from a damaged trace; the op is not counted then."""
+"""The most FLOPs of one op: a column of a run can store less than four times as many. Shapes that give more are from a
+damaged trace; the op is not counted then."""
 
 
 @dataclass(slots=True)
@@ -83,6 +80,15 @@ class _Inner(NamedTuple):
     end: int
 
 
+class _AlikeGroups(NamedTuple):
+    """Groups with equal counts. ``counts``: of each, by path. ``known``: the paths whose work is known. ``times``: how
+    many there are, by the place around them."""
+
+    counts: Mapping[int, Count]
+    known: Sequence[int]
+    times: Counter[Place]
+
+
 class Estimate:
     """Observes ops: their MACs and FLOPs, in ``counts`` by the index of their place.
 
@@ -90,16 +96,15 @@ class Estimate:
     the ops inside it if these count; otherwise it is uncounted. A kernel is uncounted if no op around it has known
     work: Python launched it directly, or a CUDA graph replays it, or its launch was not recorded.
 
-    Under ``torch.func.vmap``, an op has the shapes of a single example, and inside it is the same op on the whole
-    batch: then the inner op counts. An op that a tensor subclass runs in Python counts as the ops inside it. At its
+    Under ``torch.func.vmap``, an op has the shapes of one example, and inside it is the same op on the whole batch:
+    then the inner op counts. An op that a tensor subclass runs in Python counts as the ops inside it. At its
     first call with some shapes, a ``DTensor`` also tries the op on fake tensors of the whole shape, to learn the shape
     of the result: this is not work.
 
     A compiled graph counts as the nodes in its text, whatever kernels they were fused into.
 
-    It keeps its own stack of open ops, because work is added up from inner to outer ops, and some ranges take no part
-    in that: ranges without arithmetic and everything inside them, labels, and ops that were stopped before they were
-    executed.
+    It has a stack of open ops of its own: ranges without arithmetic and everything inside them, labels, and ops that
+    were stopped before they were executed take no part in the sums.
     """
 
     def __init__(self, signatures: Sequence[Signature], graphs: GraphCalls | None = None) -> None:
@@ -115,30 +120,16 @@ class Estimate:
         self._replays: Counter[Place] = Counter()  # calls that replay a graph of kernels
         self._graphs = graphs or GraphCalls({})
         self._idle_until: dict[int, int] = {}  # by thread: the end of an op without arithmetic
-        # By thread: place and time of the pieces of the op to come.
         # By thread: not counted yet, because a mark after it may stop its last op.
         self._last_groups: dict[int, OpGroup] = {}
-        self._groups = GroupCounts()
+        self._groups: dict[tuple[OpTree, bytes], _AlikeGroups] = {}
+        # Indices of places of groups in which there may be kernels.
+        self._known_in_groups: set[int] = set()
+        self._uncounted_in_groups: set[int] = set()
         self.group_counts: dict[tuple[Place, OpTree], dict[int, Count]] = {}
 
-    @staticmethod
-    def has_formula(name: str) -> bool:
-        """Whether an op is counted if its shapes are recorded."""
-        return formula_of(name) is not None or registered_formula(name) is not None
-
-    @staticmethod
-    def detail(name: str) -> Detail:
-        """How much of an op's inputs to read."""
-        if has_users_formula(name):
-            return Detail.SCALARS
-        if does_no_arithmetic(name) or "::" not in name:
-            return Detail.NOTHING
-        if formula_of(name) is None and registered_formula(name) is not None:
-            return Detail.SCALARS
-        return detail_of(name)
-
     def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
-        """Pass all events on, and count them; after the last one, ``counts`` is complete."""
+        """Pass all events on; after the last one, ``counts`` and ``group_counts`` are complete."""
         kernel = Kind.KERNEL
         self._open: OpenRanges[_Open] = OpenRanges(self._close)
         for item in stream:
@@ -153,11 +144,11 @@ class Estimate:
             self._count_last_group(thread)
         self._open.close_all()
         del self._open  # it refers to this object: the cycle would keep both
-        self.group_counts.update(self._groups.sums())
+        self._sum_groups()
         self._count_kernels()
 
     def _on_group(self, group: OpGroup) -> None:
-        """Equal groups have equal counts, unless they are inside an op that counts."""
+        """Equal groups have equal counts, unless they are inside an op."""
         thread, start = group.thread, group.columns.start[group.first]
         if not group.tree.outermost:  # only memory events
             return
@@ -172,14 +163,32 @@ class Estimate:
         group = self._last_groups.pop(thread, None)
         if group is None:
             return
-        if not self._groups.has(group):
+        kind = _kind(group)
+        alike = self._groups.get(kind)
+        if alike is None:
             counts, self.counts = self.counts, {}
             for item in group.items():
                 self._on_event(item)
             self._open.close_all(thread)
-            self._groups.learn(group, self.counts, self._known)
+            paths = {place.index: path for path, place in enumerate(group.places())}
+            of_paths = {paths[index]: count for index, count in self.counts.items()}
+            known = [path for index, path in paths.items() if index in self._known]
+            alike = self._groups[kind] = _AlikeGroups(of_paths, known, Counter())
             self.counts = counts
-        self._groups.add(group)
+        alike.times[group.place] += 1
+        if group.columns.correlation and alike.times[group.place] == 1:
+            places = group.places()
+            uncounted = (path for path, count in alike.counts.items() if count.uncounted)
+            self._known_in_groups.update(places[path].index for path in alike.known)
+            self._uncounted_in_groups.update(places[path].index for path in uncounted)
+
+    def _sum_groups(self) -> None:
+        for (tree, _), alike in self._groups.items():
+            for place, times in alike.times.items():
+                of_tree = self.group_counts.setdefault((place, tree), {})
+                for path, count in alike.counts.items():
+                    before = of_tree.get(path, (0, 0, 0))
+                    of_tree[path] = Count(*(known + times * other for known, other in zip(before, count)))
 
     def _on_event(self, item: Attributed) -> None:
         event = item.event
@@ -191,27 +200,26 @@ class Estimate:
         ):
             self._count_last_group(thread)
             stack = self._open.at(thread, start)
-            if start >= self._idle_until.get(thread, start):
-                idle = self._is_idle.get(name)
-                if idle is None:
-                    idle = self._is_idle[name] = kind is Kind.COMPILING or (
-                        does_no_arithmetic(name) and not has_users_formula(name)
-                    )
-                if idle:
-                    self._idle_until[thread] = start + item.ns
-                    self._known.add(item.place.index)
-                    if stack:
-                        self._pass_by(stack, name)
-                else:
-                    self._enter(stack, item)
+            if start < self._idle_until.get(thread, start):
+                return
+            idle = self._is_idle.get(name)
+            if idle is None:
+                counts_0 = does_no_arithmetic(name) and not has_users_formula(name)
+                idle = self._is_idle[name] = kind is Kind.COMPILING or counts_0
+            if idle:
+                self._idle_until[thread] = start + item.ns
+                self._known.add(item.place.index)
+                if stack:
+                    self._pass_by(stack, name)
+            else:
+                self._enter(stack, item)
 
     def _on_stop(self, thread: int, start: int) -> None:
         """Activation checkpointing stopped a recompute here: when the last tensor was saved for backward. The op before
         the mark began, and was not executed if it saves its inputs. A Function saves them after it was executed."""
         last_group = self._last_groups.pop(thread, None)
-        if last_group is not None:
-            for item in last_group.items():
-                self._on_event(item)
+        for item in () if last_group is None else last_group.items():
+            self._on_event(item)
         last = self._open.by_thread.get(thread)
         if last and last[-1].end_ns <= start and "::" in last[-1].name and last[-1].name not in SAVES_RESULTS:
             last.pop()
@@ -219,12 +227,10 @@ class Estimate:
 
     def _count_kernels(self) -> None:
         """Count the kernels that are part of no op with known work, except copies, sets and collectives."""
-        uncounted = {index for index, count in self.counts.items() if count.uncounted}
-        uncounted.update(self._groups.uncounted_places())
-        self._known |= self._groups.known_places
+        uncounted = {index for index, count in self.counts.items() if count.uncounted} | self._uncounted_in_groups
+        self._known |= self._known_in_groups
         for place, calls in self._kernels.items():
-            assert place.frame is not None
-            if kind_of_work(place.frame.name) is KernelWork.COMPUTING and not self._is_explained(place, uncounted):
+            if kind_of_work(place.name) is KernelWork.COMPUTING and not self._is_explained(place, uncounted):
                 self._add(place.index, Count(0, 0, calls))
         recorded = {around.outer for place in self._kernels for around in _around(place) if around.frame == _REPLAYED}
         for place, calls in self._replays.items():
@@ -233,15 +239,14 @@ class Estimate:
 
     def _is_explained(self, kernel: Place, uncounted: Set[int]) -> bool:
         """Whether the kernel needs no own count: the work of an op around it is known, or this op is uncounted in the
-        same row of the table. A layer, label or replayed graph between the two has its own row, with the kernel and
-        without the op."""
+        same row of the table, with no layer, label or replayed graph between the two."""
         is_in_another_row = False
         for around in _around(kernel):
-            if around.index in self._known or (around.frame is not None and around.frame.kind == FrameKind.COLLECTIVE):
+            if around.index in self._known or around.kind == FrameKind.COLLECTIVE:
                 return True
             if around.index in uncounted and not is_in_another_row:
                 return True
-            is_in_another_row |= around.frame is None or around.frame.kind in RANGES
+            is_in_another_row |= around.kind is None or around.kind in RANGES
         return False
 
     def _add(self, place: int, count: Count) -> None:
@@ -252,19 +257,16 @@ class Estimate:
 
     def _pass_by(self, stack: list[_Open], name: str) -> None:
         """An op without arithmetic begins: it shows facts about the ops around it."""
-        if name in _DENSE_SHAPE:
-            for around in stack:
-                if around.work is not None:
-                    # An elementwise op contains an op on the stored values; a product contains no op for its work.
-                    around.is_opaque = around.work.macs > 0
-                    around.work = None
-                    around.counts = []
+        for around in stack if name in _DENSE_SHAPE else ():
+            if around.work is not None:
+                # An elementwise op contains an op on the stored values; a product contains no op for its work.
+                around.is_opaque = around.work.macs > 0
+                around.work, around.counts = None, []
         kind = "prepares" if name.startswith(_AROUND_OTHER_CODE) else "views" if name in VIEWS else "works"
         for around in stack:
             setattr(around, kind, True)
 
     def _enter(self, stack: list[_Open], item: Attributed) -> None:
-        """An op begins: put it on the stack."""
         event = item[0]
         name, signature = event[1], event[10]
         if name == _DISPATCHED:
@@ -289,9 +291,7 @@ class Estimate:
             if around.name == name:
                 around.repeats = True
         entered = _Open(event[2] + item[4], name, signature, item[1].index, work)
-        if work is None and (name, signature) in self._opaque_calls:
-            entered.is_opaque = True
-        entered.is_opaque |= is_generated
+        entered.is_opaque = is_generated or (work is None and (name, signature) in self._opaque_calls)
         if name.startswith(CALL):
             entered.call = self._graphs.next(name)
             if entered.call is not None:
@@ -306,9 +306,9 @@ class Estimate:
         """The work of a call by its formula; None if it is unknown."""
         if not signature:
             return None
-        if name in _PADDING and "" in self._signatures[signature].dtypes[:2]:
-            self._opaque_calls.add((name, signature))
         inputs = self._signatures[signature]
+        if name in _PADDING and "" in inputs.dtypes[:2]:
+            self._opaque_calls.add((name, signature))
         if has_users_formula(name):
             work = registered_work(name, inputs)
             if work is None:  # the user's formula replaces ours, even if it gives no result
@@ -319,7 +319,7 @@ class Estimate:
         return work_of(Operation(name, inputs))
 
     def _close(self, stack: list[_Open]) -> None:
-        """An op has ended: add its count to the op around it, or to ``counts`` if there is none."""
+        """An op has ended: add its count to the op around it, if any."""
         done = stack.pop()
         counts, work = done.counts, None if done.is_dispatched else done.work
         is_part = self._is_on_a_part(done)
@@ -398,7 +398,7 @@ class Estimate:
         return explains
 
     def _is_all_ops(self, function: _Open) -> bool:
-        """Whether all work of a user's Function is in its ops, if none of these ops count.
+        """Whether all work of a user's Function is in its ops, if none of these count.
 
         If its ops only prepare work of other code, the work is in that code. A Function that returns its input makes a
         view in forward and calls nothing in backward. But a Function that works in other code may also call nothing in
@@ -419,3 +419,12 @@ def _around(place: Place) -> Iterator[Place]:
     while inner is not None:
         yield inner
         inner = inner.outer or inner.within
+
+
+def _kind(group: OpGroup) -> tuple[OpTree, bytes]:
+    """What makes the counts of groups equal. A function of the user's counts only if it may have a backward: others
+    without a namespace are not operators."""
+    sequences, first, functions = group.columns.sequence, group.first, group.tree.functions
+    if not functions or sequences is None:
+        return group.tree, b""
+    return group.tree, bytes(sequences[first + index] >= 0 for index in functions)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from math import log2, prod
 
-from torchprof.measure.flops.elementwise import SOFTMAX
+from torchprof.measure.flops.elementwise import NORM, SOFTMAX
 from torchprof.measure.flops.operation import (
-    Formula,
+    Flops,
     Operation,
     Shape,
     Unknown,
     bare,
     broadcast,
     counts,
+    counts_flops,
     per_element,
     windows_along,
 )
-from torchprof.measure.flops.reductions import NORM
 from torchprof.run.torch_names import FORWARD_ATTENTION, without_aten
 
 # Matrix products. A bias is one addition for each element of the result.
@@ -52,9 +52,7 @@ def _bmm(op: Operation) -> tuple[int, int]:
     return prod(first) * second[-1] if first[-1] == second[-2] else 0, 0
 
 
-@counts("mv", "dot", "vdot")
-def _mv(op: Operation) -> tuple[int, int]:
-    return op.numel(0) if op.shape(0)[-1] == op.shape(1)[-1] else 0, 0
+counts("mv", "dot", "vdot")(lambda op: (op.numel(0) if op.shape(0)[-1] == op.shape(1)[-1] else 0, 0))
 
 
 @counts("_grouped_mm", "_scaled_grouped_mm")
@@ -103,10 +101,16 @@ def _transposed(op: Operation) -> int:
     """The number of elements of the result of a transposed convolution."""
     image, weight = op.shape(0), op.shape(1)
     dims = len(weight) - 2
-    result = prod(image[: -dims - 1]) * weight[1] * int(op.scalar(8))
     sizes = (op.sizes(index, dims) for index in (3, 4, 5, 7))
-    for length, kernel, stride, padding, dilation, more in zip(image[-dims:], weight[2:], *sizes):
-        result *= (length - 1) * stride - 2 * padding + dilation * (kernel - 1) + more + 1
+    return prod(image[: -dims - 1]) * weight[1] * int(op.scalar(8)) * _upsampled(image[-dims:], weight[2:], *sizes)
+
+
+def _upsampled(image: Shape, kernel: Shape, *sizes: Shape) -> int:
+    """The number of positions in the result of a transposed convolution. ``sizes``: stride, padding, dilation, and the
+    additional size of the result."""
+    result = 1
+    for length, window, stride, padding, dilation, more in zip(image, kernel, *sizes):
+        result *= (length - 1) * stride - 2 * padding + dilation * (window - 1) + more + 1
     return result
 
 
@@ -129,10 +133,8 @@ def _frozen_transposed_convolution(op: Operation) -> tuple[int, int]:
     if op.scalar(7) != 1 or op.scalar(8) != "none":
         raise Unknown
     image, weight = op.shape(0), op.shape(1)
-    result = weight[0] * prod(image[: -len(weight) + 1])
     sizes = (op.sizes(index, len(weight) - 2) for index in (5, 3, 6, 4))
-    for length, kernel, stride, padding, dilation, more in zip(image[2:], weight[2:], *sizes):
-        result *= (length - 1) * stride - 2 * padding + dilation * (kernel - 1) + more + 1
+    result = weight[0] * prod(image[: -len(weight) + 1]) * _upsampled(image[2:], weight[2:], *sizes)
     return op.numel(0) * weight[0] * prod(weight[2:]), result if op.has(2) else 0
 
 
@@ -156,25 +158,24 @@ def _convolution_backward(op: Operation) -> tuple[int, int]:
     return forward * (of_input + of_weight), prod(grad) if of_bias else 0
 
 
-# Formulas: distances, Fourier transforms and linear algebra.
+# Distances, Fourier transforms and linear algebra. Factorizations: counts of LAPACK Working Note 41. FFT: 5·n·log₂n,
+# the count that FFTW uses.
 
-# Factorizations: counts of LAPACK Working Note 41. FFT: 5·n·log₂n, the count that FFTW uses.
 
-
-@counts("_cdist_forward")
-def _cdist(op: Operation) -> tuple[int, int]:
+@counts_flops("_cdist_forward")
+def _cdist(op: Operation) -> int:
     first, second = op.shape(0), op.shape(1)
-    return 0, 3 * prod(broadcast([first[:-2], second[:-2]])) * first[-2] * second[-2] * first[-1]
+    return 3 * prod(broadcast([first[:-2], second[:-2]])) * first[-2] * second[-2] * first[-1]
 
 
-@counts("_pdist_forward")
-def _pdist(op: Operation) -> tuple[int, int]:
+@counts_flops("_pdist_forward")
+def _pdist(op: Operation) -> int:
     rows, width = op.shape(0)
-    return 0, 3 * rows * (rows - 1) // 2 * width
+    return 3 * rows * (rows - 1) // 2 * width
 
 
-@counts("_fft_c2c", "_fft_r2c", "_fft_c2r", scalars=True)
-def _fft(op: Operation) -> tuple[int, int]:
+@counts_flops("_fft_c2c", "_fft_r2c", "_fft_c2r", scalars=True)
+def _fft(op: Operation) -> int:
     shape = list(op.shape(0))
     dims = op.sizes(1, 1)
     kind = bare(op.name)
@@ -184,56 +185,49 @@ def _fft(op: Operation) -> tuple[int, int]:
     flops = 5 * prod(shape) * log2(points) if points > 1 else 0
     if kind != "_fft_c2c":
         flops /= 2  # half of the spectrum of a real signal mirrors the other half
-    return 0, round(flops) // (2 if op.is_complex else 1)  # the count is in real operations already
+    return round(flops) // (2 if op.is_complex else 1)  # the count is in real operations already
 
 
-def _factorization(cubic: float, batch_at: int = 0) -> Formula:
-    def formula(op: Operation) -> tuple[int, int]:
-        shape = op.shape(batch_at)
-        return 0, round(prod(shape[:-2]) * cubic * shape[-1] ** 3)
+def _factorization(cubic: float) -> Flops:
+    def flops(op: Operation) -> int:
+        shape = op.shape(0)
+        return round(prod(shape[:-2]) * cubic * shape[-1] ** 3)
 
-    return formula
-
-
-counts("linalg_cholesky_ex", "cholesky")(_factorization(1 / 3))
-counts("_linalg_det", "_linalg_slogdet")(_factorization(2 / 3))
-counts("linalg_inv_ex")(_factorization(2))
+    return flops
 
 
-@counts("linalg_lu_factor_ex")
-def _lu(op: Operation) -> tuple[int, int]:
+counts_flops("linalg_cholesky_ex", "cholesky")(_factorization(1 / 3))
+counts_flops("_linalg_det", "_linalg_slogdet")(_factorization(2 / 3))
+counts_flops("linalg_inv_ex")(_factorization(2))
+counts_flops("linalg_cross", "cross")(lambda op: 3 * op.broadcast(2))
+
+
+@counts_flops("linalg_lu_factor_ex")
+def _lu(op: Operation) -> int:
     *batch, rows, columns = op.shape(0)
     short = min(rows, columns)
     products = rows * columns * short - (rows + columns) * short**2 / 2 + short**3 / 3
-    return 0, round(2 * prod(batch) * products)
+    return round(2 * prod(batch) * products)
 
 
-@counts("_linalg_solve_ex")
-def _solve(op: Operation) -> tuple[int, int]:
+@counts_flops("_linalg_solve_ex")
+def _solve(op: Operation) -> int:
     matrix, right = op.shape(0), op.shape(1)
     columns = right[-1] if len(right) == len(matrix) else 1
-    return 0, round(prod(matrix[:-2]) * (2 / 3 * matrix[-1] ** 3 + 2 * matrix[-1] ** 2 * columns))
+    return round(prod(matrix[:-2]) * (2 / 3 * matrix[-1] ** 3 + 2 * matrix[-1] ** 2 * columns))
 
 
-@counts("linalg_solve_triangular", "triangular_solve")
-def _solve_triangular(op: Operation) -> tuple[int, int]:
+@counts_flops("linalg_solve_triangular", "triangular_solve")
+def _solve_triangular(op: Operation) -> int:
     matrix, right = (1, 0) if bare(op.name) == "triangular_solve" else (0, 1)
-    return 0, op.numel(right) * op.shape(matrix)[-1]
+    return op.numel(right) * op.shape(matrix)[-1]
 
-
-@counts("linalg_cross", "cross")
-def _cross(op: Operation) -> tuple[int, int]:
-    return 0, 3 * op.broadcast(2)
-
-
-# Formulas: recurrent layers.
 
 # Recurrent layers. For each token (a step of one sequence): weights · (input, state), then the gates.
 
 _LSTM_GATES = 13  # for each hidden unit: 4 sums, 4 gates, 3 products, 1 sum, 1 tanh
 _GRU_GATES = 10  # 2 sums, 2 gates; product, sum, tanh; and 3 to mix old state and new
-_RNN_GATES = 2  # a sum and the activation
-_GATES = {0: (_RNN_GATES, 1), 1: (_RNN_GATES, 1), 2: (_LSTM_GATES, 4), 3: (_GRU_GATES, 3)}  # mode: operations, gates
+_GATES = {0: (2, 1), 1: (2, 1), 2: (_LSTM_GATES, 4), 3: (_GRU_GATES, 3)}  # mode: operations, gates
 
 
 @counts("mkldnn_rnn_layer", scalars=True)
@@ -250,22 +244,6 @@ def _mkldnn_rnn_layer_backward(op: Operation) -> tuple[int, int]:
     return 2 * tokens * (op.numel(1) + op.numel(2)), 2 * tokens * op.shape(2)[-1] * _LSTM_GATES
 
 
-@counts("_cudnn_rnn", scalars=True)
-def _cudnn_rnn(op: Operation) -> tuple[int, int]:
-    return _library_rnn(op, mode=op.scalar(6), hidden=op.scalar(7))
-
-
-@counts("miopen_rnn", scalars=True)
-def _miopen_rnn(op: Operation) -> tuple[int, int]:
-    return _library_rnn(op, mode=op.scalar(5), hidden=op.scalar(6))
-
-
-@counts("_cudnn_rnn_backward", scalars=True)
-def _cudnn_rnn_backward(op: Operation) -> tuple[int, int]:
-    macs, others = _library_rnn(op, mode=op.scalar(10), hidden=op.scalar(11))
-    return macs * (1 + bool(op.scalar(21)[3])), 2 * others
-
-
 def _library_rnn(op: Operation, mode: int, hidden: int) -> tuple[int, int]:
     """All layers and directions at once. Input 0 is the data, input 1 the list of all weights and biases."""
     tokens = op.numel(0) // op.shape(0)[-1]
@@ -277,21 +255,20 @@ def _library_rnn(op: Operation, mode: int, hidden: int) -> tuple[int, int]:
     return tokens * sum(map(prod, matrices)), tokens * others
 
 
-@counts("_thnn_fused_lstm_cell")
-def _lstm_cell(op: Operation) -> tuple[int, int]:
-    return 0, op.numel(0) // 4 * (_LSTM_GATES + (8 if op.has(3) else 0))
+@counts("_cudnn_rnn_backward", scalars=True)
+def _cudnn_rnn_backward(op: Operation) -> tuple[int, int]:
+    macs, others = _library_rnn(op, mode=op.scalar(10), hidden=op.scalar(11))
+    return macs * (1 + bool(op.scalar(21)[3])), 2 * others
 
 
-@counts("_thnn_fused_gru_cell")
-def _gru_cell(op: Operation) -> tuple[int, int]:
-    return 0, op.numel(0) // 3 * (_GRU_GATES + (6 if op.has(3) else 0))
+counts("_cudnn_rnn", scalars=True)(lambda op: _library_rnn(op, mode=op.scalar(6), hidden=op.scalar(7)))
+counts("miopen_rnn", scalars=True)(lambda op: _library_rnn(op, mode=op.scalar(5), hidden=op.scalar(6)))
+counts_flops("_thnn_fused_lstm_cell")(lambda op: op.numel(0) // 4 * (_LSTM_GATES + (8 if op.has(3) else 0)))
+counts_flops("_thnn_fused_gru_cell")(lambda op: op.numel(0) // 3 * (_GRU_GATES + (6 if op.has(3) else 0)))
+counts_flops("_thnn_fused_lstm_cell_backward_impl")(per_element(2, 2 * _LSTM_GATES))
+counts_flops("_thnn_fused_gru_cell_backward")(per_element(0, 2 * _GRU_GATES))
 
-
-counts("_thnn_fused_lstm_cell_backward_impl")(per_element(2, 2 * _LSTM_GATES))
-counts("_thnn_fused_gru_cell_backward")(per_element(0, 2 * _GRU_GATES))
-
-
-# Formulas: attention.
+# Attention
 
 
 def _attention(query: Shape, key: Shape, value: Shape) -> tuple[int, int, int]:
@@ -306,23 +283,25 @@ def _attention(query: Shape, key: Shape, value: Shape) -> tuple[int, int, int]:
     return scores * query[-1], scores * value[-1], scores
 
 
-@counts(*without_aten(FORWARD_ATTENTION))
-def _forward_attention(op: Operation) -> tuple[int, int]:
-    of_scores, of_values, scores = _attention(op.shape(0), op.shape(1), op.shape(2))
+def _attend(query: Shape, key: Shape, value: Shape) -> tuple[int, int]:
+    of_scores, of_values, scores = _attention(query, key, value)
     return of_scores + of_values, (SOFTMAX + 1) * scores
 
 
-@counts(
+def _attend_backward(query: Shape, key: Shape, value: Shape) -> tuple[int, int]:
+    # The scores again; the gradients of query and key from the scores; the gradients of value and probabilities.
+    of_scores, of_values, scores = _attention(query, key, value)
+    return 3 * of_scores + 2 * of_values, 7 * scores
+
+
+counts(*without_aten(FORWARD_ATTENTION))(lambda op: _attend(op.shape(0), op.shape(1), op.shape(2)))
+counts(
     "_scaled_dot_product_cudnn_attention_backward",
     "_scaled_dot_product_efficient_attention_backward",
     "_scaled_dot_product_flash_attention_backward",
     "_scaled_dot_product_flash_attention_for_cpu_backward",
     "_scaled_dot_product_fused_attention_overrideable_backward",
-)
-def _backward_attention(op: Operation) -> tuple[int, int]:
-    # The scores again; the gradients of query and key from the scores; the gradients of value and probabilities.
-    of_scores, of_values, scores = _attention(op.shape(1), op.shape(2), op.shape(3))
-    return 3 * of_scores + 2 * of_values, 7 * scores
+)(lambda op: _attend_backward(op.shape(1), op.shape(2), op.shape(3)))
 
 
 def _heads_first(shape: Shape) -> Shape:
@@ -337,16 +316,14 @@ def _forward_attention_heads_last(op: Operation) -> tuple[int, int]:
     lengths = {"_flash_attention_forward": (3, 4), "_efficient_attention_forward": (4, 5)}.get(bare(op.name), ())
     if any(op.has(index) for index in lengths):
         raise Unknown  # packed sequences: their lengths are in the data, which is not recorded
-    of_scores, of_values, scores = _attention(*(_heads_first(op.shape(index)) for index in range(3)))
-    return of_scores + of_values, (SOFTMAX + 1) * scores
+    return _attend(*(_heads_first(op.shape(index)) for index in range(3)))
 
 
 @counts("_flash_attention_backward", "flash_attn::_flash_attn_backward")
 def _backward_attention_heads_last(op: Operation) -> tuple[int, int]:
     if "flash_attn" not in op.name and (op.has(6) or op.has(7)):
         raise Unknown
-    of_scores, of_values, scores = _attention(*(_heads_first(op.shape(index)) for index in (1, 2, 3)))
-    return 3 * of_scores + 2 * of_values, 7 * scores
+    return _attend_backward(*(_heads_first(op.shape(index)) for index in (1, 2, 3)))
 
 
 def _multi_head(query: Shape, key: Shape, value: Shape, heads: int) -> tuple[int, int]:
@@ -357,15 +334,14 @@ def _multi_head(query: Shape, key: Shape, value: Shape, heads: int) -> tuple[int
     def split(shape: Shape) -> Shape:
         return shape[0], heads, shape[1], width // heads
 
-    of_scores, of_values, scores = _attention(split(query), split(key), split(value))
+    macs, others = _attend(split(query), split(key), split(value))
     result = prod(query)
-    macs = tokens * width * width + of_scores + of_values + result * width
-    return macs, tokens * width + (SOFTMAX + 1) * scores + result
+    return macs + (tokens + prod(query[:-1])) * width * width, others + tokens * width + result
 
 
-@counts("_native_multi_head_attention", scalars=True)
-def _native_multi_head_attention(op: Operation) -> tuple[int, int]:
-    return _multi_head(op.shape(0), op.shape(1), op.shape(2), op.scalar(4))
+counts("_native_multi_head_attention", scalars=True)(
+    lambda op: _multi_head(op.shape(0), op.shape(1), op.shape(2), op.scalar(4))
+)
 
 
 @counts("_transformer_encoder_layer_fwd", scalars=True)

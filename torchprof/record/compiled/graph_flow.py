@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Set
 from typing import NamedTuple
 
 from torchprof.attribute.compiled_graphs import CompiledKernel, Span, TracedModule
-from torchprof.measure.flops.graph_text import GraphNode, GraphTensor, GraphText, GraphValue
+from torchprof.measure.flops.graphs import GraphNode, GraphTensor, GraphText, GraphValue
 from torchprof.record.compiled.kept_graph import TANGENTS, GraphSource, KeptGraph, SourceKernel, plain_kernel_name
 from torchprof.run.torch_names import PRODUCTS_AND_SUMS, VIEWS, aten
 from torchprof.run.words import IN_CPP

@@ -21,7 +21,7 @@ from torch import nn
 
 from torchprof.attribute.compiled_graphs import FROZEN, ModuleTensor
 from torchprof.attribute.events import COMPILED_INPUTS
-from torchprof.measure.flops.graph_text import GraphText, read_graph
+from torchprof.measure.flops.graphs import GraphText, read_graph
 from torchprof.record.compiled.dynamo_code import Taken
 
 

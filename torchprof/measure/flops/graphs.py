@@ -1,4 +1,4 @@
-"""The arithmetic of a graph that torch.compile made, from the text that Inductor keeps of it.
+"""The arithmetic of the calls of compiled graphs, from the text that Inductor keeps of each graph.
 
 The text is that of ``torch.fx.GraphModule.print_readable``: a Python function whose variables are annotated with type
 and sizes, such as ``addmm: "f32[s0, 16][16, 1]cpu" = torch.ops.aten.addmm.default(bias, x, weight)``. It is parsed and
@@ -10,17 +10,22 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from torchprof.measure.flops.formulas import formula_of, work_of
-from torchprof.measure.flops.operation import Operation, Unknown, Work
-from torchprof.measure.flops.torch_registry import does_no_arithmetic, operator_of, registered_formula, registered_work
+from torchprof.attribute.compiled_graphs import CompiledGraphs, graph_of
+from torchprof.measure.flops.operation import Count, Operation, Unknown, Work, does_no_arithmetic, formula_of, work_of
+from torchprof.measure.flops.torch_registry import operator_of, registered_formula, registered_work
+from torchprof.measure.recording import CalledGraph
 from torchprof.run.torch_names import DTYPES
-from torchprof.run.words import Signature
+from torchprof.run.words import Signature, is_generated
 
+_Counts = list[tuple[int, Count]]
+"""Of places, by their index."""
 _TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<sizes>[^\]]*)\]")
 _NUMBER = re.compile(r"Sym\((?P<value>.*)\)")
 _OPERATOR = re.compile(r"torch\.ops\.(?P<namespace>\w+)\.(?P<name>\w+)(\.(?P<overload>\w+))?")
@@ -35,21 +40,13 @@ _OPERATORS: dict[type, Callable[[int, int], int]] = {
     ast.Mod: operator.mod,
     ast.Pow: operator.pow,
 }
-
-
 _FREE = frozenset(
-    {
-        "prims::inductor_seed",
-        "prims::inductor_seeds",
-        "prims::inductor_lookup_seed",
-        "prims::inductor_random",
-        "prims::inductor_randint",
-        "prims::inductor_force_stride_order",
-        "prims::_inductor_bucketize",
-        "prims::_low_memory_max_pool_offsets_to_indices",
-        "prims::_low_memory_max_pool2d_offsets_to_indices",
-        "prims::rev",
-    }
+    f"prims::{name}"
+    for name in (
+        *("inductor_seed", "inductor_seeds", "inductor_lookup_seed", "inductor_random", "inductor_randint"),
+        *("inductor_force_stride_order", "_inductor_bucketize", "_low_memory_max_pool_offsets_to_indices"),
+        *("_low_memory_max_pool2d_offsets_to_indices", "rev"),
+    )
 )
 """Operators of Inductor's graphs (``torch/_inductor/inductor_prims.py``) that do no floating-point arithmetic."""
 _SAME_AS = {
@@ -71,12 +68,10 @@ GraphValue = GraphTensor | ast.expr | None
 
 
 class GraphNode(NamedTuple):
-    """A node of a graph, and the names of the nodes that it ``reads``.
-
-    ``is_call``: whether it calls something, with the nodes ``given`` in its arguments, in their order. ``operator``:
-    the name of the operator that it calls, as in a profile; "" for anything else. ``inputs``: of that operator, in the
-    order of its schema: a ``GraphTensor``, a list of inputs, an expression of a number, or a constant.
-    """
+    """A node of a graph, and the names of the nodes that it ``reads``. ``is_call``: whether it calls something, with
+    the nodes ``given`` in its arguments, in their order. ``operator``: the name of the operator that it calls, as in a
+    profile; "" for anything else. ``inputs``: of that operator, in the order of its schema: a ``GraphTensor``, a list
+    of inputs, an expression of a number, or a constant."""
 
     name: str
     reads: frozenset[str]
@@ -121,9 +116,7 @@ def read_graph(text: str) -> GraphText:
         raise ValueError(f"not the text of a graph: {error}") from error
     if len(functions) != 1:
         raise ValueError("not the text of one graph")
-    values: dict[str, Any] = {}
-    for argument in functions[0].args.args:
-        values[argument.arg] = _annotated(argument.annotation)
+    values: dict[str, Any] = {argument.arg: _annotated(argument.annotation) for argument in functions[0].args.args}
     inputs = {argument.arg: values[argument.arg] for argument in functions[0].args.args[1:]}
     outputs: tuple[tuple[str, GraphValue], ...] = ()
     nodes: dict[str, GraphNode] = {}
@@ -153,7 +146,6 @@ def work_of_nodes(graph: GraphText, symbols: Mapping[str, int]) -> dict[str, Wor
 
 
 def _work_of(node: GraphNode, symbols: Mapping[str, int]) -> Work | None:
-    """The work of one operator; None if it is unknown."""
     if not node.operator:
         return None
     try:
@@ -265,3 +257,106 @@ def _number(expression: ast.expr, symbols: Mapping[str, int]) -> int:
         left, right = (_number(side, symbols) for side in (expression.left, expression.right))
         return _OPERATORS[type(expression.op)](left, right)
     raise Unknown
+
+
+# The calls of graphs, and the kernels in them whose layers are known
+
+
+@dataclass
+class GraphCall:
+    """One call of a graph: the work of its nodes, and the ops that ``ran`` directly in it so far, each with its place.
+    ``uncounted``: the operators of nodes whose work is unknown. ``layers``: of the kernels, if known."""
+
+    key: str
+    nodes: Mapping[str, Work | None]
+    uncounted: Set[str]
+    layers: CompiledGraphs | None
+    ran: list[tuple[str, int]] = field(default_factory=list)
+
+    def counts(self, place: int, found: Sequence[_Counts]) -> tuple[_Counts, set[int]]:
+        """The counts by place, and the places of kernels whose work is known.
+
+        ``place``: of the call. ``found``: the counts of each op directly in it, in their order. Library ops keep
+        theirs; those of a node whose work is unknown are all that is known of it. A kernel whose layers are known has
+        the work of its nodes, a node of several kernels in the first of them; any other kernel in a layer is not
+        counted. The rest of the graph's work is at the call itself. If the ops have more than the whole graph, all of
+        it is at the call.
+        """
+        of_ops: _Counts = []
+        of_unknown: _Counts = []
+        explained = 0
+        for (name, _), counts in zip(self.ran, found):
+            if name in self.uncounted:
+                of_unknown += counts
+                explained += 1
+            else:
+                of_ops += [(place, count._replace(uncounted=0)) for place, count in counts if count.macs or count.flops]
+        left = dict(self.nodes)
+        known: set[int] = set()
+        if self.layers is not None:
+            for works, of_kernel in self._kernels(left):
+                of_ops.append((of_kernel, Count(0, 0, 1) if works is None else _sum(works)))
+                if works is not None:
+                    known.add(of_kernel)
+        whole = _sum([*self.nodes.values()])
+        macs, flops = (of_all - sum(count[field] for _, count in of_ops) for field, of_all in enumerate(whole[:2]))
+        if macs >= 0 and flops >= 0:
+            unknown = max(sum(work is None for work in left.values()) - explained, 0)
+            return [*of_ops, *of_unknown, (place, Count(macs, flops, unknown))], known
+        whole = whole._replace(uncounted=max(whole.uncounted - explained, 0))
+        if "" in self.uncounted:  # functions of Inductor's own, which may call any operator
+            return [*of_ops, *of_unknown, (place, Count(0, 0, whole.uncounted))], known
+        return [*(of_ops if known else [(place, whole)]), *of_unknown], known
+
+    def _kernels(self, left: dict[str, Work | None]) -> Iterator[tuple[list[Work | None] | None, int]]:
+        """For each generated kernel that ran: the work of its nodes, which are taken out of ``left`` (None: it is
+        unknown which kernel it is), and its place."""
+        assert self.layers is not None
+        numbers = self.layers.called(self.key, [name for name, _ in self.ran])
+        for (name, place), number in zip(self.ran, numbers):
+            if is_generated(name):
+                nodes = None if number is None else self.layers.kernel(self.key, number).nodes
+                yield None if nodes is None else [left.pop(node) for node in nodes if node in left], place
+
+
+class GraphCalls:
+    """The calls of compiled graphs, one after the other."""
+
+    def __init__(self, graphs: Mapping[str, CalledGraph], layers: CompiledGraphs | None = None) -> None:
+        """``graphs``: by their keys. ``layers``: what is known of the layers of their kernels."""
+        self._graphs = graphs
+        self._layers = layers
+        self._texts: dict[str, GraphText | None] = {}  # None: it cannot be read
+        self._work: dict[tuple[str, tuple[tuple[str, int], ...]], tuple[Mapping[str, Work | None], Set[str]]] = {}
+        self._calls: Counter[str] = Counter()
+
+    def next(self, name: str) -> GraphCall | None:
+        """The next call, by the name of the range around it; None if the graph is not known."""
+        key = graph_of(name)
+        graph = self._graphs.get(key)
+        if graph is not None and key not in self._texts:
+            self._texts[key] = None
+            with suppress(ValueError):
+                self._texts[key] = read_graph(graph.text)
+        text = self._texts.get(key)
+        if graph is None or text is None:
+            return None
+        symbols: dict[str, int] = {}
+        if graph.has_symbols:
+            number = self._calls[key]
+            self._calls[key] += 1
+            if number >= len(graph.calls):
+                return None
+            symbols = text.symbols(graph.calls[number])
+        of_call = key, tuple(symbols.items())
+        if of_call not in self._work:
+            works = work_of_nodes(text, symbols)
+            unknown = {text.nodes[name].operator for name, work in works.items() if work is None}
+            self._work[of_call] = works, unknown
+        has_layers = self._layers is not None and not self._layers.why_unknown(key)
+        return GraphCall(key, *self._work[of_call], self._layers if has_layers else None)
+
+
+def _sum(works: Sequence[Work | None]) -> Count:
+    known = [work for work in works if work is not None]
+    return Count(sum(work.macs for work in known), sum(work.flops for work in known), len(works) - len(known))

@@ -1,4 +1,4 @@
-"""Passes of autograd's engine: from its call to its return, or from the first node to the end of the last."""
+"""The ranges of autograd's engine and of torch.compile, with the kernels of its graphs: where they belong."""
 
 from __future__ import annotations
 
@@ -6,14 +6,38 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from math import inf
 
+from torchprof.attribute.compiled_graphs import (
+    COMPILES_BACKWARD,
+    OF_BACKWARD,
+    REGION,
+    Block,
+    CompiledGraphs,
+    KernelLayers,
+    graph_of,
+    region_of,
+)
 from torchprof.attribute.event_columns import EventColumns
-from torchprof.attribute.events import Attributed, Event, Kind, Place, Places
-from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, OUTSIDE, FrameKind
+from torchprof.attribute.events import Attributed, CommonAncestor, Event, Kind, OpenRanges, Place, Places
+from torchprof.run.words import (
+    AUTOGRAD_ENGINE,
+    BACKWARD,
+    BETWEEN,
+    COMPILING,
+    GRAPH,
+    GUARDS,
+    NOT_ATTRIBUTABLE,
+    OUTSIDE,
+    RECOMPUTE,
+    UNKNOWN_KERNEL,
+    FrameKind,
+)
 
 _SUMS = frozenset({"aten::add", "aten::add_"})
 """The engine adds gradients up with these operators, in old versions of torch between two nodes."""
 _WORKS = frozenset({Kind.OP, Kind.LABEL, Kind.USER_LABEL, Kind.REGION, Kind.STEP, Kind.ENGINE})
 """The kinds of events that end a pass if they begin on a thread that waits for it, or on its thread between nodes."""
+_MOST_NAMED = 3
+"""How many of the layers before and after a kernel are named."""
 
 
 def add_engine_calls(columns: EventColumns) -> None:
@@ -24,8 +48,8 @@ def add_engine_calls(columns: EventColumns) -> None:
       thread. A pass ends where its thread, or a thread that made its nodes, does other work, and where a range ends
       that was open at its first node.
     - A thread that called the engine waits while other threads run the nodes, unless it runs nodes itself, as for
-      parameters on the CPU of a model on a device. The wait is left out of its call, which becomes several events: that
-      time is counted on the other threads.
+      parameters on the CPU of a model on a device. Its call becomes several events, without the wait: that time is
+      counted on the other threads.
     """
     if not _has_nodes_outside_calls(columns):
         return
@@ -121,29 +145,22 @@ class _Pass:
     def added(self) -> list[Event]:
         """The ENGINE events around the nodes; with nodes on other threads, also the parts of the call."""
         call, spans = self.call, self.spans
-        if not spans:
-            return []
         name = "" if call is not None else "engine"
         added = [
             Event(Kind.ENGINE, name, first, last, thread)
             for thread, (first, last, ns) in spans.items()
             if ns < last - first
         ]
-        if call is not None:
+        if call is not None and spans:
             first, last = min(span[0] for span in spans.values()), max(span[1] for span in spans.values())
-            on_thread = [
-                (start, end)
-                for index, start, end, thread in self.ran
-                if thread == call.thread and index != self.call_at
-            ]
-            added += _without_wait(call, first, last, on_thread)
+            ran = [event[1:3] for event in self.ran if event[3] == call.thread and event[0] != self.call_at]
+            added += _without_wait(call, first, last, ran)
         return added
 
 
 def _without_wait(call: Event, first: int, last: int, ran: Iterable[tuple[int, int]]) -> Iterator[Event]:
     """The parts of a call outside the time from ``first`` to ``last``, in which other threads ran nodes; and the parts
-    inside it in which its own thread ran anything. The first part has the name. ``ran``: start and end of the events of
-    its thread."""
+    inside it in which its own thread ``ran`` anything, from start to end. The first part has the name."""
     part = call  # the current part
     wait = max(first, call.start_ns)  # its end, unless its thread runs more until the wait begins
     for start, end in ran:
@@ -170,8 +187,8 @@ class NodeGaps:
 
     def call(self, around: Place | None) -> Place:
         """The place of a call of the engine: backward of no layer. Inside a node it is a part of that node."""
-        is_in_node = around is not None and around.is_in_node
-        outer = around if around is not None and is_in_node else self._places.of_layer(OUTSIDE, BACKWARD, around)
+        in_node = around is not None and around.node is not None
+        outer = around if around is not None and in_node else self._places.of_layer(OUTSIDE, BACKWARD, around)
         place = self._places.inside(outer, FrameKind.OP, AUTOGRAD_ENGINE)
         place.is_engine = True
         return place
@@ -191,3 +208,102 @@ class NodeGaps:
         home = self._places.inside(self._places.of_layer(now, BACKWARD, engine.around), FrameKind.OP, AUTOGRAD_ENGINE)
         gap = Event(Kind.ENGINE, "", since, event.start_ns, event.thread)
         return Attributed(gap, home, call, 0, event.start_ns - since, engine)
+
+
+# torch.compile
+
+
+class CompiledRanges:
+    """The places of ranges of torch.compile and of kernels of compiled graphs, in one walk over events."""
+
+    def __init__(self, places: Places, graphs: CompiledGraphs, common_ancestor: CommonAncestor) -> None:
+        self._places = places
+        self._common_ancestor = common_ancestor
+        self._graphs = graphs
+        self.has_inputs = False  # whether any COMPILED_INPUTS range has begun
+        # COMPILED_INPUTS ranges, and backwards with the names of those of their forward. Inside a backward may be
+        # forwards that a checkpoint runs again.
+        self._inputs: OpenRanges[Event] = OpenRanges()
+        self._inputs_of_node: dict[tuple[int, int], str] = {}  # (forward thread, sequence number) → that name
+
+    def enter_call(self, event: Event, end: int) -> None:
+        self.has_inputs = True
+        self._inputs.at(event.thread, event.start_ns).append(event._replace(end_ns=end))
+
+    def note_op(self, thread: int, sequence: int, start: int) -> None:
+        """An op with a sequence number. Inside a COMPILED_INPUTS range, its backward is a call on the same tensors."""
+        if name := self._inputs_at(thread, start):
+            self._inputs_of_node[thread, sequence] = name
+
+    def enter_node(self, node: Event) -> None:
+        """An autograd node begins. It may be the backward of a compiled function."""
+        if name := self._inputs_of_node.get((node.forward_thread, node.sequence)):
+            self._inputs.at(node.thread, node.start_ns).append(node._replace(name=name))
+
+    def _inputs_at(self, thread: int, time: int) -> str:
+        """The name of the COMPILED_INPUTS range around a time on a thread; "" if there is none."""
+        ranges = self._inputs.at(thread, time)
+        return ranges[-1].name if ranges else ""
+
+    def range(self, kind: Kind, name: str, outer: Place) -> Place:
+        """The place of a range of torch.compile. Such a range is always a call."""
+        inside = self._places.inside
+        if kind is Kind.COMPILING:
+            if name == COMPILES_BACKWARD:
+                outer = self._in_backward(outer)
+            place = inside(outer, FrameKind.REGION, COMPILING)
+            place.is_closed = True
+            return place
+        if kind is Kind.GRAPH:
+            if self._graphs.is_asked and (reason := self._graphs.why_call_is_unknown(graph_of(name))):
+                outer = inside(outer, FrameKind.KERNELS, f"{NOT_ATTRIBUTABLE}: {reason}")
+            return inside(outer, FrameKind.OP, GRAPH)
+        region = outer
+        if name.startswith(REGION):
+            if region_of(name).startswith(OF_BACKWARD):
+                outer = self._in_backward(outer)
+            region = inside(outer, FrameKind.REGION, region_of(name))
+        return region if kind is Kind.REGION else inside(region, FrameKind.OP, GUARDS)
+
+    def kernel(self, event: Event, around: Place, layer: int, graph: str, kernel: int | None) -> Place:
+        """The place of one kernel of a compiled graph that runs in ``layer``. ``kernel``: its number in the graph, None
+        if it is unknown."""
+        layers: KernelLayers = UNKNOWN_KERNEL
+        phase = around.phase
+        inputs = self._inputs_at(event.thread, event.start_ns)
+        if kernel is not None:
+            layers = self._graphs.layers_of(graph, kernel, layer, inputs)
+            phase = RECOMPUTE if phase == BACKWARD and self._graphs.kernel(graph, kernel).recomputes else phase
+
+        def inner(outer: Place, described: str = "") -> Place:
+            outer = self._places.inside(outer, FrameKind.KERNELS, described) if described else outer
+            return self._places.inside(outer, FrameKind.OP, event.name, event.signature)
+
+        # Of such a graph, the call itself may be of layers: it is in a row with the kernels that are unknown for the
+        # same reason. All others are beside that row.
+        why_call = self._graphs.why_call_is_unknown(graph)
+        if why_call and (layers, phase) == (why_call, around.phase):
+            return inner(around)
+        if why_call and around.outer is not None and around.outer.outer is not None:
+            around = self._places.inside(around.outer.outer, FrameKind.OP, GRAPH)
+        if isinstance(layers, Block):
+            names = self._common_ancestor.names(layers.neighbors, _MOST_NAMED, layers.layer)
+            described = "" if layers.is_own else f"{BETWEEN}{names}"
+            return inner(self._for_layers((layers.layer,), phase, around), described)
+        if isinstance(layers, str):
+            outer = around if phase == around.phase else self._places.of_layer(around.layer, phase, around)
+            return inner(outer, f"{NOT_ATTRIBUTABLE}: {layers}")
+        described = f"fused: {self._common_ancestor.names(layers)}" if len(layers) > 1 else ""
+        return inner(self._for_layers(layers, phase, around), described)
+
+    def _for_layers(self, layers: tuple[int, ...], phase: str, around: Place) -> Place:
+        """The place of work for these layers. A negative layer is code outside all layers."""
+        if min(layers) >= 0:
+            return self._common_ancestor.place(layers, phase, around)
+        if (layers, phase) == ((around.layer,), around.phase):
+            return around
+        return self._places.of_layer(OUTSIDE, phase, around, tuple(layer for layer in layers if layer >= 0))
+
+    def _in_backward(self, around: Place) -> Place:
+        """The place of backward work that compiled autograd runs, without an autograd node around it."""
+        return around if around.phase == BACKWARD else self._places.of_layer(around.layer, BACKWARD, around)
