@@ -23,7 +23,7 @@ from torchprof.run.lockstep import EXCHANGES, GroupOfRanks, LockstepKey
 from torchprof.run.merge import merge
 from torchprof.run.run import Run
 from torchprof.run.sentences import RANKS_CHOSEN
-from torchprof.run.warnings import RunWarning
+from torchprof.run.meta import RunWarning
 from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES
 
 

@@ -18,9 +18,8 @@ from torchprof.attribute.op_groups import OpGroup
 from torchprof.measure.live_memory import NOT_MEASURED, LiveMemory
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import GroupOfRanks, LockstepKey
-from torchprof.run.meta import Compilation, CompiledRegion, Meta
-from torchprof.run.samples import SampleKey
-from torchprof.run.warnings import RunWarning
+from torchprof.run.measures import SampleKey
+from torchprof.run.meta import Compilation, CompiledRegion, Meta, RunWarning
 from torchprof.run.words import NOT_SELECTED, OUTSIDE, Signature, SourceLine
 
 # CPU time of this process, and the run delay of a thread: how long it was ready to run and waited for a processor.

@@ -10,8 +10,8 @@ from operator import ge, le
 from statistics import median_low
 from typing import Any, NamedTuple
 
+from torchprof.run.measures import of_smallest_hash, scrambled
 from torchprof.run.part import RunPart, demand, demand_layer, fields_of, read_as
-from torchprof.run.samples import of_smallest_hash, scrambled
 from torchprof.run.words import FORWARD, OUTSIDE
 
 WORK = "work"

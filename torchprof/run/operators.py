@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import NamedTuple
 
-from torchprof.run.cost import FIELDS, NO_COST, Cost
+from torchprof.run.measures import FIELDS, NO_COST, Cost
 from torchprof.run.rows import Around, Rows
 from torchprof.run.words import BETWEEN_OPS, RANGES, Frame, FrameKind, number_of_phase
 

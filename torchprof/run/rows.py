@@ -12,8 +12,8 @@ from operator import add, eq
 from typing import Any, NamedTuple, overload
 
 from torchprof.run.collectives import shows_collective
-from torchprof.run.cost import FIELDS, Cost
 from torchprof.run.layers import Layer, Layers
+from torchprof.run.measures import FIELDS, Cost
 from torchprof.run.part import demand, demand_layer, read_as, read_columns, read_list
 from torchprof.run.words import (
     FORWARD,
@@ -109,10 +109,10 @@ def _on_other_shapes(frame: Frame) -> Frame:
 def rows_of_lines(
     layers: tuple[Layer, ...],
     lines: Mapping[tuple[int, ...], Sequence[int]],
-    frames: Iterable[tuple[Frame, ...]],
-    devices: Iterable[str],
-    within: Iterable[tuple[Around, ...]],
-    shared: Iterable[tuple[int, ...]],
+    frames: Iterable[tuple[Frame, ...]] = ((),),
+    devices: Iterable[str] = (),
+    within: Iterable[tuple[Around, ...]] = ((),),
+    shared: Iterable[tuple[int, ...]] = ((),),
 ) -> Rows:
     """Rows from ``lines``. A key has the values of ``Rows.COLUMNS`` up to the rank, a line those from the calls on."""
     columns = dict(zip(Rows.COLUMNS, zip(*((*key, *line) for key, line in lines.items()))))
@@ -228,10 +228,10 @@ class Rows(Sequence[Row]):
             columns = {name: array("q") for name in self.COLUMNS}
             for (name, column), (start, stop) in product(columns.items(), places[rank]):
                 column.extend(self.columns[name][start:stop])
-            yield compacted(self.layers, columns, self._tables)
+            yield compacted(self.layers, columns, self.tables)
 
     @property
-    def _tables(self) -> dict[str, tuple[Any, ...]]:
+    def tables(self) -> dict[str, tuple[Any, ...]]:
         """The tables, by the columns that have their numbers."""
         return {"shared": self.shared, "within": self.within, "frames": self.frames, "device": self.devices}
 
@@ -266,7 +266,7 @@ class Rows(Sequence[Row]):
     def _has_keys_of(self, other: Rows) -> bool:
         """Whether both have rows with the same keys in the same order."""
         same_numbers = all(self.columns[name] == other.columns[name] for name in self.KEYS)
-        return same_numbers and self._tables == other._tables
+        return same_numbers and self.tables == other.tables
 
     def to_json(self) -> Iterator[tuple[str, Any]]:
         """The keys of the file for the rows and their tables, and the values. Frames have the number of their
@@ -285,7 +285,7 @@ class Rows(Sequence[Row]):
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any], layers: Layers) -> Rows:
-        """The rows of a file. Raises as described in ``checked_json``."""
+        """The rows of a file. Raises as described in ``run.part``."""
         signatures = [None, *read_as(tuple[Signature, ...], document["signatures"])]
 
         def chain(stored: Any) -> tuple[Frame, ...]:
@@ -376,7 +376,7 @@ class Rows(Sequence[Row]):
             if wanted is None:
                 continue
             holds = wanted if callable(wanted) else partial(eq, wanted)
-            column, table = self.columns[name], {"phase": PHASES, **self._tables}.get(name)
+            column, table = self.columns[name], {"phase": PHASES, **self.tables}.get(name)
             numbers = set(column) if table is None else range(len(table))
             known = dict(zip(numbers, map(holds, numbers if table is None else table)))
             if not all(known.values()):
@@ -401,46 +401,3 @@ class Rows(Sequence[Row]):
         calls = self.summed(place, "calls", frames=())
         costs = self.of_recording.summed(place, FIELDS)
         return {key: (Cost(*cost), calls.get(key, 0)) for key, cost in costs.items()}
-
-
-class _Table:
-    """Entries that rows refer to by number, each once. ``first`` are the entries that come first, if there are any."""
-
-    def __init__(self, *first: Any) -> None:
-        self.numbers: dict[Any, int] = {entry: number for number, entry in enumerate(first)}
-        self._last: tuple[Sequence[Any], list[int]] = ((), [])
-
-    def numbers_of(self, entries: Sequence[Any]) -> list[int]:
-        """The number of each entry. Two ranks have the same entries as a rule: comparing them is faster than
-        hashing."""
-        if entries != self._last[0]:
-            self._last = entries, [self.numbers.setdefault(entry, len(self.numbers)) for entry in entries]
-        return self._last[1]
-
-
-class MergingRows:
-    """The rows of the ranks so far, on the same layers."""
-
-    def __init__(self) -> None:
-        self._tables = {"shared": _Table(()), "within": _Table(()), "frames": _Table(()), "device": _Table()}
-        self._columns = {name: array("q") for name in Rows.COLUMNS}
-
-    def add(self, rows: Rows) -> None:
-        columns = dict(rows.columns)
-        for name, entries in rows._tables.items():
-            numbers = self._tables[name].numbers_of(entries)
-            if numbers != [*range(len(numbers))]:
-                columns[name] = array("q", map(numbers.__getitem__, columns[name]))
-        for name, column in self._columns.items():
-            column.extend(columns[name])
-
-    def merged(self) -> Rows:
-        """The rows in the order of ranks."""
-        stretches = stretches_of(self._columns["rank"])
-        in_order = sorted(stretches, key=lambda stretch: stretch[0])
-        for name in Rows.COLUMNS if in_order != stretches else ():
-            column, unordered = array("q"), self._columns[name]
-            for _, start, stop in in_order:
-                column.extend(unordered[start:stop])
-            self._columns[name] = column  # column by column, so at most one exists twice
-        return compacted((), self._columns, {name: [*table.numbers] for name, table in self._tables.items()})

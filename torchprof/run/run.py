@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib import import_module
 from itertools import starmap
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from torchprof.errors import TorchprofError
 from torchprof.run.collectives import Unfinished, UnfinishedPart
-from torchprof.run.cost import FIELDS, NO_COST, Cost, sum_of_costs
 from torchprof.run.formats import ranks_in_words
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import Lockstep, LockstepKey, LockstepPart
-from torchprof.run.meta import Meta, sum_if_known
+from torchprof.run.measures import FIELDS, NO_COST, Cost, SampleKey, SamplesPart, Spread, sum_of_costs
+from torchprof.run.meta import Meta, RunWarning, sum_if_known
 from torchprof.run.operators import Op, operators_of_layers
-from torchprof.run.outputs import ReportText, output
 from torchprof.run.part import PerDevice, RunPart
 from torchprof.run.rows import Rows, rows_of_lines
-from torchprof.run.samples import SampleKey, SamplesPart, Spread
 from torchprof.run.sentences import RANKS_CHOSEN
 from torchprof.run.timeline import DeviceTime, Memory, Pipeline, Timeline, TimelinePart
-from torchprof.run.warnings import RunWarning
 from torchprof.run.words import FORWARD, NOT_SELECTED, OUTSIDE, PHASES, is_left_over, number_of_phase
 
 if TYPE_CHECKING:
@@ -151,7 +149,7 @@ class Run:
         return Run(
             tuple(meta.of_a_comparison() for meta in self.metas),
             known,
-            rows_of_lines(known, {}, [()], [], [()], [()]),
+            rows_of_lines(known, {}),
             {
                 key: replace(spread, sample=(round(spread.median),), hashes=(0,))
                 for key, spread in self.samples.items()
@@ -343,3 +341,62 @@ RUN_PARTS: dict[str, RunPart[Any]] = {
     "pipelines": PerDevice(Pipeline),
 }
 """The parts of a run by their names in ``Run`` and in the file, where they have this order."""
+
+
+# What methods of ``Run`` call by name, to import it when it is first called: ``run`` imports no package that reads it.
+
+_FILES = {
+    "chosen_ranks": "torchprof.ranks.sentences",
+    "with_comparison": "torchprof.ranks.sentences",
+    "benchmark_table": "torchprof.analyze.benchmark",
+    "data_of": "torchprof.reports.text",
+    "dataframe": "torchprof.reports.exports",
+    "export": "torchprof.reports",
+    "html_of": "torchprof.reports.documents",
+    "metrics": "torchprof.analyze.metrics",
+    "printed": "torchprof.reports.text",
+    "render": "torchprof.reports",
+    "all_warnings": "torchprof.analyze.sentences",
+    "text_of": "torchprof.reports.text",
+    "verdict_on_ranks": "torchprof.ranks.sentences",
+    "show_page": "torchprof.reports.documents",
+    "write": "torchprof.run.saved",
+}
+
+
+def output(name: str) -> Callable[..., Any]:
+    """The function of that name."""
+    return getattr(import_module(_FILES[name]), name)  # type: ignore[no-any-return]
+
+
+class ReportText(str):
+    """The text of a report: a ``str`` that also has the report's ``data``. Python's prompt shows the ``repr`` of a
+    value, so its ``repr`` is the text. A notebook shows its tables."""
+
+    __slots__ = ("_content", "_name")
+
+    _name: str
+    _content: Any
+
+    def __new__(cls, text: str, name: str = "", content: Any = None) -> ReportText:
+        """``content``: the report whose text it is, a ``Part`` of ``analyze.report``; None for a file format."""
+        self = super().__new__(cls, text)
+        self._name, self._content = name, content
+        return self
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The report for other programs, as values that JSON can store: its ``tables`` and ``sentences``.
+        docs/exports.md describes them. Raises TorchprofError for a report that is a file format, such as "csv"."""
+        if self._content is None:
+            raise TorchprofError(
+                f"The report {self._name!r} is a file format: its text is for other programs, and it has no other data."
+            )
+        return output("data_of")(self._name, self._content)  # type: ignore[no-any-return]
+
+    def _repr_html_(self) -> str | None:
+        """The HTML that a notebook shows; None for a file format, of which it shows the text."""
+        return None if self._content is None else output("html_of")(self._content)

@@ -16,21 +16,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchprof.errors import TorchprofError, some
-from torchprof.run.file import atomic_file, comparison_of, run_of, stripped, write_json
-from torchprof.run.formats import ranks_in_words
-from torchprof.run.merge import merge
-from torchprof.run.parquet import (
+from torchprof.run.file import (
     PARQUET,
+    atomic_file,
     check_pyarrow,
+    comparison_of,
     job_of_rank,
+    run_of,
     run_of_parquet,
     run_of_rank,
+    stripped,
     table_of_rank,
     table_of_rows,
     table_of_steps,
+    write_json,
     write_parquet,
     write_table,
 )
+from torchprof.run.formats import ranks_in_words
+from torchprof.run.merge import merge
 from torchprof.run.processes import check_processes, in_processes, paused_gc
 from torchprof.run.run import Run
 

@@ -18,8 +18,7 @@ from typing import Any
 
 from torchprof.attribute.collectives import mesh_of_groups
 from torchprof.errors import TorchprofError
-from torchprof.run.meta import Meta
-from torchprof.run.warnings import RunWarning
+from torchprof.run.meta import Meta, RunWarning
 from torchprof.traces.json_text import SEPARATOR, JsonText, TraceEvent
 from torchprof.version import __version__
 

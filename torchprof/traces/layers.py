@@ -15,8 +15,8 @@ from urllib.parse import unquote
 from torchprof.attribute.event_names import is_of_a_call, is_torchs_step
 from torchprof.attribute.events import PREFIX, Site
 from torchprof.run.layers import Layer, kind_of_root
+from torchprof.run.meta import RunWarning
 from torchprof.run.torch_names import WRAPPERS
-from torchprof.run.warnings import RunWarning
 from torchprof.run.words import FSDP_RANGE, LOADING, OPTIMIZER_STEP, ZERO_GRAD
 from torchprof.traces.columns import MODULE_PREFIX
 

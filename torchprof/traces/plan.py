@@ -14,8 +14,8 @@ from torchprof.attribute.events import Event, Kind, Site
 from torchprof.errors import TorchprofError, some
 from torchprof.measure.recording import Observations
 from torchprof.run.layers import Layer, kind_of_root, stage_of_root
+from torchprof.run.meta import RunWarning
 from torchprof.run.torch_names import OF_LAYERS
-from torchprof.run.warnings import RunWarning
 from torchprof.run.words import OUTSIDE
 from torchprof.traces.aligned_calls import UNALIGNED, AlignedCalls
 from torchprof.traces.alignment import Reference, align

@@ -18,10 +18,10 @@ from torchprof.errors import TorchprofError
 from torchprof.measure.assemble import assemble, wanted_detail, with_warnings
 from torchprof.measure.recording import Observations, Options, Recording
 from torchprof.run.merge import add_cycle, merge
+from torchprof.run.meta import RunWarning
 from torchprof.run.processes import check_processes, in_processes, paused_gc
 from torchprof.run.run import Run
 from torchprof.run.saved import is_run_file
-from torchprof.run.warnings import RunWarning
 from torchprof.traces.columns import BEYOND
 from torchprof.traces.event_table import EventTable
 from torchprof.traces.events import TraceEvents

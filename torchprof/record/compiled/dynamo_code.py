@@ -15,9 +15,8 @@ import torch
 from torch import nn
 
 from torchprof.measure.recording import CompiledForward
-from torchprof.run.meta import Compilation, CompiledRegion
+from torchprof.run.meta import Compilation, CompiledRegion, RunWarning
 from torchprof.run.sentences import TOO_MUCH_FOR_STACKS
-from torchprof.run.warnings import RunWarning
 from torchprof.run.words import BACKWARD, FORWARD
 
 _RESUME = re.compile(r"__resume_at_(\d+)_\d+")
