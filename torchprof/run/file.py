@@ -224,7 +224,7 @@ def run_of_parquet(data: bytes, path: str) -> Run:
             )
         document = _document_of(b64decode(stored), path)
         values = file.read([*Rows.VALUES]).to_pydict()
-        document["rows"].update({name: array("q", [value or 0 for value in column]) for name, column in values.items()})
+        document["rows"].update({name: array("q", [value or 0 for value in values[name]]) for name in Rows.VALUES})
     return _run_of_document(document, path)
 
 

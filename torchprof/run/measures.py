@@ -1,4 +1,4 @@
-"""``Cost``: the measures that add up over layers, ops and ranks; tables, sort keys and files show those of ``MEASURES``.
+"""``Cost``: the measures that add up over layers, ops and ranks; tables, sort keys and files show ``MEASURES``.
 ``Spread``: the distribution of a measure that does not add up, such as the time per call. Merging is associative."""
 
 from __future__ import annotations
@@ -78,10 +78,7 @@ class Measure:
 
     def of(self, cost: Cost) -> int:
         """The value of this measure in a cost, in its ``unit``."""
-        value = 0
-        for name, sign in self.fields:
-            value += sign * getattr(cost, name)
-        return value
+        return sum(sign * getattr(cost, name) for name, sign in self.fields)
 
     def is_lower_bound(self, cost: Cost) -> bool:
         """Whether the cost has work that this measure could not count."""
@@ -125,10 +122,8 @@ class Spread:
     def of(cls, calls: Sequence[tuple[int, int]]) -> Spread:
         """The spread of calls, each (start in ns, value), in any order; at least one."""
         values = [value for _, value in calls]
-        chosen: Iterable[tuple[int, int]] = ((scrambled(start), value) for start, value in calls)
-        if len(calls) > cls.SIZE:
-            chosen = nsmallest(cls.SIZE, chosen)
-        sample = cls._by_value(chosen)
+        chosen = ((scrambled(start), value) for start, value in calls)
+        sample = cls._by_value(nsmallest(cls.SIZE, chosen) if len(calls) > cls.SIZE else chosen)
         return cls(len(values), sum(values), min(values), max(values), min(calls)[1], *sample)
 
     @classmethod

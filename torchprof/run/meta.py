@@ -151,12 +151,15 @@ class Meta:
 
     def of_a_comparison(self) -> Meta:
         """Without what is not compared between ranks. Only times are."""
-        requested, measured = (
-            tuple(name for name in names if name in ("cpu_ns", "device_ns"))
-            for names in (self.requested, self.measured)
+        times = ("cpu_ns", "device_ns")
+        left_out = ("environment", "switches", "flags", "peaks", "warnings", "regions", "compilations")
+        nothing: dict[str, Any] = dict.fromkeys(left_out, ())
+        return replace(
+            self,
+            requested=tuple(name for name in self.requested if name in times),
+            measured=tuple(name for name in self.measured if name in times),
+            **nothing,
         )
-        kept = replace(self, requested=requested, measured=measured, environment=(), switches=(), flags=())
-        return replace(kept, peaks=(), warnings=(), regions=(), compilations=())
 
     @property
     def marked_steps(self) -> int:
@@ -247,22 +250,19 @@ class RunWarning:
 
     @classmethod
     def of(cls, code: str, layers: Sequence[str] = (), **facts: Fact) -> RunWarning:
-        """A warning with these facts."""
         return cls(code, tuple(layers), facts)
 
     def __hash__(self) -> int:
         return hash((self.code, self.layers, frozenset(self.facts.items()), self.added, self.ranks))
 
     def __str__(self) -> str:
-        return "".join(map(_of_the_runs_added, self.added)) + self._sentence()
-
-    def _sentence(self) -> str:
+        of_runs = "".join(map(_of_the_runs_added, self.added))
         try:
-            return SENTENCES[self.code](list(self.layers), **self.facts)
+            return of_runs + SENTENCES[self.code](list(self.layers), **self.facts)
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):  # of a newer torchprof
             facts = [f"{name}={value!r}" for name, value in self.facts.items()]
-            about = "; ".join([*([some(list(self.layers))] if self.layers else []), *facts])
-            return f"{self.code}: {about}" if about else self.code
+            about = "; ".join([*filter(None, [some(list(self.layers))]), *facts])
+            return f"{of_runs}{self.code}: {about}" if about else of_runs + self.code
 
     def to_json(self) -> dict[str, Any]:
         """``added`` is left out if it is empty: only sums of runs have it."""

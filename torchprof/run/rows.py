@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import compress, count, groupby, product
 from operator import add, eq
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 from torchprof.run.collectives import shows_collective
 from torchprof.run.layers import Layer, Layers
@@ -122,9 +122,7 @@ def rows_of_lines(
 
 class Around(NamedTuple):
     """An op or a label around a layer's range: the ``frames`` down to it, in the layer (by its index, negative for
-    none) and the phase that it runs in. Most layers have none: they are called by a layer directly, not inside one of
-    its ops.
-    """
+    none) and the phase that it runs in. Most layers have none: a layer calls them directly, not inside an op."""
 
     layer: int
     phase: str
@@ -159,9 +157,6 @@ class Row(NamedTuple):
     def signature(self) -> Signature | None:
         """The inputs of the innermost op; None if they were not recorded."""
         return self.frames[-1].signature if self.frames else None
-
-
-_Numbers = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -237,7 +232,8 @@ class Rows(Sequence[Row]):
 
     def added(self, cycle: Rows) -> Rows:
         """The sum of the rows of two cycles, on the same layers: rows with equal keys become one row."""
-        if self._has_keys_of(cycle):  # as in most loops: each step does the same
+        has_same_keys = all(self.columns[name] == cycle.columns[name] for name in self.KEYS)
+        if has_same_keys and self.tables == cycle.tables:  # as in most loops: each step does the same
             columns = dict(self.columns)
             for name in self.VALUES:
                 if any(cycle.columns[name]):
@@ -262,11 +258,6 @@ class Rows(Sequence[Row]):
                 line = lines.get(key)
                 lines[key] = values if line is None else [*map(add, line, values)]
         return rows_of_lines(self.layers, lines, chains.all, devices, within, shared)
-
-    def _has_keys_of(self, other: Rows) -> bool:
-        """Whether both have rows with the same keys in the same order."""
-        same_numbers = all(self.columns[name] == other.columns[name] for name in self.KEYS)
-        return same_numbers and self.tables == other.tables
 
     def to_json(self) -> Iterator[tuple[str, Any]]:
         """The keys of the file for the rows and their tables, and the values. Frames have the number of their
@@ -312,17 +303,9 @@ class Rows(Sequence[Row]):
             demand_layer(around, len(layers))
         return cls(layers, frames, devices, columns, within, shared)
 
-    @overload
-    def summed(self, by: str, of: str, **where: Any) -> dict[int, int]: ...
-    @overload
-    def summed(self, by: str, of: tuple[str, ...], **where: Any) -> dict[int, _Numbers]: ...
-    @overload
-    def summed(self, by: tuple[str, ...], of: str, **where: Any) -> dict[_Numbers, int]: ...
-    @overload
-    def summed(self, by: tuple[str, ...], of: tuple[str, ...], **where: Any) -> dict[_Numbers, _Numbers]: ...
     def summed(self, by: str | tuple[str, ...], of: str | tuple[str, ...], **where: Any) -> dict[Any, Any]:
-        """The sums of one or several of ``VALUES`` over rows with the same numbers in one or several of ``KEYS``: by
-        these numbers, in the order of first use. A sum may be 0.
+        """The sums of one of ``VALUES``, or a tuple of several, over rows with the same numbers in one or several of
+        ``KEYS``: by these numbers, in the order of first use. A sum may be 0.
 
         ``where``: by column, the value that rows have there, a predicate of it, or None for any: ``phase="forward"``,
         ``frames=is_left_over``. A predicate is called once for each value, not for each row. Work of no layer has the
@@ -394,7 +377,7 @@ class Rows(Sequence[Row]):
         return self.by_layer.get((layer, PHASES.index(FORWARD)), (None, 0))[1]
 
     @cached_property
-    def by_layer(self) -> dict[_Numbers, tuple[Cost, int]]:
+    def by_layer(self) -> dict[tuple[int, int], tuple[Cost, int]]:
         """Self cost and calls of each (layer index, phase number). Device work that was launched before the recording
         began is left out."""
         place = ("layer", "phase")

@@ -82,12 +82,9 @@ class Run:
         return output("printed")(self)  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
-        about = ", ".join(self.meta.model) or "a trace"
-        counts = [
-            f"{len(of)} {name}{'' if len(of) == 1 else 's'}"
-            for of, name in ((self.layers, "layer"), (self.rows, "row"))
-        ]
-        return f"<Run of {about}: {', '.join(counts)}>"
+        counts = [(len(self.layers), "layer"), (len(self.rows), "row")]
+        shown = ", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for count, noun in counts)
+        return f"<Run of {', '.join(self.meta.model) or 'a trace'}: {shown}>"
 
     @property
     def meta(self) -> Meta:
@@ -95,11 +92,8 @@ class Run:
 
     @cached_property
     def warnings(self) -> tuple[RunWarning, ...]:
-        """All warnings of all ranks: those that were stored and those that follow from the run.
-
-        Each has a ``code``, ``layers``, ``facts`` and the ``ranks`` that it is of; ``str()`` is the sentence. Those of
-        most ranks come first.
-        """
+        """All warnings of all ranks, stored or following from the run; those of most ranks come first. Each has a
+        ``code``, ``layers``, ``facts`` and the ``ranks`` that it is of; ``str()`` is the sentence."""
         return output("all_warnings")(self)  # type: ignore[no-any-return]
 
     @property
@@ -115,10 +109,10 @@ class Run:
         return tuple(sorted({*range(size)} - {meta.rank for meta in self.metas})) if size > 1 else ()
 
     def of_rank(self, rank: int) -> Run:
-        """The run of one rank: its layers, its figures, and the timeline if it is of this rank.
+        """The run of one rank: its layers as they are in this run, its figures, and the timeline if it is of this rank.
 
-        The layers are described as in this run. In ``lockstep`` the rank keeps its counts and sums; of single times, it
-        keeps only those of whole steps. Raises TorchprofError for a rank that is not in this run.
+        In ``lockstep`` the rank keeps its counts and sums; of single times, only those of whole steps. Raises
+        TorchprofError for a rank that is not in this run.
         """
         known = [meta.rank for meta in self.metas]
         if rank not in known:
@@ -140,7 +134,7 @@ class Run:
 
     def to_compare(self, *, layers: bool = False) -> Run:
         """What finds the slow ranks of a job, once the runs of all ranks are merged: the own work and the exchanges of
-        each step. A kilobyte or two; without layers, rows and warnings. What is not compared counts as not measured.
+        each step, a kilobyte or two. What is not compared counts as not measured.
 
         ``layers``: also the layers, with the sum and the median of their own work over the steps, the collectives,
         the parts of a step outside of layers, and where the ranks were in an unfinished step.
@@ -165,8 +159,7 @@ class Run:
         )
 
     def on_layers(self, layers: Iterable[Layer]) -> Run:
-        """The same run with other layers, matched by path. Work of a layer that has no match becomes work of no
-        layer."""
+        """The same run with other layers, matched by path. Work of a layer without a match becomes work of no layer."""
         layers = Layers.of(layers)
         if layers is self.layers:
             return self
@@ -201,21 +194,14 @@ class Run:
             raise TorchprofError(f"This run has {len(self.roots)} model(s), numbered from 0. It has no root {root!r}.")
         number = PHASES.index(FORWARD) if phase is None else number_of_phase(phase)
         layers, (own, total) = self.layers, self._costs(phase)
-
-        def node(index: int) -> Node:
+        top = layers.roots[root]
+        nodes: dict[int, Node] = {}
+        for index in sorted(layers.at_or_below({top})):  # parents come before their children
             calls = self.rows.by_layer.get((index, number), (NO_COST, 0))[1]
-            return Node(layers[index], calls, own[index], total[index], [])
-
-        layer = layers.roots[root]
-        top = node(layer)
-        waiting = [(layer, top)]
-        while waiting:
-            layer, above = waiting.pop()
-            for child in layers.children[layer]:
-                below = node(child)
-                above.children.append(below)
-                waiting.append((child, below))
-        return top
+            nodes[index] = Node(layers[index], calls, own[index], total[index], [])
+            if index != top:
+                nodes[layers.parent[index]].children.append(nodes[index])
+        return nodes[top]
 
     def _costs(self, phase: str | None) -> tuple[list[Cost], list[Cost]]:
         """Self and total costs of each layer in a phase; None for the sum of all phases."""
@@ -225,11 +211,7 @@ class Run:
             for (layer, number), (cost, _) in self.rows.by_layer.items():
                 if layer >= 0 and PHASES[number] in wanted:
                     own[layer] = own[layer] + cost
-            total = [*own]
-            for layer in range(len(own) - 1, -1, -1):  # children come after their parents
-                if below := self.layers.children[layer]:
-                    total[layer] = sum_of_costs([own[layer], *(total[child] for child in below)])
-            self._costs_by_phase[phase] = own, total
+            self._costs_by_phase[phase] = own, self.layers.roll_up(own)
         return self._costs_by_phase[phase]
 
     @cached_property
@@ -301,10 +283,10 @@ class Run:
         output("show_page")(self.report("html"), height)
 
     def export(self, path: str | PathLike[str], **options: Any) -> None:
-        """Write a report to a file. The suffix chooses the report: ``run.export("report.html")``. See docs/exports.md.
+        """Write a report to a file. The suffix chooses the report, see docs/exports.md: ``run.export("report.html")``.
 
-        ``options`` are those of the report. With ``.gz`` after the suffix, the file is gzipped. Raises TorchprofError
-        for an unknown suffix or option, and if there is no such folder; OSError like ``open``.
+        ``options`` are those of the report. After the suffix, ``.gz`` gzips the file. Raises TorchprofError for an
+        unknown suffix or option, and if there is no such folder; OSError like ``open``.
         """
         output("export")(path, self, options)
 

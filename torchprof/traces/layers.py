@@ -9,7 +9,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from torchprof.attribute.event_names import is_of_a_call, is_torchs_step
@@ -35,6 +35,8 @@ _NUMBER = re.compile(r"\d+")
 _TIME = re.compile(
     r"(step|iter|iteration|epoch|batch|sample|token|request|chunk|frame|run|trial|call|round)s?[^a-z]*$", re.IGNORECASE
 )
+_NOT_IN_TRACES = ("params", "trainable_params", "param_bytes", "buffers", "buffer_bytes", "training")
+"""The fields of a layer that only the model knows."""
 _MANY_TIMES = 20
 _MANY_PARTS = 128  # no known model has more blocks than this
 
@@ -88,8 +90,8 @@ def layers_of_labels(labels: Iterable[str], kinds: Mapping[str, str]) -> Hierarc
     ``labels``: the names of torchprof's ranges, each once; marks are ignored. ``kinds``: the class of the labelled
     module by its label, if the trace has it; the class of a model is in its path.
 
-    A wrapper is the same layer as the module in it, as in a live run, if the path shows for certain that it is a
-    wrapper. A wrapped model has the name of the wrapper, because no path contains the name of the model.
+    A wrapper that its path shows for certain is the same layer as the module in it, as in a live run. A wrapped model
+    has the name of the wrapper, because no path contains the name of the model.
     """
     path_by = {label: path_of(label) for label in filter(is_of_a_call, labels)}
     label_at = {path: label for label, path in path_by.items()}
@@ -190,16 +192,6 @@ def _about_crowded(names: Sequence[str]) -> Iterator[RunWarning]:
         yield RunWarning.of("too_many_places", most=_MOST_PLACES, modules=tuple(map(_strip_module_prefix, names)))
 
 
-def _other_places(paths: Iterable[Sequence[tuple[str, ...]]]) -> dict[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """For each path of a name with several paths, its other paths; for a name with more than 100 paths, none."""
-    return {
-        path: tuple(other for other in of_name if other != path)
-        for of_name in paths
-        if 1 < len(of_name) <= _MOST_OTHERS
-        for path in of_name
-    }
-
-
 def _last(name: str, following: Mapping[str, str]) -> str:
     while name in following:
         name = following[name]
@@ -293,29 +285,20 @@ def _hierarchy(
     below: defaultdict[tuple[str, ...], list[tuple[str, ...]]] = defaultdict(list)
     for path in kind_at:
         below[path[:-1]].append(path)
-    others = _other_places(paths.values())
+    others = {
+        path: tuple(other for other in of_name if other != path)
+        for of_name in paths.values()
+        if 1 < len(of_name) <= _MOST_OTHERS
+        for path in of_name
+    }
+    unknown: dict[str, Any] = dict.fromkeys(_NOT_IN_TRACES)
     number: dict[tuple[str, ...], int] = {}
     layers: list[Layer] = []
     waiting = below[()][::-1]
     while waiting:
         path = waiting.pop()
         number[path] = len(layers)
-        layers.append(_layer_of_trace(path, kind_at[path], others.get(path, ())))
+        layers.append(Layer(path, kind_at[path], shared_with=others.get(path, ()), **unknown))
         waiting.extend(reversed(below[path]))
     sites = {name: Site(tuple(number[path] for path in paths), wrapper_of.get(name)) for name, paths in paths.items()}
     return Hierarchy(tuple(layers), sites, tuple(warnings))
-
-
-def _layer_of_trace(path: tuple[str, ...], kind: str, shared_with: tuple[tuple[str, ...], ...] = ()) -> Layer:
-    """A layer that is known only from a trace: its parameters, buffers and mode are unknown."""
-    return Layer(
-        path=path,
-        kind=kind,
-        params=None,
-        trainable_params=None,
-        param_bytes=None,
-        buffers=None,
-        buffer_bytes=None,
-        training=None,
-        shared_with=shared_with,
-    )
