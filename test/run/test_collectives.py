@@ -104,7 +104,7 @@ def test_args_without_a_collective_have_no_signature(args: dict[str, Any]) -> No
     ],
 )
 def test_element_sizes_are_those_of_torch(name: str, dtype: torch.dtype) -> None:
-    assert collective({**ALL_REDUCE, "dtype": name}).element_bytes == dtype.itemsize
+    assert collective({**ALL_REDUCE, "dtype": name, "In msg nelems": 1}).bytes_in == dtype.itemsize
 
 
 def test_missing_args_are_unknown_and_not_0() -> None:

@@ -1,4 +1,5 @@
-"""Which collective an event is, with its bytes and its ranks, from the names and arguments in a trace."""
+"""Which collective an event is, with its bytes and its ranks, by names and recorded arguments; and in which one a rank
+was when its recording ended."""
 
 from __future__ import annotations
 
@@ -49,10 +50,6 @@ class Collective(NamedTuple):
     ranks: str = ""
 
     @property
-    def element_bytes(self) -> int | None:
-        return _ELEMENT_BYTES.get(self.dtype)
-
-    @property
     def bytes_in(self) -> int | None:
         return self._nbytes(self.elements_in)
 
@@ -63,7 +60,7 @@ class Collective(NamedTuple):
     def _nbytes(self, elements: int | None) -> int | None:
         if elements == 0:
             return 0
-        size = self.element_bytes
+        size = _ELEMENT_BYTES.get(self.dtype)
         return None if elements is None or size is None else elements * size
 
 
@@ -82,14 +79,21 @@ def signature_of(args: Mapping[str, Any]) -> Signature | None:
     name = args.get("Collective name")
     if not isinstance(name, str) or not name or name in _NO_COLLECTIVES:
         return None
-    shapes = tuple(
-        None if number is None else (number,) for number in _numbers(args, "In msg nelems", "Out msg nelems")
+    elements_in, elements_out, size = (
+        number if type(number) is int and number >= 0 else None
+        for number in map(args.get, ("In msg nelems", "Out msg nelems", "Group size"))
     )
-    (size,) = _numbers(args, "Group size")
     dtype, group, description, ranks = (
         _text(args, key) for key in ("dtype", "Process Group Name", "Process Group Description", "Process Group Ranks")
     )
-    return Signature(shapes, (dtype, dtype), (_MARK, name, group, description, size, ranks))
+    return _packed(name, dtype, elements_in, elements_out, (group, description, size, ranks))
+
+
+def _packed(
+    name: str, dtype: str, elements_in: int | None, elements_out: int | None, group: Sequence[Any]
+) -> Signature:
+    shapes = tuple(None if count is None else (count,) for count in (elements_in, elements_out))
+    return Signature(shapes, (dtype, dtype), (_MARK, name, *group))
 
 
 def signature_in_group(name: str, inputs: Signature, group: GroupOfRanks) -> Signature:
@@ -105,15 +109,8 @@ def signature_in_group(name: str, inputs: Signature, group: GroupOfRanks) -> Sig
             elements_out = elements * size
         elif collective.name == "reduce_scatter":
             elements_out = elements // size
-    shapes = tuple(None if count is None else (count,) for count in (elements, elements_out))
-    dtype = collective.dtype
-    return Signature(shapes, (dtype, dtype), (_MARK, collective.name, group.name, group.description, size, group.ranks))
-
-
-def _numbers(args: Mapping[str, Any], *keys: str) -> list[int | None]:
-    """The values of these keys; None for one that is missing or not a nonnegative integer."""
-    values = [args.get(key) for key in keys]
-    return [value if type(value) is int and value >= 0 else None for value in values]
+    in_group = group.name, group.description, size, group.ranks
+    return _packed(collective.name, collective.dtype, elements, elements_out, in_group)
 
 
 def _text(args: Mapping[str, Any], key: str) -> str:
@@ -222,9 +219,6 @@ def name_of_collective(name: str) -> str:
     """
     match = COLLECTIVE_OP.search("barrier" if "barrier" in name else name)
     return _NAMES[match[0].replace("_", "")] if match else name.rpartition(":")[2]
-
-
-# Where a rank was when its recording ended in the middle of a step.
 
 
 class Entered(NamedTuple):

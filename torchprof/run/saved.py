@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     import duckdb
 
 
-# A job folder: the runs of the ranks of a job as Parquet files, one for each rank and table. docs/job-folder.md
-# describes it.
+_START = 256  # bytes: the format of a run is named in the first of them
 
 _MARK = "torchprof-job.json"  # the file by which a folder is known as a job folder
 _FORMAT = "torchprof-job"
@@ -55,7 +54,8 @@ _FILE = re.compile(r"rank-(\d{6,})\.parquet")
 
 
 class JobFolder:
-    """The runs of the ranks of a job, in a folder of Parquet files. ``torchprof.open_job`` opens one."""
+    """The runs of the ranks of a job, in a folder of Parquet files, one for each rank and table: see
+    docs/job-folder.md. ``torchprof.open_job`` opens one."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self._path = Path(path)
@@ -86,11 +86,9 @@ class JobFolder:
         """What is compared between ranks, ``Run.to_compare`` of all of them, merged: its report "ranks" names the
         stragglers of the job.
 
-        Layers have no figures in it without ``layers``, and this process alone reads it. With them, the whole runs are
-        read, by so many ``processes``, as of ``torchprof.load``. This takes some 20 ms a rank.
-
-        Raises TorchprofError if ``processes`` is not a number of processes, if DuckDB is not installed, and if the
-        folder has no rank.
+        Layers have figures in it only with ``layers``: then the whole runs are read, by so many ``processes``, as of
+        ``torchprof.load``, which takes some 20 ms a rank. Raises TorchprofError if ``processes`` is not a number of
+        processes, if DuckDB is not installed, and if the folder has no rank.
         """
         check_processes(processes)
         if layers:
@@ -100,9 +98,9 @@ class JobFolder:
         return merge(run_of(data, f"the comparison of rank {rank}") for rank, data in compared)
 
     def sql(self, query: str) -> duckdb.DuckDBPyRelation:
-        """The answer of DuckDB to a query in SQL over the tables ``ranks``, ``rows`` and ``steps``, as its relation:
-        ``.fetchall()``, ``.df()``, or print it. docs/job-folder.md has the columns. Raises TorchprofError if DuckDB is
-        not installed and if the folder has no rank; errors of the query are those of DuckDB."""
+        """The answer of DuckDB to a query over the tables ``ranks``, ``rows`` and ``steps``, as its relation:
+        ``.fetchall()``, ``.df()``, or print it. Raises TorchprofError if DuckDB is not installed and if the folder has
+        no rank; errors of the query are those of DuckDB."""
         return self._database.sql(query)
 
     @cached_property
@@ -183,7 +181,12 @@ def make_room(folder: Path, rank: int, world_size: int = 1, job: str = "") -> No
 def _check_job(folder: Path, rank: int, world_size: int, job: str) -> None:
     """Raises TorchprofError if a rank is not of the job whose ranks are in the folder. These are of one job, so one of
     them is read, which is not damaged. Like ``merge``, it refuses nothing for a size or a name that is unknown."""
-    there, its_size, its_job = next(_jobs_in(folder), (0, 1, ""))
+    there, its_size, its_job = 0, 1, ""
+    for there in _ranks_in(folder):
+        file = _file_of(folder, _RANKS, there)
+        with suppress(TorchprofError, OSError):  # a damaged file is not that of another job
+            its_size, its_job = job_of_rank(file.read_bytes(), str(file))
+            break
     if world_size > 1 and its_size > 1 and world_size != its_size:
         its, this = f"a job of {its_size} ranks", f"of a job of {world_size} ranks"
     elif job and its_job and job != its_job:
@@ -194,14 +197,6 @@ def _check_job(folder: Path, rank: int, world_size: int, job: str) -> None:
         f"{folder} has rank {there} of {its}, but rank {rank} to be saved is {this}. A folder is for the ranks of "
         "one job: save this one to another folder, or remove the old one first."
     )
-
-
-def _jobs_in(folder: Path) -> Iterator[tuple[int, int, str]]:
-    """Each rank in a job folder whose file can be read, in any order, with the size and the name of its job."""
-    for rank in _ranks_in(folder):
-        file = _file_of(folder, _RANKS, rank)
-        with suppress(TorchprofError, OSError):  # a damaged file is not that of another job
-            yield (rank, *job_of_rank(file.read_bytes(), str(file)))
 
 
 def _ranks_in(folder: Path) -> Iterator[int]:
@@ -250,9 +245,6 @@ def _check(folder: Path) -> None:
 
 def _file_of(folder: Path, table: str, rank: int) -> Path:
     return folder / table / f"rank-{rank:06}.parquet"
-
-
-_START = 256  # bytes: the format is named in the first of them
 
 
 def write(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:

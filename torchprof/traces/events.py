@@ -41,8 +41,8 @@ _NODE_NAME = re.compile(r"\w+Backward\d*")
 
 
 class TraceEvents:
-    """The events of one trace, with the interface that a recording has. ``base_ns``: the time that the times in the file
-    are relative to, in ns since the epoch. ``cpu_time``: a trace does not have the CPU time of the process."""
+    """The events of one trace, with the interface of a recording. ``base_ns``: the time that the times in the file are
+    relative to, in ns since the epoch. ``cpu_time``: a trace does not have the CPU time of the process."""
 
     cpu_time: None = None
 
