@@ -67,10 +67,9 @@ class Collective(NamedTuple):
 def signature_of(args: Mapping[str, Any]) -> Signature | None:
     """The collective in the ``args`` of a kernel or of the op ``record_param_comms``, packed into a ``Signature``.
 
-    None if they name no collective. Only ``collective_of`` unpacks it. The shapes are
-    ``((elements in,), (elements out,))``, the dtypes have the type twice, and the scalars are
-    ``("collective", name, group, description, size, ranks)``. The signature of an op has as many scalars as shapes, or
-    none, so it cannot be mistaken for this.
+    None if they name no collective. Only ``collective_of`` unpacks it. The shapes are ``((elements in,), (elements
+    out,))``, the dtypes have the type twice, and the scalars are ``("collective", name, group, description, size,
+    ranks)``. The signature of an op has as many scalars as shapes, or none, so it cannot be mistaken for this.
 
     torch writes the ``args`` for that op (``torch/csrc/profiler/util.h``), and Kineto for the kernels that it launches
     (``libkineto/src/output_json.cpp``); older versions write fewer. Those that differ in each call (``Seq``, addresses
@@ -97,11 +96,9 @@ def _packed(
 
 
 def signature_in_group(name: str, inputs: Signature, group: GroupOfRanks) -> Signature:
-    """The collective of a backend's range between the ranks of a group, packed as ``signature_of`` does it.
-
-    ``name``: of the range; ``inputs``: those that were recorded. The size of the group makes the output of an
-    all-gather and of a reduce-scatter known.
-    """
+    """The collective of a backend's range between the ranks of a group, packed as ``signature_of`` does it. ``name``:
+    of the range; ``inputs``: those that were recorded. The size of the group makes the output of an all-gather and of a
+    reduce-scatter known."""
     collective = _of_range(Frame(FrameKind.COLLECTIVE, name, inputs))
     elements, size, elements_out = collective.elements_in, group.size, collective.elements_out
     if elements is not None and size:

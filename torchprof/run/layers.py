@@ -38,12 +38,10 @@ def stage_of_root(name: str) -> int | None:
 
 
 def find(path: Any, known: Sequence[tuple[tuple[str, ...], ...]]) -> set[int]:
-    """The indices of the entries of ``known`` that a path matches, at least one.
-
-    An entry holds the paths of one module: the real path, and the path that users see. ``path`` is a tuple of steps or
-    a dotted string, with or without the root; ``*`` matches one step. Raises TorchprofError if nothing matches (the
-    message has the nearest real paths) or if ``path`` is not a path.
-    """
+    """The indices of the entries of ``known`` that a path matches, at least one. An entry holds the paths of one
+    module: the real path, and the path that users see. ``path`` is a tuple of steps or a dotted string, with or without
+    the root; ``*`` matches one step. Raises TorchprofError if nothing matches (the message has the nearest real paths)
+    or if ``path`` is not a path."""
     steps = tuple(path.split(".")) if isinstance(path, str) else path
     if not isinstance(steps, (tuple, list)) or not steps or not all(isinstance(step, str) for step in steps):
         raise TorchprofError(
@@ -182,11 +180,9 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 class Layers(tuple[Layer, ...]):
-    """The layers of a run, parents before children, as a tree. Equal to a tuple of the same layers.
-
-    Other values refer to a layer by its index here; a negative number is not a layer (``OUTSIDE``, ``NOT_SELECTED``).
-    Properties are computed at first use and cached.
-    """
+    """The layers of a run, parents before children, as a tree. Equal to a tuple of the same layers. Other values refer
+    to a layer by its index here; a negative number is not a layer (``OUTSIDE``, ``NOT_SELECTED``). Properties are
+    computed at first use and cached."""
 
     @classmethod
     def of(cls, layers: Iterable[Layer]) -> Layers:

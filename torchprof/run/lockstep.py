@@ -299,10 +299,8 @@ class LockstepPart(RunPart[_Together]):
 
 
 def _zero_in_each_step(key: LockstepKey, cycles: _Together) -> Lockstep | None:
-    """0 for each step of these cycles.
-
-    None for collectives (they are counted by calls, not by steps), and if the steps or the groups are unknown.
-    """
+    """0 for each step of these cycles. None for collectives (they are counted by calls, not by steps), and if the steps
+    or the groups are unknown."""
     steps = cycles.get(LockstepKey(OUTSIDE, FORWARD, "cpu", STEP))  # the device has the same steps
     if steps is None or key.is_collective or key.group == NOT_RECORDED:
         return None

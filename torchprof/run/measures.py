@@ -100,13 +100,10 @@ MEASURES = (
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The distribution of a measure over the calls, for a measure that does not add up.
-
-    ``count`` values were added; ``sum``, ``min`` and ``max`` are of all of them, ``first`` is the value of the first
-    call. ``sample`` has at most ``Spread.SIZE`` values: those with the smallest ``hashes`` of their start times. So it
-    does not depend on the order or grouping of the additions. Up to that size it has all values. ``sample`` and
-    ``hashes`` are sorted by value.
-    """
+    """The distribution of a measure over the calls, for a measure that does not add up. ``count`` values were added;
+    ``sum``, ``min`` and ``max`` are of all of them, ``first`` is the value of the first call. ``sample`` has at most
+    ``Spread.SIZE`` values: those with the smallest ``hashes`` of their start times. So it does not depend on the order
+    or grouping of the additions. Up to that size it has all values. ``sample`` and ``hashes`` are sorted by value."""
 
     count: int
     sum: int

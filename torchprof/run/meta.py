@@ -38,12 +38,10 @@ class MeshDim(NamedTuple):
 
 
 class CompiledRegion(NamedTuple):
-    """Code that torch.compile made of a function.
-
-    ``name`` is its compile id ("0/1": the second version of the first function). The ``function`` is in ``file`` from
-    ``line`` on. If the region ends in a graph break, that is at ``break_line`` for ``break_reason`` ("" if unknown),
-    and the rest of the function is another region. ``break_hint``: what torch advises against the break, "" if nothing.
-    """
+    """Code that torch.compile made of a function. ``name`` is its compile id ("0/1": the second version of the first
+    function). The ``function`` is in ``file`` from ``line`` on. If the region ends in a graph break, that is at
+    ``break_line`` for ``break_reason`` ("" if unknown), and the rest of the function is another region. ``break_hint``:
+    what torch advises against the break, "" if nothing."""
 
     name: str
     function: str

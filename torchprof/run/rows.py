@@ -161,11 +161,9 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Rows(Sequence[Row]):
-    """Rows as columns of integers; indexing makes a ``Row`` of one line.
-
-    ``columns`` has an array for each of ``Rows.COLUMNS``. Their numbers are indices in the tables ``layers`` (negative
-    for no layer), ``frames``, ``devices``, ``within`` and ``shared``; phases are indices in ``PHASES``.
-    """
+    """Rows as columns of integers; indexing makes a ``Row`` of one line. ``columns`` has an array for each of
+    ``Rows.COLUMNS``. Their numbers are indices in the tables ``layers`` (negative for no layer), ``frames``,
+    ``devices``, ``within`` and ``shared``; phases are indices in ``PHASES``."""
 
     layers: tuple[Layer, ...] = field(repr=False)
     frames: tuple[tuple[Frame, ...], ...] = field(repr=False)

@@ -30,11 +30,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class Node:
-    """A layer in the tree of ``Run.tree``: ``total`` = ``self`` + the ``total`` of all ``children``.
-
-    ``layer`` says what it is, ``calls`` how often its forward was called. ``self`` is the cost of its own work,
-    ``total`` includes the layers below it. Nothing is counted twice.
-    """
+    """A layer in the tree of ``Run.tree``: ``total`` = ``self`` + the ``total`` of all ``children``. ``layer`` says
+    what it is, ``calls`` how often its forward was called. ``self`` is the cost of its own work, ``total`` includes the
+    layers below it. Nothing is counted twice."""
 
     layer: Layer
     calls: int
@@ -110,10 +108,8 @@ class Run:
 
     def of_rank(self, rank: int) -> Run:
         """The run of one rank: its layers as they are in this run, its figures, and the timeline if it is of this rank.
-
         In ``lockstep`` the rank keeps its counts and sums; of single times, only those of whole steps. Raises
-        TorchprofError for a rank that is not in this run.
-        """
+        TorchprofError for a rank that is not in this run."""
         known = [meta.rank for meta in self.metas]
         if rank not in known:
             raise TorchprofError(f"This run has no rank {rank!r}. It has {ranks_in_words(known)}.")
@@ -134,11 +130,9 @@ class Run:
 
     def to_compare(self, *, layers: bool = False) -> Run:
         """What finds the slow ranks of a job, once the runs of all ranks are merged: the own work and the exchanges of
-        each step, a kilobyte or two. What is not compared counts as not measured.
-
-        ``layers``: also the layers, with the sum and the median of their own work over the steps, the collectives,
-        the parts of a step outside of layers, and where the ranks were in an unfinished step.
-        """
+        each step, a kilobyte or two. What is not compared counts as not measured. ``layers``: also the layers, with the
+        sum and the median of their own work over the steps, the collectives, the parts of a step outside of layers, and
+        where the ranks were in an unfinished step."""
         known = self.layers if layers else Layers()
         return Run(
             tuple(meta.of_a_comparison() for meta in self.metas),
@@ -184,12 +178,9 @@ class Run:
         return tuple(self.layers[index] for index in self.layers.roots)
 
     def tree(self, phase: str | None = None, root: int = 0) -> Node:
-        """The layers of one model, each with self and total costs and calls.
-
-        ``phase``: "forward", "backward" or "recompute"; None for the sum of all. ``calls`` are those of the phase: the
-        forward calls for None, and 0 for backward, which has no calls of layers. Raises TorchprofError for an unknown
-        phase or root.
-        """
+        """The layers of one model, each with self and total costs and calls. ``phase``: "forward", "backward" or
+        "recompute"; None for the sum of all. ``calls`` are those of the phase: the forward calls for None, and 0 for
+        backward, which has no calls of layers. Raises TorchprofError for an unknown phase or root."""
         if not isinstance(root, int) or not 0 <= root < len(self.roots):
             raise TorchprofError(f"This run has {len(self.roots)} model(s), numbered from 0. It has no root {root!r}.")
         number = PHASES.index(FORWARD) if phase is None else number_of_phase(phase)
@@ -255,9 +246,8 @@ class Run:
 
     def report(self, name: str | None = None, **options: Any) -> ReportText:
         """A report as text: ``run.report("tree", depth=2)``; without a name, the list of all reports.
-
-        ``run.report("tree").data`` is the same for other programs. Raises TorchprofError for an unknown name or option.
-        """
+        ``run.report("tree").data`` is the same for other programs. Raises TorchprofError for an unknown name or
+        option."""
         text: ReportText = output("render")(name, self, options)
         return text
 
@@ -284,18 +274,14 @@ class Run:
 
     def export(self, path: str | PathLike[str], **options: Any) -> None:
         """Write a report to a file. The suffix chooses the report, see docs/exports.md: ``run.export("report.html")``.
-
         ``options`` are those of the report. After the suffix, ``.gz`` gzips the file. Raises TorchprofError for an
-        unknown suffix or option, and if there is no such folder; OSError like ``open``.
-        """
+        unknown suffix or option, and if there is no such folder; OSError like ``open``."""
         output("export")(path, self, options)
 
     def to_dataframe(self, of: str = "layers") -> pandas.DataFrame:
-        """The run as a pandas ``DataFrame``, with one record for each of its "layers", "operators" or "rows".
-
-        The columns are in docs/exports.md; unknown values are ``pandas.NA``. Raises TorchprofError for any other
-        ``of``, and if pandas is not installed.
-        """
+        """The run as a pandas ``DataFrame``, with one record for each of its "layers", "operators" or "rows". The
+        columns are in docs/exports.md; unknown values are ``pandas.NA``. Raises TorchprofError for any other ``of``,
+        and if pandas is not installed."""
         return output("dataframe")(self, of)
 
     def save(self, path: str | PathLike[str], *, strip: bool = False) -> None:

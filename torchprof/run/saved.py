@@ -84,12 +84,9 @@ class JobFolder:
 
     def comparison(self, *, layers: bool = False, processes: int = 1) -> Run:
         """What is compared between ranks, ``Run.to_compare`` of all of them, merged: its report "ranks" names the
-        stragglers of the job.
-
-        Layers have figures in it only with ``layers``: then the whole runs are read, by so many ``processes``, as of
-        ``torchprof.load``, which takes some 20 ms a rank. Raises TorchprofError if ``processes`` is not a number of
-        processes, if DuckDB is not installed, and if the folder has no rank.
-        """
+        stragglers of the job. Layers have figures in it only with ``layers``: then the whole runs are read, by so many
+        ``processes``, as of ``torchprof.load``, which takes some 20 ms a rank. Raises TorchprofError if ``processes``
+        is not a number of processes, if DuckDB is not installed, and if the folder has no rank."""
         check_processes(processes)
         if layers:
             files = [_file_of(self._path, _RANKS, rank) for rank in self.ranks]
@@ -145,12 +142,9 @@ def names_job_folder(path: str | PathLike[str]) -> bool:
 
 def add_to_job(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
     """Write the run of a rank into a job folder, which is made if it does not exist. Its files appear when they are
-    complete.
-
-    ``strip`` leaves out the names of files, machines and jobs. Raises TorchprofError for a run of several ranks, for a
-    rank that is there already, for a folder that has ranks of another job (another name, or another number of ranks) or
-    other files, if there is no folder to make it in, and without pyarrow.
-    """
+    complete. ``strip`` leaves out the names of files, machines and jobs. Raises TorchprofError for a run of several
+    ranks, for a rank that is there already, for a folder that has ranks of another job (another name, or another number
+    of ranks) or other files, if there is no folder to make it in, and without pyarrow."""
     folder = Path(path)
     if len(run.metas) > 1:
         raise TorchprofError(

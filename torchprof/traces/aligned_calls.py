@@ -24,12 +24,10 @@ Span = tuple[int, tuple[Event, ...], int | None]
 
 @dataclass(slots=True)
 class TracedOp:
-    """An operator of the trace that is in no other one, or a function of autograd in Python.
-
-    ``own_ns``: its time, without that of operators inside a function of autograd. ``ranges``: those of users around it.
-    ``call``: when the outermost call of a module around it began, where the trace has modules. ``nodes``: how many
-    autograd nodes came before it: between two forwards of training there are some.
-    """
+    """An operator of the trace that is in no other one, or a function of autograd in Python. ``own_ns``: its time,
+    without that of operators inside a function of autograd. ``ranges``: those of users around it. ``call``: when the
+    outermost call of a module around it began, where the trace has modules. ``nodes``: how many autograd nodes came
+    before it: between two forwards of training there are some."""
 
     name: str
     start_ns: int
@@ -189,9 +187,7 @@ def _extended(
     after: tuple[int, int],
 ) -> dict[int, int]:
     """Pairs of equal operators, and the pairs next to them, in both directions as long as the names are equal.
-
-    ``before``, ``after``: the places right before and right after all that may have a counterpart.
-    """
+    ``before``, ``after``: the places right before and right after all that may have a counterpart."""
     extended = dict(pairs)
     for number, ((first, start), (last, stop)) in enumerate(pairwise([before, *pairs.items(), after])):
         first, start = first + 1, start + 1
@@ -242,10 +238,8 @@ class AlignedCalls:
         self, again: ComputedAgain, compared: Sequence[int], on: OpsOfThread, maker: int, forward: AlignedForward
     ) -> None:
         """What an autograd node computes again: a part of the forward that ends with the operator that created the
-        node, or the inside of it if it is a function of autograd. What does not fit there has no layer.
-
-        ``compared``: the places in ``again.ops`` of the operators that are compared.
-        """
+        node, or the inside of it if it is a function of autograd. What does not fit there has no layer. ``compared``:
+        the places in ``again.ops`` of the operators that are compared."""
         after = bisect_right(forward.matched, maker)
         first = after if "::" not in on.ops[maker].name else after - len(compared)
         matched = forward.matched[max(first, 0) : max(first, 0) + len(compared)]
@@ -306,10 +300,8 @@ class AlignedCalls:
                 self._label_unknown(thread, self._unknown_between(between, before, after), self._model[before].layer)
 
     def _unknown_between(self, ops: Sequence[TracedOp], before: int, after: int) -> list[TracedOp]:
-        """Those of the operators between two in the model whose layer is not known.
-
-        Where operators are missing that others may replace, those that take their place are in the same call.
-        """
+        """Those of the operators between two in the model whose layer is not known. Where operators are missing that
+        others may replace, those that take their place are in the same call."""
         around = tuple(
             call for call, other in zip(self._model[before].calls, self._model[after].calls) if call == other
         )

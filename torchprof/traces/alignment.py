@@ -52,10 +52,8 @@ def align(
     events: Iterable[Event], references: Sequence[Sequence[Reference]], signatures: Sequence[Signature]
 ) -> list[AlignedCalls]:
     """The calls of the layers of each model in a trace. ``references``: for each model, the orders of operators that
-    its forward may have.
-
-    Raises TorchprofError if no forward of a model is found, with the place where trace and model part.
-    """
+    its forward may have. Raises TorchprofError if no forward of a model is found, with the place where trace and model
+    part."""
     traced = traced_ops(events)
     of_models: list[AlignedCalls] = []
     taken: set[tuple[int, int]] = set()  # the operators of the models before: thread and start

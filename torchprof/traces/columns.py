@@ -91,11 +91,9 @@ class Columns:
 
     def separate(self, threads: Sequence[int], is_left_out: Sequence[bool]) -> None:
         """Let a range that ends shortly after the start of the next one on its thread end there: times are rounded.
-
         Otherwise the next one would be inside it. That is so if both last longer without the time that they share, and
         if that is below 1 us. ``threads``: by lane. ``is_left_out``: by name, whether an event is not a range of its
-        thread.
-        """
+        thread."""
         starts, lengths, lanes, names = self.start, self.ns, self.lane, self.name
         open_ranges: dict[int, list[int]] = {thread: [] for thread in threads}  # outer to inner
         for window in self.windows():
@@ -134,11 +132,9 @@ class Columns:
             seen.add(event)
 
     def windows(self) -> Iterator[Sequence[int]]:
-        """The numbers of the events in the order of their start, in lists.
-
-        A trace consists of sorted stretches, of one thread or one kind of event. They are merged a window at a time,
-        which takes little memory; a sorted list of all events would take as much as the columns.
-        """
+        """The numbers of the events in the order of their start, in lists. A trace consists of sorted stretches, of one
+        thread or one kind of event. They are merged a window at a time, which takes little memory; a sorted list of all
+        events would take as much as the columns."""
         start, ns, number = self.start, self.ns, self.number
 
         def outer_first(index: int) -> tuple[int, int, bool, int]:
@@ -221,10 +217,8 @@ def parse_int(value: Any, default: int | None = None) -> int:
 
 
 def encodable_text(value: Any) -> str:
-    """A string that UTF-8 can encode; "" for other values.
-
-    JSON can escape half of a surrogate pair, which is not a character: it is replaced by "?".
-    """
+    """A string that UTF-8 can encode; "" for other values. JSON can escape half of a surrogate pair, which is not a
+    character: it is replaced by "?"."""
     return value.encode(errors="replace").decode() if isinstance(value, str) else ""
 
 

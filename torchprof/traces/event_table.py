@@ -113,10 +113,8 @@ class EventTable:
         self.cpu.separate([thread for thread, _ in self.lanes], is_left_out)
 
     def add(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """Add the events of one piece of the file. An event that lacks a necessary value is counted and dropped.
-
-        One long function: the loop runs for each of millions of events, and a call in it would take a tenth more time.
-        """
+        """Add the events of one piece of the file. An event that lacks a necessary value is counted and dropped. One
+        long function: the loop runs for each of millions of events, and a call in it would take a tenth more time."""
         groups, numbers_of, cpu = self._groups, self._numbers_of, self.cpu
         module, runtime, no_work = MODULE, RUNTIME_CALLS, NO_WORK
         add_of = {DEVICE_WORK: self._add_work, OVERHEAD_EVENTS: self._add_overhead, SESSION: self._add_session}
@@ -301,12 +299,10 @@ def _times(event: Mapping[str, Any]) -> tuple[int, int]:
 
 
 class Arrows:
-    """The arrows from operators to the autograd nodes that they made.
-
-    Each event has the number of its thread, and a node has another number for the thread of its forward. An arrow
-    starts at an operator on the thread and ends at the node, so it connects the two numbers. Only arrows with one end
-    are kept. If they are many, some are enough: a part of them is dropped.
-    """
+    """The arrows from operators to the autograd nodes that they made. Each event has the number of its thread, and a
+    node has another number for the thread of its forward. An arrow starts at an operator on the thread and ends at the
+    node, so it connects the two numbers. Only arrows with one end are kept. If they are many, some are enough: a part
+    of them is dropped."""
 
     def __init__(self) -> None:
         # By the number of an arrow: the thread of the operator; the node's number of its forward thread.

@@ -193,9 +193,7 @@ class JsonText:
 
     def piece(self) -> list[TraceEvent] | None:
         """The events in the text, without the last one, which may be incomplete. All are decoded at once, for speed.
-
-        None if the list ends in the text, an event is broken, or what looked like the start of an event was not one.
-        """
+        None if the list ends in the text, an event is broken, or what looked like the start of an event was not one."""
         cut = self._last_event()
         if not cut:
             return None

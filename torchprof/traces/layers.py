@@ -54,11 +54,8 @@ class ModuleCall(NamedTuple):
 
 
 class RangeCall(NamedTuple):
-    """A range that was set with ``record_function``.
-
-    ``parents``: the names of the ranges directly around it, as for a module; "" for none. ``has_ops``: whether an
-    operator ran inside it, at any depth.
-    """
+    """A range that was set with ``record_function``. ``parents``: the names of the ranges directly around it, as for a
+    module; "" for none. ``has_ops``: whether an operator ran inside it, at any depth."""
 
     name: str
     parents: tuple[str, ...]
@@ -206,10 +203,8 @@ def _strip_module_prefix(name: str) -> str:
 def _nearest_kept(
     parents: Iterable[str], kept: Mapping[str, str], around: Mapping[str, tuple[str, ...]]
 ) -> Iterator[str]:
-    """The nearest ranges around that are layers. A range that is not a layer is replaced by those around it.
-
-    "" stands for no range.
-    """
+    """The nearest ranges around that are layers. A range that is not a layer is replaced by those around it. "" stands
+    for no range."""
     waiting, seen = list(reversed(tuple(parents))), set()
     while waiting:
         name = waiting.pop()
@@ -240,11 +235,9 @@ def _around_numbers(name: str) -> list[tuple[str, str]]:
 
 
 def _places(parents: Mapping[str, tuple[str, ...]]) -> dict[str, list[tuple[str, ...]]]:
-    """All places of each name. A place is the names from the outermost one down to the name itself.
-
-    A place has each name at most once, so recursion ends. A name with too many places is left out, and so are the
-    places inside it. Keeping only some places would add its events to the wrong ones.
-    """
+    """All places of each name. A place is the names from the outermost one down to the name itself. A place has each
+    name at most once, so recursion ends. A name with too many places is left out, and so are the places inside it.
+    Keeping only some places would add its events to the wrong ones."""
     inside: defaultdict[str, list[str]] = defaultdict(list)
     outermost = []
     for name, around in parents.items():
@@ -277,11 +270,8 @@ def _hierarchy(
     wrapper_of: Mapping[str, str | None],
     warnings: Iterable[RunWarning] = (),
 ) -> Hierarchy:
-    """The hierarchy of some layers, depth first.
-
-    ``kind_at``: the class of each layer by path. ``paths``: the layers of each event by its name. ``wrapper_of``: the
-    name of the wrapper around each wrapped module.
-    """
+    """The hierarchy of some layers, depth first. ``kind_at``: the class of each layer by path. ``paths``: the layers of
+    each event by its name. ``wrapper_of``: the name of the wrapper around each wrapped module."""
     below: defaultdict[tuple[str, ...], list[tuple[str, ...]]] = defaultdict(list)
     for path in kind_at:
         below[path[:-1]].append(path)

@@ -47,12 +47,10 @@ class TracePlan:
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """The plan of the model that was given. It holds no module, so that it can be sent to other processes.
-
-    ``modules``: the layer of each module by its real path, which has the steps of wrappers, too. ``references``: finds,
-    for each model, the orders that the operators of its forward may have; an error message if the model does not run.
-    It is called only for a trace without labels, as it runs the models.
-    """
+    """The plan of the model that was given. It holds no module, so that it can be sent to other processes. ``modules``:
+    the layer of each module by its real path, which has the steps of wrappers, too. ``references``: finds, for each
+    model, the orders that the operators of its forward may have; an error message if the model does not run. It is
+    called only for a trace without labels, as it runs the models."""
 
     plan: TracePlan
     layers: tuple[Layer, ...]
@@ -76,10 +74,8 @@ class ModelPlan:
         return cls(layers, described, modules, references)
 
     def of_stages(self, labels: Iterable[str]) -> ModelPlan:
-        """The plan with the names that the models have in a trace of a pipeline: "Net (stage 1)" for "Net".
-
-        If the labels name as many stages of a class as models of it were given, these are the stages, in their order.
-        """
+        """The plan with the names that the models have in a trace of a pipeline: "Net (stage 1)" for "Net". If the
+        labels name as many stages of a class as models of it were given, these are the stages, in their order."""
         label_of = {path_of(label)[0]: label for label in (label.partition(".")[0] for label in labels)}
         stages = sorted((root for root in label_of if stage_of_root(root) is not None), key=_stage)
         models = {path[0]: layer for path, layer in self.modules.items() if len(path) == 1}
@@ -127,9 +123,7 @@ def plan_trace(
 ) -> tuple[TracePlan, tuple[Layer, ...]]:
     """The layers of a trace: those of the model, found by torchprof's labels, or else by the order of the operators.
     Without a model, they come from the best source in the trace: labels, else events of modules, else ranges of users.
-
-    Warnings are added to ``seen``. Raises TorchprofError if the trace is of another model.
-    """
+    Warnings are added to ``seen``. Raises TorchprofError if the trace is of another model."""
     if model is None:
         return _named_in_trace(path, events, seen)
     if labels := events.labels:

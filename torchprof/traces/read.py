@@ -163,11 +163,8 @@ def _references(models: Mapping[str, nn.Module], inputs: Any, kwargs: Mapping[st
 
 
 def traces_in(paths: Iterable[str | PathLike[str]]) -> list[Path]:
-    """The files to read for some paths.
-
-    A folder means the files directly in it whose names end in .json or .json.gz, sorted by name, without runs that
-    torchprof saved. Raises TorchprofError for a folder without traces.
-    """
+    """The files to read for some paths. A folder means the files directly in it whose names end in .json or .json.gz,
+    sorted by name, without runs that torchprof saved. Raises TorchprofError for a folder without traces."""
     files: list[Path] = []
     for path in map(Path, paths):
         if not path.is_dir():
@@ -186,10 +183,8 @@ def traces_in(paths: Iterable[str | PathLike[str]]) -> list[Path]:
 
 @dataclass(frozen=True)
 class _FileRun:
-    """The run of one file, without its warnings, which are in ``seen``.
-
-    ``start_ns``: the start of its session. ``process``: the name of the machine, and the IDs of its processes.
-    """
+    """The run of one file, without its warnings, which are in ``seen``. ``start_ns``: the start of its session.
+    ``process``: the name of the machine, and the IDs of its processes."""
 
     path: Path
     run: Run
