@@ -270,7 +270,6 @@ def job_of_rank(data: bytes, path: str) -> tuple[int, str]:
 
 
 def _values_of_rank(data: bytes, path: str, *names: str) -> list[Any]:
-    """The values of these columns in the only line of ``table_of_rank``."""
     parquet = _pyarrow().parquet
     with _damaged(path):
         (line,) = parquet.read_table(BytesIO(data), columns=[*names]).to_pylist()

@@ -248,8 +248,6 @@ _IF_ANY = ("times", "kept_ns", "medians", "values")
 
 
 class LockstepPart(RunPart[_Together]):
-    """The lockstep as a part of a run."""
-
     def of_ranks(self, value: _Together, ranks: Collection[int]) -> dict[int, _Together]:
         parts: dict[int, dict[LockstepKey, Lockstep]] = {rank: {} for rank in ranks}
         for key, lockstep in value.items():
@@ -308,8 +306,7 @@ def _zero_in_each_step(key: LockstepKey, cycles: _Together) -> Lockstep | None:
 
 
 class _Merging:
-    """The lockstep of some ranks so far: a list with one entry per rank for each figure, None if not all ranks have
-    it."""
+    """The lockstep of some ranks so far. ``figures``: each with an entry for each rank; None if not all ranks have it."""
 
     __slots__ = ("counts", "figures", "first", "is_paired", "key", "last_ns", "last_rank", "ranks", "times")
 

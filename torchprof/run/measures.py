@@ -251,8 +251,6 @@ _FIELDS = len(SampleKey._fields) + len(Spread.__slots__)
 
 
 class SamplesPart(RunPart[_Samples]):
-    """The samples as a part of a run. Cycles are joined, sample by sample."""
-
     def of_ranks(self, value: _Samples, ranks: Collection[int]) -> dict[int, _Samples]:
         by_rank: dict[int, dict[SampleKey, Spread]] = {rank: {} for rank in ranks}
         for key, spread in value.items():

@@ -111,7 +111,6 @@ class _Merged:
         self._parts: dict[str, Any] = dict.fromkeys(RUN_PARTS)
 
     def add(self, run: Run) -> None:
-        """Add the ranks of one more run."""
         self._add_metas(run.metas)
         run = run.renumbered(self._layers.add(run.layers, sorted(meta.rank for meta in run.metas)), run.layers)
         self._rows.add(run.rows)
@@ -141,7 +140,6 @@ class _Merged:
             raise TorchprofError(f"The runs are of different jobs, {which}. Merge those of one job.")
 
     def run(self) -> Run:
-        """The merged run, with layers and ranks in order."""
         metas = tuple(self._metas[rank] for rank in sorted(self._metas))
         indices, layers = self._layers.merged(tuple(meta.rank for meta in metas))
         parts = {name: part.merged(self._parts[name]) for name, part in RUN_PARTS.items()}
@@ -192,7 +190,6 @@ class _Known:
     ranks: list[int]
 
     def add(self, layer: Layer, ranks: Sequence[int], place: int) -> None:
-        """Add the same layer of other ranks, which ascend."""
         if ranks[0] < self.rank:
             self.layer, self.rank, self.place = layer.merged(self.layer), ranks[0], place
         else:
@@ -239,8 +236,6 @@ class _Table:
 
 
 class _MergingRows:
-    """The rows of the ranks so far, on the same layers."""
-
     def __init__(self) -> None:
         self._tables = {"shared": _Table(()), "within": _Table(()), "frames": _Table(()), "device": _Table()}
         self._columns = {name: array("q") for name in Rows.COLUMNS}

@@ -91,7 +91,6 @@ def _costs(measures: Sequence[str], sums: Sequence[Sequence[int]], size: int) ->
 
 
 def is_kernel(frames: Sequence[Frame]) -> bool:
-    """Whether a row with these frames is the work of a device."""
     return bool(frames) and frames[-1].kind == FrameKind.KERNEL
 
 

@@ -273,11 +273,7 @@ class AlignedCalls:
             self.labels.append(Event(Kind.STOPPED, STOPPED, last.end_ns, last.end_ns, again.thread))
 
     def _label(
-        self,
-        thread: int,
-        ops: Sequence[TracedOp],
-        pairs: Mapping[int, int],
-        calls: Mapping[int, tuple[LayerCall, ...]],
+        self, thread: int, ops: Sequence[TracedOp], pairs: Mapping[int, int], calls: Mapping[int, tuple[LayerCall, ...]]
     ) -> None:
         """Note the range of each call, and of each operator without a layer. ``pairs``, ``calls``: of the operators
         with a counterpart, its place in the model, and the calls around them."""

@@ -46,7 +46,6 @@ class Columns:
 
     @property
     def last(self) -> int:
-        """The start of the last event."""
         return self.start[-1] if self.start else -BEYOND
 
     def add(self, start: int, ns: int, name: int, lane: int, sequence: int, number: int, signature: int) -> None:

@@ -216,7 +216,6 @@ class EventTable:
         return group
 
     def _add_work(self, event: Mapping[str, Any]) -> None:
-        """Add a kernel, a copy, or a memset."""
         is_mtia = event["cat"] == MTIA_WORK
         if is_mtia and "Sync" in event["name"]:
             return

@@ -85,7 +85,6 @@ class TraceEvents:
 
     @property
     def torchs_steps(self) -> int:
-        """The number of steps of ``torch.profiler.profile``, counted by their ranges."""
         steps = {
             number for number, (group, name) in enumerate(self._names) if group in _RANGES and is_torchs_step(name)
         }
@@ -152,7 +151,6 @@ class TraceEvents:
 
     @cached_property
     def has_engine(self) -> bool:
-        """Whether there is a range of the autograd engine around each node."""
         return any(map(is_engine, self._texts))
 
     @property
@@ -161,13 +159,11 @@ class TraceEvents:
         return any(group in _OF_CPU for group, _ in self._names)
 
     def count_of(self, names: Collection[str]) -> Counter[str]:
-        """How often operators with these names ran."""
         numbers = {number: name for number, name in enumerate(self._texts) if name in names}
         return Counter(numbers[number] for number in self._cpu.name if number in numbers)
 
     @property
     def has_compiled(self) -> bool:
-        """Whether code ran that torch.compile had compiled."""
         return any(event_kind(name) is Kind.REGION for name in self._texts)
 
     @property
@@ -180,7 +176,6 @@ class TraceEvents:
 
     @property
     def labels(self) -> list[str]:
-        """torchprof's labels of modules, without its marks."""
         return [*filter(is_of_a_call, self._texts)]
 
     @property

@@ -58,7 +58,6 @@ class JsonText:
 
     @property
     def position(self) -> int:
-        """The number of characters in the file before ``at``."""
         return self._dropped + self.at
 
     def more(self) -> bool:
@@ -104,7 +103,6 @@ class JsonText:
         self.at = match.end() if match else self.at
 
     def ahead(self, count: int) -> str:
-        """The next ``count`` characters, or fewer if no more were read."""
         return self.text[self.at : self.at + count]
 
     def find(self, *patterns: re.Pattern[str]) -> bool:

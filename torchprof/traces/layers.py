@@ -196,7 +196,6 @@ def _last(name: str, following: Mapping[str, str]) -> str:
 
 
 def _strip_module_prefix(name: str) -> str:
-    """ "Linear_0" for "nn.Module: Linear_0"; other names are returned as they are."""
     return name.removeprefix(MODULE_PREFIX)
 
 

@@ -132,7 +132,6 @@ def plan_trace(
 
 
 def _named_in_trace(path: Path, events: TraceEvents, seen: Observations) -> tuple[TracePlan, tuple[Layer, ...]]:
-    """The layers that the trace itself names."""
     if labels := events.labels:
         hierarchy = layers_of_labels(labels, events.classes())
     elif modules := events.modules():
@@ -176,7 +175,6 @@ def _labelled(
 
 
 def _aligned(path: Path, events: TraceEvents, model: ModelPlan, seen: Observations) -> TracePlan:
-    """The plan of a trace without labels: its operators are aligned with those of the model."""
     no_layers = f"{path} names no layers{', only the classes of modules' if events.module_names else ''}."
     how_else = "With labels in the trace no alignment is needed: record it inside `torchprof.annotate(model)`."
     references = model.references()
@@ -200,7 +198,6 @@ def _aligned(path: Path, events: TraceEvents, model: ModelPlan, seen: Observatio
 
 
 def _warn_of_alignment(aligned: Sequence[AlignedCalls], seen: Observations) -> None:
-    """Add the warnings on what an alignment has found, and on what it has not."""
     seen.warnings.append(RunWarning.of("layers_by_alignment", count=sum(calls.forwards for calls in aligned)))
     unknown_ns: Counter[str] = Counter()
     for calls in aligned:

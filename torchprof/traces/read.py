@@ -303,7 +303,6 @@ def _read_at_once(
 
 
 def _warnings(path: Path, events: TraceEvents, doubles: int) -> Iterator[RunWarning]:
-    """Warnings about a trace: doubles that were dropped, unread events, several processes, no sequence numbers."""
     table = events.table
     if doubles:
         yield RunWarning.of("trace_events_twice", file=path.name, count=doubles)
@@ -336,7 +335,6 @@ def _combined(runs: Iterable[_FileRun]) -> Run:
 
 
 def _sum_of_cycles(cycles: Iterable[_FileRun]) -> Run:
-    """The run of the cycles of one process, with the warnings of all cycles."""
     run: Run | None = None
     seen = Observations()
     for cycle in cycles:

@@ -161,7 +161,6 @@ class TraceColumns:
         return correlations
 
     def _device_work(self) -> Iterator[Event]:
-        """Kernels, copies and memsets."""
         table, base = self._table, self._base_ns
         device_kind = table.device or "cuda"
         counted = numbers_of_devices((index for index, _ in table.streams), table.hip_devices)
