@@ -256,20 +256,13 @@ def _zipped(run: Run) -> bytes:
 
 
 def run_of_rank(data: bytes, path: str, read: Callable[[bytes, str], Run] = run_of) -> Run:
-    """The run that ``table_of_rank`` has, or what ``read`` reads of its file. ``path`` and errors: as of
-    ``run_of_parquet``."""
-    (whole,) = _values_of_rank(data, path, _WHOLE)
+    """The run that ``table_of_rank`` has, or what ``read`` reads of its file."""
+    (whole,) = values_of_rank(data, path, _WHOLE)
     return read(whole, path)
 
 
-def job_of_rank(data: bytes, path: str) -> tuple[int, str]:
-    """How many ranks the job of this rank has, and its name, "" if unknown, from what ``table_of_rank`` has. ``path``
-    and errors: as of ``run_of_parquet``."""
-    world_size, job = _values_of_rank(data, path, "world_size", "job")
-    return world_size, job or ""
-
-
-def _values_of_rank(data: bytes, path: str, *names: str) -> list[Any]:
+def values_of_rank(data: bytes, path: str, *names: str) -> list[Any]:
+    """The values of columns of ``table_of_rank``; ``path`` and errors: as of ``run_of_parquet``."""
     parquet = _pyarrow().parquet
     with _damaged(path):
         (line,) = parquet.read_table(BytesIO(data), columns=[*names]).to_pylist()

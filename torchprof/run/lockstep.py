@@ -191,8 +191,7 @@ class Lockstep:
         return round((kept_ns[index] - sum(self.last_ns)) * self.counts[index] / len(self.times))
 
 
-_known: dict[tuple[int, int], tuple[int, ...]] = {}
-"""The last results of ``_kept``."""
+_known: dict[tuple[int, int], tuple[int, ...]] = {}  # the last results of ``_kept``, so many at most
 _MOST_KNOWN = 64
 
 
@@ -306,7 +305,8 @@ def _zero_in_each_step(key: LockstepKey, cycles: _Together) -> Lockstep | None:
 
 
 class _Merging:
-    """The lockstep of some ranks so far. ``figures``: each with an entry for each rank; None if not all ranks have it."""
+    """The lockstep of some ranks so far. ``figures``: each with an entry for each rank; None if not all ranks have
+    it."""
 
     __slots__ = ("counts", "figures", "first", "is_paired", "key", "last_ns", "last_rank", "ranks", "times")
 

@@ -21,7 +21,6 @@ from torchprof.run.file import (
     atomic_file,
     check_pyarrow,
     comparison_of,
-    job_of_rank,
     run_of,
     run_of_parquet,
     run_of_rank,
@@ -29,6 +28,7 @@ from torchprof.run.file import (
     table_of_rank,
     table_of_rows,
     table_of_steps,
+    values_of_rank,
     write_json,
     write_parquet,
     write_table,
@@ -175,11 +175,11 @@ def make_room(folder: Path, rank: int, world_size: int = 1, job: str = "") -> No
 def _check_job(folder: Path, rank: int, world_size: int, job: str) -> None:
     """Raises TorchprofError if a rank is not of the job whose ranks are in the folder. These are of one job, so one of
     them is read, which is not damaged. Like ``merge``, it refuses nothing for a size or a name that is unknown."""
-    there, its_size, its_job = 0, 1, ""
+    there, its_size, its_job = 0, 1, None
     for there in _ranks_in(folder):
         file = _file_of(folder, _RANKS, there)
         with suppress(TorchprofError, OSError):  # a damaged file is not that of another job
-            its_size, its_job = job_of_rank(file.read_bytes(), str(file))
+            its_size, its_job = values_of_rank(file.read_bytes(), str(file), "world_size", "job")
             break
     if world_size > 1 and its_size > 1 and world_size != its_size:
         its, this = f"a job of {its_size} ranks", f"of a job of {world_size} ranks"

@@ -1,4 +1,5 @@
-"""The calls of layers in a trace without labels, once it is known where the forwards of the model are."""
+"""The operators of a trace without labels: of forwards, and what backward computes again; and the calls of layers in
+it, once it is known where the forwards of the model are."""
 
 from __future__ import annotations
 
@@ -13,8 +14,6 @@ from typing import NamedTuple
 from torchprof.attribute.event_names import STOPPED
 from torchprof.attribute.events import PREFIX, Event, Kind, OpenRanges
 from torchprof.run.words import FSDP_RANGE, OPTIMIZER_STEP, is_runtime_call
-
-# The operators of a trace without labels: those of forwards, and those that backward computes again.
 
 _NO_FORWARD = (OPTIMIZER_STEP, FSDP_RANGE)
 """The beginnings of the names of ranges that contain nothing of a forward. FSDP's hooks name their layers."""
@@ -287,7 +286,9 @@ class AlignedCalls:
                 first, _, end = spans.get(call, (op, op, 0))
                 spans[call] = first, op, max(end, op.end_ns)
         for call, (first, last, end) in spans.items():
-            start, end = _with_ranges(first, last, end)
+            # With the ranges of users that begin or end between.
+            start = min([first.start_ns, *(around.start_ns for around in first.ranges if around.end_ns < end)])
+            end = max([end, *(around.end_ns for around in last.ranges if around.start_ns > start)])
             self.labels.append(Event(Kind.LABEL, call.label, start, end, thread))
         for place, following in pairwise(places):
             if between := ops[place + 1 : following]:
@@ -313,15 +314,3 @@ class AlignedCalls:
         for op in ops:
             self.labels.append(Event(Kind.LABEL, UNALIGNED, op.start_ns, op.end_ns, thread))
             self.unknown_ns[after] += op.own_ns
-
-
-def _with_ranges(first: TracedOp, last: TracedOp, end_ns: int) -> tuple[int, int]:
-    """From the start of an operator to the end of another one, with the ranges of users that begin or end between."""
-    start, end = first.start_ns, end_ns
-    for around in first.ranges:
-        if around.end_ns < end:
-            start = min(start, around.start_ns)
-    for around in last.ranges:
-        if around.start_ns > start:
-            end = max(end, around.end_ns)
-    return start, end
