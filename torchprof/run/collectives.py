@@ -67,9 +67,9 @@ class Collective(NamedTuple):
 def signature_of(args: Mapping[str, Any]) -> Signature | None:
     """The collective in the ``args`` of a kernel or of the op ``record_param_comms``, packed into a ``Signature``.
 
-    None if they name no collective. Only ``collective_of`` unpacks it. The shapes are ``((elements in,), (elements
-    out,))``, the dtypes have the type twice, and the scalars are ``("collective", name, group, description, size,
-    ranks)``. The signature of an op has as many scalars as shapes, or none, so it cannot be mistaken for this.
+    None if they name no collective. Only ``collective_of`` unpacks it. The shapes have the elements in and out, the
+    dtypes the type twice, and the scalars the mark, name, group, description, size and ranks. The signature of an op
+    has as many scalars as shapes, or none, so it cannot be mistaken for this.
 
     torch writes the ``args`` for that op (``torch/csrc/profiler/util.h``), and Kineto for the kernels that it launches
     (``libkineto/src/output_json.cpp``); older versions write fewer. Those that differ in each call (``Seq``, addresses
@@ -208,12 +208,10 @@ _NAMES = {name.replace("_", ""): name for name in COLLECTIVES}
 
 def name_of_collective(name: str) -> str:
     """The name that a collective has in all reports: "all_reduce" for "allreduce_coalesced", "nccl:all_reduce",
-    "c10d::allreduce_" and "gloo:sparse_all_reduce". From any other name only the backend is removed.
-
-    torch has different names for each way to pass the tensors ("_allgather_base", "all_gather_into_tensor"), and in ops
+    "c10d::allreduce_" and "gloo:sparse_all_reduce". From any other name only the backend is removed. torch has
+    different names for each way to pass the tensors ("_allgather_base", "all_gather_into_tensor"), and in ops
     (``torch/csrc/distributed/c10d/Ops.cpp``), ranges and records (``ProcessGroupNCCL.cpp``). "all_reduce_barrier", as
-    which NCCL runs a barrier, is a barrier.
-    """
+    which NCCL runs a barrier, is a barrier."""
     match = COLLECTIVE_OP.search("barrier" if "barrier" in name else name)
     return _NAMES[match[0].replace("_", "")] if match else name.rpartition(":")[2]
 
@@ -229,14 +227,11 @@ class Entered(NamedTuple):
 
 @dataclass(frozen=True)
 class Unfinished:
-    """Where a rank was when its recording ended in the middle of a step.
-
-    The step had lasted ``ns`` by then, and for the last ``since_ns`` the rank was in ``layer`` (by its index, negative
-    for none), in ``phase``: in the operator ``name``, or between operators (""). ``waits``: it waited in the
-    collective ``name`` that the layer had called. ``entered``: the collectives that the rank called in the step, in the
-    order of their first calls. ``began_before``: the step had begun before this recording, in the cycle before it, if
-    there was one.
-    """
+    """Where a rank was when its recording ended in the middle of a step. The step had lasted ``ns`` by then, and for
+    the last ``since_ns`` the rank was in ``layer`` (by its index, negative for none), in ``phase``: in the operator
+    ``name``, or between operators (""). ``waits``: it waited in the collective ``name`` that the layer had called.
+    ``entered``: the collectives that the rank called in the step, in the order of their first calls. ``began_before``:
+    the step had begun before this recording, in the cycle before it, if there was one."""
 
     rank: int
     ns: int

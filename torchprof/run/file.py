@@ -41,10 +41,8 @@ from torchprof.run.words import (
 
 SCHEMA = 3
 """The version of the format. It increases when an older reader would misread a newer file."""
-
 _FORMAT = "torchprof-run"
 _WITH_IDLE_TIME = 3  # the first schema whose rows have the time in which nothing ran
-
 _json = json.JSONEncoder(separators=(",", ":"), default=array.tolist).encode
 
 

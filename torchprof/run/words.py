@@ -166,10 +166,13 @@ class Signature(NamedTuple):
 
 
 class SourceLine(str):
-    """A sampled line of Python. It equals its text, ``SourceLine("train.py", 7, "log", "print") == "train.py:7 log →
-    print"``, and is written as it. ``file``: as it is shown. ``function``: the one that the line is in. ``calls``: what
-    the line was calling, as it is written there; "" for nothing. ``is_hook``: torch calls the function with a module,
-    and it is not its forward. ``owner``: the function and its file, as text."""
+    """A sampled line of Python. It equals its text, and is written as it:
+    ``SourceLine("train.py", 7, "log", "print") == "train.py:7 log → print"``.
+
+    ``file``: as it is shown. ``function``: the one that the line is in. ``calls``: what the line was calling, as it is
+    written there; "" for nothing. ``is_hook``: torch calls the function with a module, and it is not its forward.
+    ``owner``: the function and its file, as text.
+    """
 
     file: str
     line: int

@@ -18,7 +18,7 @@ from torchprof.run.words import FSDP_RANGE, OPTIMIZER_STEP, is_runtime_call
 _NO_FORWARD = (OPTIMIZER_STEP, FSDP_RANGE)
 """The beginnings of the names of ranges that contain nothing of a forward. FSDP's hooks name their layers."""
 
-Span = tuple[int, tuple[Event, ...], int | None]
+OpSpan = tuple[int, tuple[Event, ...], int | None]
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class TracedOp:
     nodes: int
 
     @property
-    def span(self) -> Span:
+    def span(self) -> OpSpan:
         """What it shares with the other operators of a forward, and perhaps with those of other forwards."""
         return self.nodes, self.ranges[:1], self.call
 
@@ -200,13 +200,11 @@ def _extended(
 
 
 class AlignedCalls:
-    """The labels of the calls of one model, collected forward by forward.
-
-    ``forwards``: how many forwards there are; ``adjacent``: how many of them follow another one with nothing between.
-    ``labels``: also those around operators without a layer. ``operators``: thread and start of all that are paired.
-    ``total_ns``: the time of the operators in forwards, and in what backward computes again. ``unknown_ns``: the part
-    of it that has no layer, by the layer before it.
-    """
+    """The labels of the calls of one model, collected forward by forward. ``forwards``: how many forwards there are;
+    ``adjacent``: how many of them follow another one with nothing between. ``labels``: also those around operators
+    without a layer. ``operators``: thread and start of all that are paired. ``total_ns``: the time of the operators in
+    forwards, and in what backward computes again. ``unknown_ns``: the part of it that has no layer, by the layer before
+    it."""
 
     def __init__(self, model: Sequence[ReferenceOp], replaced: Collection[str]) -> None:
         """``replaced``: the names of operators of which others may take the place."""

@@ -20,8 +20,8 @@ from torchprof.traces.aligned_calls import (
     AlignedCalls,
     AlignedForward,
     ComputedAgain,
+    OpSpan,
     ReferenceOp,
-    Span,
     TracedOp,
     TracedOps,
     traced_ops,
@@ -153,7 +153,7 @@ class _Search:
             self.longest = matched, ""
         return ends
 
-    def _apart(self, starts: list[int], spans: Sequence[Span]) -> list[int]:
+    def _apart(self, starts: list[int], spans: Sequence[OpSpan]) -> list[int]:
         """The starts of forwards that do not overlap. Where several overlap, which are right is known only if they fill
         the time between two backward passes, a range of the user such as that of a step, or an outermost call of a
         module (``spans``). If the model repeats equal blocks and nothing else, several forwards may be one of a deeper
@@ -177,7 +177,7 @@ class _Search:
         lead = self._places[0]
         return first - last - 1 <= lead and (before.span, before.ranges) == (after.span, after.ranges)
 
-    def _filling(self, group: list[int], spans: Sequence[Span]) -> list[int]:
+    def _filling(self, group: list[int], spans: Sequence[OpSpan]) -> list[int]:
         size, known = len(self._classes), set(group)
         starts: list[int] = []
         for _, alike in groupby(range(group[0], group[-1] + size), spans.__getitem__):

@@ -1,7 +1,5 @@
 """What is in a trace that torch's profiler wrote: marks, steps, modules, ranges, and all events, as in a live session.
-
-What differs between versions of torch and between devices is handled here, in ``event_table`` and ``trace_columns``.
-"""
+What differs between versions of torch and between devices is handled here, in ``event_table`` and ``trace_columns``."""
 
 from __future__ import annotations
 

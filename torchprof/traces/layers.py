@@ -1,7 +1,5 @@
-"""The layers in a trace: from torchprof's labels, from the events of modules, or from the ranges of users.
-
-Each source gives a ``Hierarchy``. What a trace does not record of a layer (parameters, buffers, mode) is None.
-"""
+"""The layers in a trace: from torchprof's labels, from the events of modules, or from the ranges of users. Each source
+gives a ``Hierarchy``. What a trace does not record of a layer (parameters, buffers, mode) is None."""
 
 from __future__ import annotations
 

@@ -55,8 +55,11 @@ class TraceColumns:
             if not kind.name.endswith(ACCUMULATES):
                 signature[index] = 0
         start = self._ordered(cpu.start)
-        for index in self._labels_in(in_backward, start):
-            number[index] = numbers[self._kinds[self._names[index]]._replace(kind=Kind.USER_LABEL)]
+        if in_backward:
+            thread_of = [thread for thread, first, after in self._threads for _ in range(first, after)]
+            for index in self._indices(kind.kind is Kind.LABEL for kind in self._kinds):
+                if (start[index], thread_of[index], self._names[index]) in in_backward:
+                    number[index] = numbers[self._kinds[self._names[index]]._replace(kind=Kind.USER_LABEL)]
         if base_ns:
             start = array("q", map(base_ns.__add__, start))
         end = array("q", map(add, start, map(cpu.ns.__getitem__, self._order)))
@@ -96,14 +99,6 @@ class TraceColumns:
             values[index] = column[self._order[index]]
         return values
 
-    def _labels_in(self, ranges: Set[tuple[int, int, int]], start: Sequence[int]) -> Iterator[int]:
-        """The indices of labels with these starts, threads, and numbers of names."""
-        if ranges:
-            thread_of = [thread for thread, first, after in self._threads for _ in range(first, after)]
-            for index in self._indices(kind.kind is Kind.LABEL for kind in self._kinds):
-                if (start[index], thread_of[index], self._names[index]) in ranges:
-                    yield index
-
     def _functions(self, sequence: Sequence[int]) -> Iterator[int]:
         """The indices of the functions of autograd nodes: operators with the number of a forward thread."""
         forward_of = [forward for _, forward in self._table.lanes]
@@ -126,12 +121,10 @@ class TraceColumns:
 
     def _launchers(self) -> tuple[dict[int, int], dict[int, int]]:
         """What launched device work: operators by "External id", and runtime calls by correlation ID. The values are
-        the correlation numbers of these launchers in ``Event``: positive for operators, negative for runtime calls.
-
-        The work names its operator in recent traces, and in very old ones. In traces of 2022 and 2023, its "External
-        id" repeats the correlation ID of the runtime call: the operator with this number, if there is one, is
-        unrelated. Runtime calls are only in the result if their work names no operator.
-        """
+        the correlation numbers of these launchers in ``Event``: positive for operators, negative for runtime calls. The
+        work names its operator in recent traces, and in very old ones. In traces of 2022 and 2023, its "External id"
+        repeats the correlation ID of the runtime call: the operator with this number, if there is one, is unrelated.
+        Runtime calls are only in the result if their work names no operator."""
         work, cpu = self._table.work, self._table.cpu
 
         def recorded(wanted: Set[int], are_calls: bool) -> Iterator[int]:
@@ -244,12 +237,10 @@ def ranges_in(
     is_inner_node: Sequence[bool],
 ) -> tuple[list[RangeCall], set[tuple[int, int, int]]]:
     """The ranges of ``wanted`` names that may be layers, in the order of their first call; and those of backward, each
-    as (start, thread, number of the name).
-
-    A range that opens inside an autograd node belongs to backward, even if a forward range has the same name. The
-    exception is a recomputed forward, as under activation checkpointing: a range of that name ran in forward, and
-    operators inside this one record an autograd graph, which nothing else in backward does.
-    """
+    as (start, thread, number of the name). A range that opens inside an autograd node belongs to backward, even if a
+    forward range has the same name. The exception is a recomputed forward, as under activation checkpointing: a range
+    of that name ran in forward, and operators inside this one record an autograd graph, which nothing else in backward
+    does."""
     full: set[str] = set()  # names of ranges with work inside
     parents: dict[str, dict[str, None]] = {}
     in_backward: list[_InBackward] = []
