@@ -59,15 +59,15 @@ def recorded(ranks: int) -> Iterator[Any]:
     """The runs of the ranks of a job, as far as they are compared. One of them is 5 % slower."""
     from torchprof.run.layers import Layers
     from torchprof.run.lockstep import EXCHANGES, STEP, GroupOfRanks, Lockstep, LockstepKey
+    from torchprof.run.measures import SampleKey, Spread
     from torchprof.run.meta import Meta
     from torchprof.run.rows import rows_of_lines
     from torchprof.run.run import Run
-    from torchprof.run.samples import SampleKey, Spread
     from torchprof.run.words import FORWARD, OUTSIDE
 
     chance = random.Random(ranks)
     group = GroupOfRanks("0", "default_pg", ranks)
-    rows = rows_of_lines((), {}, [()], [], [()], [()])
+    rows = rows_of_lines((), {})
     for rank in range(ranks):
         slower = 1.05 if rank == ranks // 3 else 1
         times = [round(WORK_NS * slower * chance.gauss(1, 0.01)) for _ in range(STEPS)]

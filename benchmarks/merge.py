@@ -170,7 +170,7 @@ def recorded(quick: bool) -> str:
     from benchmarks.subjects import subjects
     from torchprof.run.file import json_of_run
     from torchprof.run.lockstep import EXCHANGES, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
-    from torchprof.run.samples import SampleKey
+    from torchprof.run.measures import SampleKey
     from torchprof.run.words import FORWARD, OUTSIDE
 
     subject = subjects(quick)[-1]

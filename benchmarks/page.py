@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 
 from benchmarks.ratios import asked_quick, say, show, verdict
 from torchprof.run.layers import Layer
+from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.meta import Meta
 from torchprof.run.rows import Rows
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import BACKWARD, FORWARD, PHASES, Frame, FrameKind
 
 if TYPE_CHECKING:

@@ -13,16 +13,14 @@ if TYPE_CHECKING:
     from torchprof.profile.benchmark import BenchmarkResult, Latency
     from torchprof.record.modules import Trace
     from torchprof.run.collectives import Entered, Unfinished
-    from torchprof.run.cost import Cost, Measure
     from torchprof.run.formats import Bound, Figure, ReportCell, Unit
     from torchprof.run.layers import Layer, Layers
     from torchprof.run.lockstep import GroupOfRanks, Lockstep, LockstepKey
-    from torchprof.run.meta import Compilation, CompiledRegion, MeshDim, Meta, Peak
+    from torchprof.run.measures import Cost, Measure, SampleKey, Spread
+    from torchprof.run.meta import Compilation, CompiledRegion, MeshDim, Meta, Peak, RunWarning
     from torchprof.run.operators import Op
-    from torchprof.run.outputs import ReportText
     from torchprof.run.rows import Around, Row, Rows
-    from torchprof.run.run import Node
-    from torchprof.run.samples import SampleKey, Spread
+    from torchprof.run.run import Node, ReportText
     from torchprof.run.saved import JobFolder
     from torchprof.run.timeline import (
         DeviceTime,
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
         StreamTime,
         Timeline,
     )
-    from torchprof.run.warnings import RunWarning
     from torchprof.run.words import Frame, FrameKind, Signature, StepEnd
 
 
@@ -96,19 +93,16 @@ _FILES = {
     "profile.benchmark": "BenchmarkResult Latency",
     "record.modules": "Trace",
     "run.collectives": "Entered Unfinished",
-    "run.cost": "Cost Measure",
     "run.formats": "Bound Figure ReportCell Unit",
     "run.layers": "Layer Layers",
     "run.lockstep": "GroupOfRanks Lockstep LockstepKey",
-    "run.meta": "Compilation CompiledRegion MeshDim Meta Peak",
+    "run.measures": "Cost Measure SampleKey Spread",
+    "run.meta": "Compilation CompiledRegion MeshDim Meta Peak RunWarning",
     "run.operators": "Op",
-    "run.outputs": "ReportText",
     "run.rows": "Around Row Rows",
-    "run.run": "Node",
-    "run.samples": "SampleKey Spread",
+    "run.run": "Node ReportText",
     "run.saved": "JobFolder",
     "run.timeline": "DeviceTime Held Lane Memory Pipeline Spans StageAction StreamTime Timeline",
-    "run.warnings": "RunWarning",
     "run.words": "Frame FrameKind Signature StepEnd",
 }
 """By file, the names that are loaded from it."""

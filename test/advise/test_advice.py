@@ -28,7 +28,7 @@ from torchprof.advise.evidence import Evidence
 from torchprof.errors import TorchprofError
 from torchprof.run.formats import format_time
 from torchprof.run.layers import Layer
-from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.timeline import Memory
 from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, NOT_SELECTED, OUTSIDE
 

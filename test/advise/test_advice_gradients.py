@@ -18,8 +18,8 @@ import torchprof
 from torchprof import Profile
 from torchprof.advise import Advice, advise, judge
 from torchprof.run.formats import format_memory, format_time
+from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import BACKWARD, OUTSIDE, RECOMPUTE
 
 MS = 1_000_000

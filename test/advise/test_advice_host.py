@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from torchprof import Profile
 from torchprof.advise import Advice, advise, judge
+from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import BACKWARD, GARBAGE_COLLECTION, LAUNCHED_BEFORE, NOT_SELECTED, OUTSIDE, Frame, FrameKind
 
 MS = 1_000_000

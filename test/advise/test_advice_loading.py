@@ -15,8 +15,8 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from torchprof import Profile
 from torchprof.advise import Advice, advise
+from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import OUTSIDE
 
 MS = 1_000_000

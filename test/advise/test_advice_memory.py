@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from torchprof import Profile
 from torchprof.advise import Advice, advise
+from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import Held, Memory
 from torchprof.run.words import BACKWARD, NOT_SELECTED, OUTSIDE
 

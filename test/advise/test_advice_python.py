@@ -15,8 +15,8 @@ from torch import Tensor, nn
 import torchprof.advise.python
 from torchprof import Profile
 from torchprof.advise import Advice, advise
+from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import BACKWARD, OUTSIDE, RECOMPUTE
 
 MS = 1_000_000

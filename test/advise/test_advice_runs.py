@@ -18,7 +18,7 @@ import torchprof
 from torchprof import Run
 from torchprof.advise import judge, rules
 from torchprof.advise.evidence import Evidence
-from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.timeline import DeviceTime, Held, Memory
 from torchprof.run.words import (
     GARBAGE_COLLECTION,

@@ -3,8 +3,8 @@
 from torchprof.analyze.columns import Column
 from torchprof.analyze.figures import Figures
 from torchprof.analyze.report import ReportTable, TableRow
-from torchprof.run.cost import MEASURES, Cost
 from torchprof.run.formats import Bound, Figure, ReportCell
+from torchprof.run.measures import MEASURES, Cost
 from torchprof.run.words import FORWARD
 
 TIME = MEASURES[0]

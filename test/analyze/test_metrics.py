@@ -22,8 +22,8 @@ import torchprof
 from torchprof import Profile, Run, TorchprofError
 from torchprof.analyze.records import layer_records
 from torchprof.run.layers import Layer
+from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.meta import Meta, Peak
-from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import Memory
 from torchprof.run.words import NOT_SELECTED, OUTSIDE
 

@@ -19,10 +19,9 @@ from torchprof.measure.warnings import (
 )
 from torchprof.run.formats import ranks_in_words
 from torchprof.run.layers import Layer
-from torchprof.run.meta import Meta
+from torchprof.run.measures import SampleKey, Spread
+from torchprof.run.meta import Meta, RunWarning
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.warnings import RunWarning
 from torchprof.run.words import NOT_SELECTED, OUTSIDE, PHASES
 
 NET, A, B = (Layer(path, "Module", 9) for path in [("Net",), ("Net", "a"), ("Net", "b")])

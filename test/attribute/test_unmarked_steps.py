@@ -18,8 +18,8 @@ from torchprof.attribute.event_names import Loop as RecordedLoop
 from torchprof.attribute.event_names import NamedRange, loop_of
 from torchprof.profile import program as program_module
 from torchprof.profile.program import Program
+from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import FORWARD, OUTSIDE, StepEnd
 
 ENGINE, CALL, ADAM, SGD = "torchprof:!engine", "torchprof:0", "Optimizer.step#Adam.step", "Optimizer.step#SGD.step"

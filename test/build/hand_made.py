@@ -6,8 +6,8 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from torchprof.run.cost import Cost
 from torchprof.run.layers import Layer
+from torchprof.run.measures import Cost
 from torchprof.run.meta import Meta
 from torchprof.run.rows import Around, Rows
 from torchprof.run.run import Run

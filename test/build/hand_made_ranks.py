@@ -10,9 +10,9 @@ from build.hand_made import row, run_of
 
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import EXCHANGES, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
+from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import Memory
 from torchprof.run.words import FORWARD, OUTSIDE, PHASES
 

@@ -18,7 +18,7 @@ from torch.autograd import DeviceType
 from torchprof import Profile
 from torchprof.attribute.event_names import ENDED, MEMORY, OPENED, STARTED, STEP_MARK
 from torchprof.attribute.events import PREFIX
-from torchprof.run.cost import Cost
+from torchprof.run.measures import Cost
 from torchprof.run.run import Run
 
 DEVICE = "TORCHPROF_TEST_DEVICE"

@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 from torchprof.run.collectives import Entered, Unfinished
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
-from torchprof.run.meta import Meta
+from torchprof.run.measures import SampleKey, Spread
+from torchprof.run.meta import Meta, RunWarning
 from torchprof.run.rows import Around
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import DeviceTime, Held, Lane, Memory, Spans, Timeline
-from torchprof.run.warnings import RunWarning
 from torchprof.run.words import BACKWARD, FORWARD, NOT_SELECTED, PHASES, Frame, FrameKind
 
 MUL, ADD, MINE = Frame(FrameKind.OP, "mul"), Frame(FrameKind.OP, "add"), Frame(FrameKind.LABEL, "mine")

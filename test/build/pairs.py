@@ -9,8 +9,8 @@ from typing import Any
 from build.hand_made import op, row, run_of
 
 from torchprof.run.layers import Layer
+from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import OUTSIDE, PHASES
 
 FORWARD, BACKWARD = PHASES[:2]

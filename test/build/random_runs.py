@@ -9,15 +9,13 @@ from build.forests import SIGNATURES, layer_trees
 from build.hand_made import python_line
 from hypothesis import strategies as st
 
-from torchprof.run.cost import FIELDS
 from torchprof.run.layers import Layer
-from torchprof.run.meta import Meta, Peak
+from torchprof.run.measures import FIELDS, SampleKey, Spread
+from torchprof.run.meta import Meta, Peak, RunWarning
 from torchprof.run.rows import Around, Rows
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import ACTIONS, Held, Memory, Pipeline, StageAction, Timeline
 from torchprof.run.timeline import KINDS as MEMORY_KINDS
-from torchprof.run.warnings import RunWarning
 from torchprof.run.words import BACKWARD, FORWARD, NOT_SELECTED, OUTSIDE, PHASES, RECOMPUTE, Frame, FrameKind
 
 WARNINGS = [

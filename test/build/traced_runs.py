@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 import torchprof
-from torchprof.run.cost import Cost
+from torchprof.run.measures import Cost
 from torchprof.run.run import Run
 from torchprof.run.timeline import Memory
 from torchprof.run.words import OTHER, Frame

@@ -1,7 +1,7 @@
 """Warnings of hand-made runs, and the sentences of all that a run has."""
 
+from torchprof.run.meta import RunWarning
 from torchprof.run.run import Run
-from torchprof.run.warnings import RunWarning
 
 
 def run_warnings(*sentences: str) -> tuple[RunWarning, ...]:

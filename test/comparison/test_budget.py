@@ -22,8 +22,8 @@ import torchprof
 from torchprof.cli import main
 from torchprof.comparison.budget import BudgetExceeded, check, limit_of
 from torchprof.errors import TorchprofError
+from torchprof.run.measures import SampleKey
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey
 from torchprof.run.timeline import Memory
 from torchprof.run.words import OUTSIDE, PHASES
 

@@ -40,11 +40,10 @@ from torchprof.comparison.diff import (
 )
 from torchprof.comparison.table import changes_of_layers, whole_of
 from torchprof.errors import TorchprofError
-from torchprof.run.cost import FIELDS
 from torchprof.run.layers import Layer
+from torchprof.run.measures import FIELDS, SampleKey
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey
 from torchprof.run.timeline import Memory
 from torchprof.run.words import NOT_SELECTED, OUTSIDE, PHASES
 

@@ -21,16 +21,14 @@ from torchprof.attribute.rule import Attribution
 from torchprof.measure.fold import fold
 from torchprof.measure.recording import Observations
 from torchprof.run.collectives import collective_of
-from torchprof.run.cost import Cost
 from torchprof.run.layers import Layer
+from torchprof.run.measures import Cost, SampleKey, Spread
 from torchprof.run.merge import add_cycle
-from torchprof.run.meta import Meta
+from torchprof.run.meta import Meta, RunWarning
 from torchprof.run.rows import SIGNATURES as MOST
 from torchprof.run.rows import Around, Row
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import Held, Memory, Timeline
-from torchprof.run.warnings import RunWarning
 from torchprof.run.words import (
     BACKWARD,
     FORWARD,

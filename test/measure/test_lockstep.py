@@ -29,8 +29,8 @@ from torchprof.ranks.balance import balance_of
 from torchprof.run.collectives import Entered, Unfinished
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import EXCHANGES, GAP, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
+from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.meta import Meta
-from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import BACKWARD, BEFORE, FORWARD, OUTSIDE, Frame, Signature
 
 NET, A, B = "torchprof:Net", "torchprof:Net.a", "torchprof:Net.b"

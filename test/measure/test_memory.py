@@ -43,7 +43,7 @@ from torchprof.measure.recording import NOT_MEASURED, Freed, LiveMemory, allocat
 from torchprof.record.this_process import held_now
 from torchprof.run.file import json_of_run, run_of
 from torchprof.run.layers import Layer
-from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.timeline import KINDS, Held, Memory, Timeline
 from torchprof.run.words import BACKWARD, FORWARD, OTHER, OUTSIDE, RECOMPUTE
 

@@ -24,7 +24,7 @@ from torchprof.measure.steps import Steps, with_marks
 from torchprof.run.collectives import Unfinished, UnfinishedPart
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import STEP, Lockstep, LockstepKey, LockstepPart
-from torchprof.run.samples import SampleKey, SamplesPart
+from torchprof.run.measures import SampleKey, SamplesPart
 from torchprof.run.words import FORWARD, OUTSIDE
 
 NET, A = "torchprof:Net", "torchprof:Net.a"

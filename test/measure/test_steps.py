@@ -31,10 +31,10 @@ from torchprof.measure.fold import fold
 from torchprof.measure.steps import Steps, with_marks
 from torchprof.record.labels import label_of
 from torchprof.run.layers import Layer
+from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.merge import add_cycle
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import BACKWARD, BEFORE, FORWARD, NOT_SELECTED, OUTSIDE, PHASES, RECOMPUTE
 
 PATHS = (("Net",), ("Net", "a"), ("Net", "b"))

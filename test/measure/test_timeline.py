@@ -41,7 +41,7 @@ from torchprof.attribute.rule import Attribution
 from torchprof.measure import assemble
 from torchprof.measure.timeline import OpenSpans
 from torchprof.run.layers import Layer
-from torchprof.run.samples import SampleKey
+from torchprof.run.measures import SampleKey
 from torchprof.run.timeline import Lane, Spans, Timeline
 from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, RECOMPUTE
 

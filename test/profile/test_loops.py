@@ -32,8 +32,8 @@ from torchprof import Profile, Run, TorchprofError, tensorboard_trace_handler
 from torchprof.attribute.events import PREFIX, Place
 from torchprof.record.labels import label_of
 from torchprof.record.session import refuse_if_profiled
-from torchprof.run.samples import SampleKey
-from torchprof.run.warnings import RunWarning
+from torchprof.run.measures import SampleKey
+from torchprof.run.meta import RunWarning
 from torchprof.run.words import BACKWARD, FORWARD
 
 NONE, WARMUP, RECORD, SAVE = (

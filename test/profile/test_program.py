@@ -31,7 +31,7 @@ from torchprof import Run, TorchprofError
 from torchprof.profile import program
 from torchprof.profile.program import Program
 from torchprof.record.plan import Plan
-from torchprof.run.cost import FIELDS
+from torchprof.run.measures import FIELDS
 
 LABELING = "torchprof: labels a model"
 

@@ -21,9 +21,9 @@ from torchprof.ranks.slow import PARTS, Difference, Late, Slow
 from torchprof.ranks.values import IN_NO_OP, OneLayer, OverRanks, Times
 from torchprof.run.lockstep import EXCHANGES, GroupOfRanks, LockstepKey
 from torchprof.run.merge import merge
+from torchprof.run.meta import RunWarning
 from torchprof.run.run import Run
 from torchprof.run.sentences import RANKS_CHOSEN
-from torchprof.run.warnings import RunWarning
 from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES
 
 

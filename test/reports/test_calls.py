@@ -10,8 +10,8 @@ from build.golden import drawn
 
 from torchprof.errors import TorchprofError
 from torchprof.run.layers import Layer
+from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey, Spread
 
 
 def run_of(**durations: list[int]) -> Run:

@@ -20,8 +20,8 @@ from torchprof.analyze.sentences import about_compiled
 from torchprof.attribute.compiled_graphs import CompiledGraphs, CompiledKernel, ProfiledModule, TracedModule
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.errors import TorchprofError
-from torchprof.run.cost import Cost
 from torchprof.run.layers import Layer
+from torchprof.run.measures import Cost
 from torchprof.run.merge import add_cycle
 from torchprof.run.meta import Compilation, CompiledRegion
 from torchprof.run.run import Run

@@ -31,11 +31,10 @@ from torchprof.analyze.operators import operators
 from torchprof.analyze.records import Table, records_of
 from torchprof.analyze.report import REPORTS, report
 from torchprof.reports.viewers import stacks
-from torchprof.run.cost import FIELDS
 from torchprof.run.layers import Layer
+from torchprof.run.measures import FIELDS, SampleKey, Spread
 from torchprof.run.rows import Around
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import PHASES, Frame, phase_of, range_in_words
 
 BACKWARD, RECOMPUTE = PHASES[1:]

@@ -48,15 +48,13 @@ from torchprof.reports.html import page_script
 from torchprof.reports.page.data import page_data
 from torchprof.reports.page.layers import Take, traffic_bytes
 from torchprof.reports.page.tables import sum_of_ranks
-from torchprof.run.cost import Cost
 from torchprof.run.formats import AT_LEAST, UNKNOWN, Bound, Unit
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import GAP, LockstepKey
-from torchprof.run.meta import Peak
+from torchprof.run.measures import Cost, SampleKey, Spread
+from torchprof.run.meta import Peak, RunWarning
 from torchprof.run.rows import Around
-from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import DeviceTime, Held, Memory, StreamTime, Timeline
-from torchprof.run.warnings import RunWarning
 from torchprof.run.words import (
     BACKWARD,
     FORWARD,

@@ -32,7 +32,7 @@ from torchprof import Profile, TorchprofError
 from torchprof.analyze.operators import Operator, layers_of_operator, operators
 from torchprof.analyze.ops import operator_name
 from torchprof.attribute.events import PREFIX
-from torchprof.run.cost import Cost
+from torchprof.run.measures import Cost
 from torchprof.run.operators import Sums
 from torchprof.run.rows import Around
 from torchprof.run.words import AUTOGRAD_ENGINE, BETWEEN_OPS, NOT_SELECTED, OUTSIDE, PHASES

@@ -25,7 +25,7 @@ from torchprof.ranks.slow import Slow
 from torchprof.ranks.values import Compared
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import EXCHANGES, LockstepKey
-from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.timeline import Pipeline
 from torchprof.run.words import FORWARD, OUTSIDE, StepEnd
 

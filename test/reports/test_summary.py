@@ -18,9 +18,9 @@ import torchprof
 from examples.models import LeNet5
 from torchprof.run.formats import format_count
 from torchprof.run.layers import Layer
+from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.meta import Peak
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import Frame, FrameKind
 
 

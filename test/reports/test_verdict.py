@@ -25,7 +25,7 @@ from torchprof.first_screen.verdict import parts_of_time, ran, what_ran, what_wo
 from torchprof.reports.text import text_of
 from torchprof.run.formats import short_time
 from torchprof.run.layers import Layer
-from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.words import BACKWARD, COMPILING, GRAPH, OUTSIDE, Frame, FrameKind
 
 MS = 1_000_000

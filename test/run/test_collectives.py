@@ -91,7 +91,7 @@ DTYPES = (
 
 @pytest.mark.parametrize(("name", "dtype"), [pair.split() for pair in DTYPES.split(", ")])
 def test_element_sizes_are_those_of_torch(name: str, dtype: str) -> None:
-    assert collective({**ALL_REDUCE, "dtype": name}).element_bytes == getattr(torch, dtype).itemsize
+    assert collective({**ALL_REDUCE, "dtype": name, "In msg nelems": 1}).bytes_in == getattr(torch, dtype).itemsize
 
 
 def test_missing_args_are_unknown_and_not_0() -> None:

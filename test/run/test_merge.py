@@ -26,13 +26,12 @@ from hypothesis import strategies as st
 import torchprof
 from torchprof import TorchprofError
 from torchprof.run import processes
-from torchprof.run.cost import Cost
 from torchprof.run.file import comparison_of, json_of_run
 from torchprof.run.lockstep import NO_LAST_RANK, STEP, WORK
+from torchprof.run.measures import Cost, SampleKey
 from torchprof.run.processes import in_processes
 from torchprof.run.rows import Around, Row
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey
 from torchprof.run.saved import load_to_compare
 from torchprof.run.timeline import DeviceTime, Held, Memory, StreamTime
 from torchprof.run.words import BACKWARD, FORWARD, OTHER

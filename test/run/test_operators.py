@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchprof.analyze.operators import Operator, layers_of_operator, operators
-from torchprof.run.cost import Cost
+from torchprof.run.measures import Cost
 from torchprof.run.operators import Op
 from torchprof.run.rows import Around, Row
 from torchprof.run.run import Run

@@ -24,8 +24,8 @@ from hypothesis import given
 
 import torchprof
 from torchprof import TorchprofError
-from torchprof.run.cost import FIELDS
 from torchprof.run.file import stripped
+from torchprof.run.measures import FIELDS
 from torchprof.run.run import Run
 from torchprof.run.words import NOT_SELECTED, OUTSIDE, FrameKind
 
@@ -177,7 +177,7 @@ def test_an_error_while_saving_keeps_the_old_file(saved: Path, monkeypatch: pyte
     def written(*_: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("torchprof.run.parquet.write_table", written)
+    monkeypatch.setattr("torchprof.run.file.write_table", written)
     with pytest.raises(MemoryError):
         KINDS["eager"]().save(saved)
     assert [file.name for file in saved.parent.iterdir()] == [saved.name]

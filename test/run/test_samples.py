@@ -10,7 +10,7 @@ from build.examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchprof.run.samples import Spread, spreads_at
+from torchprof.run.measures import Spread, spreads_at
 
 
 @examples(60)

@@ -9,9 +9,9 @@ from build.hand_made import row, run_of
 
 import torchprof
 from torchprof.run.layers import Layer
+from torchprof.run.meta import RunWarning
 from torchprof.run.run import Run
 from torchprof.run.sentences import SENTENCES
-from torchprof.run.warnings import RunWarning
 from torchprof.run.words import COMPILED_BEFORE
 
 NAMES = ("Net.one", "Net.two")

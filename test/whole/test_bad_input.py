@@ -25,10 +25,10 @@ import torchprof
 from torchprof import Profile, TorchprofError, load
 from torchprof.reports import known
 from torchprof.run.layers import Layer
+from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.meta import Meta, Peak
 from torchprof.run.rows import Around, Rows
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import DeviceTime, Held, Lane, Memory, Pipeline, Spans, StageAction, StreamTime, Timeline
 from torchprof.run.words import OUTSIDE, Frame, FrameKind, Signature
 

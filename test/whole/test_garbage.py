@@ -29,9 +29,9 @@ from torchprof.measure.steps import Steps
 from torchprof.record.ranges import CollectionRanges, mark_collection
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import STEP, WORK, LockstepKey
+from torchprof.run.measures import SampleKey
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey
 from torchprof.run.words import BACKWARD, FORWARD, GARBAGE_COLLECTION, OTHER, OUTSIDE, Frame, FrameKind
 
 MS = 1_000_000

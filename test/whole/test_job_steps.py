@@ -15,7 +15,7 @@ import torchprof
 from torchprof import Run
 from torchprof.ranks.balance import balance_of
 from torchprof.run.lockstep import STEP, WORK, LockstepKey
-from torchprof.run.samples import SampleKey
+from torchprof.run.measures import SampleKey
 from torchprof.run.words import FORWARD, OUTSIDE, StepEnd
 
 if not dist.is_available():

@@ -30,7 +30,7 @@ from torch.autograd import DeviceType
 
 from torchprof.attribute.event_names import ENGINE_LABEL
 from torchprof.attribute.events import Event, Kind
-from torchprof.run.cost import Cost
+from torchprof.run.measures import Cost
 from torchprof.run.rows import Row
 from torchprof.run.run import Run
 from torchprof.run.words import (

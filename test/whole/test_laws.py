@@ -26,8 +26,8 @@ from torchprof.attribute.events import Event, Kind, Site
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.fold import fold
 from torchprof.reports import known
-from torchprof.run.cost import FIELDS, Cost
 from torchprof.run.layers import Layer
+from torchprof.run.measures import FIELDS, Cost
 from torchprof.run.merge import add_cycle
 from torchprof.run.meta import Meta
 from torchprof.run.operators import Op, operators_of_layers

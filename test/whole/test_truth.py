@@ -41,9 +41,8 @@ import torchprof
 from torchprof import Profile
 from torchprof.attribute.events import PREFIX
 from torchprof.measure.assemble import attribution_of
-from torchprof.run.cost import Cost
+from torchprof.run.measures import Cost, SampleKey
 from torchprof.run.operators import Op
-from torchprof.run.samples import SampleKey
 from torchprof.run.words import (
     AUTOGRAD_ENGINE,
     BACKWARD,

@@ -21,7 +21,7 @@ import torchprof
 from examples.models import Bert
 from torchprof import Run
 from torchprof.profile.program import Program
-from torchprof.run.samples import SampleKey
+from torchprof.run.measures import SampleKey
 from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, RECOMPUTE
 
 STEPS = 7

@@ -21,7 +21,7 @@ from torchprof.advise import advise, judge
 from torchprof.cli import main
 from torchprof.reports import known
 from torchprof.run.layers import Layer
-from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.timeline import Held, Lane, Memory, Spans, Timeline
 from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE
 

@@ -9,8 +9,8 @@ from operator import add
 from typing import NamedTuple
 
 from torchprof.advise.chains import Among, Frames, Having, Holds, always
+from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, RECOMPUTE, Frame, FrameKind
 
 _GENERATES = 10

@@ -1,7 +1,7 @@
 """The catalogue of columns of a run, with heading, unit, order and sort key.
 
 The table, the page, the exported records, the comparison of two runs and the options of the command line all read it.
-The fields of ``Cost`` are declared in ``run/cost.py``, formats in ``run/formats.py``.
+The fields of ``Cost`` are declared in ``run/measures.py``, formats in ``run/formats.py``.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from torchprof.analyze.figures import BLANK, Figures, measured_by_all
 from torchprof.errors import TorchprofError, suggest
-from torchprof.run.cost import MEASURES, Measure
 from torchprof.run.formats import FORMATS, Bound, Cell, Figure, ReportCell, Unit, as_key, format_number, format_rate
+from torchprof.run.measures import MEASURES, Measure
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD
 

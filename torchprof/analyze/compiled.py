@@ -10,8 +10,8 @@ from torchprof.analyze.report import Part, ReportTable, name_of_layer, printable
 from torchprof.analyze.sentences import about_sums, warnings_below
 from torchprof.analyze.steps import FIRST_CALL, LATER_CALLS, NO_GRAD, time_parts
 from torchprof.errors import some
-from torchprof.run.cost import Cost
 from torchprof.run.formats import UNKNOWN, Cell, format_number, format_time, short_time
+from torchprof.run.measures import Cost
 from torchprof.run.meta import Compilation
 from torchprof.run.run import Run
 from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
-from torchprof.run.cost import Cost
+from torchprof.run.measures import Cost
 from torchprof.run.meta import CompiledRegion
 from torchprof.run.rows import Rows
 from torchprof.run.run import Run

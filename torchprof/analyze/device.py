@@ -22,8 +22,8 @@ from torchprof.analyze.report import (
 )
 from torchprof.analyze.sentences import warnings_below
 from torchprof.errors import TorchprofError
-from torchprof.run.cost import Cost
 from torchprof.run.formats import Cell, format_number, format_share, format_time
+from torchprof.run.measures import Cost
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
 from torchprof.run.timeline import DeviceTime

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from torchprof.analyze.compiled_regions import may_be_of_layers_below
-from torchprof.run.cost import NO_COST, Cost, Measure
 from torchprof.run.formats import Bound, Figure, Unit
+from torchprof.run.measures import NO_COST, Cost, Measure
 from torchprof.run.meta import Meta, Peak
 from torchprof.run.run import Node, Run
 from torchprof.run.torch_names import DTYPES

@@ -32,8 +32,8 @@ from torchprof.analyze.ops import (
 )
 from torchprof.analyze.report import HOT, Part, ReportTable, Section, printable, report, spaced, stacked
 from torchprof.analyze.sentences import about_flops, about_sums, warnings_below
-from torchprof.run.cost import Cost
 from torchprof.run.formats import Cell, ReportCell, format_number, format_time
+from torchprof.run.measures import Cost
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD, FrameKind
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from torchprof.analyze.columns import Column
 from torchprof.analyze.figures import Figures, figures_of_layers
 from torchprof.analyze.report import TableRow, branches, printable, rows_hidden
-from torchprof.run.cost import NO_COST, Cost, sum_of_costs
 from torchprof.run.formats import Cell, ReportCell
+from torchprof.run.measures import NO_COST, Cost, sum_of_costs
 from torchprof.run.operators import Op, operators_of_layers, rows_in_ranges
 from torchprof.run.run import Run
 from torchprof.run.words import (

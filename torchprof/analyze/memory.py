@@ -22,11 +22,10 @@ from torchprof.analyze.report import (
 )
 from torchprof.analyze.sentences import summed_over, warnings_below
 from torchprof.errors import TorchprofError
-from torchprof.run.cost import Cost, Measure
 from torchprof.run.formats import UNKNOWN, Cell, Figure, Unit, format_memory, format_number, format_share, format_time
 from torchprof.run.layers import Layers
+from torchprof.run.measures import Cost, Measure, SampleKey, Spread
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import KINDS, Memory, Timeline
 from torchprof.run.words import FORWARD, NO_LAYERS, NOT_SELECTED, OUTSIDE, PHASES, phase_of
 

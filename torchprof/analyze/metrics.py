@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 
 from torchprof.analyze.figures import Figures, figures_of_layers, measured_by_all, mfu
 from torchprof.errors import TorchprofError
-from torchprof.run.cost import MEASURES, Cost
 from torchprof.run.formats import Bound, Figure
 from torchprof.run.layers import find
+from torchprof.run.measures import MEASURES, Cost, Spread
 from torchprof.run.run import Run
-from torchprof.run.samples import Spread
 from torchprof.run.words import FORWARD, NOT_SELECTED, OUTSIDE, PHASES
 
 Named = tuple[str, Figure]

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from torchprof.analyze.report import check_device
 from torchprof.errors import TorchprofError, suggest
-from torchprof.run.cost import Cost
 from torchprof.run.layers import find
+from torchprof.run.measures import Cost
 from torchprof.run.operators import RowKey, Sums, Way, is_kernel, sum_operators
 from torchprof.run.rows import Rows
 from torchprof.run.run import Run

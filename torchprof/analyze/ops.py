@@ -22,8 +22,8 @@ from torchprof.analyze.report import (
 )
 from torchprof.analyze.sentences import about_flops, about_sums, warnings_below
 from torchprof.errors import TorchprofError
-from torchprof.run.cost import Cost
 from torchprof.run.formats import Cell, ReportCell, format_time
+from torchprof.run.measures import Cost
 from torchprof.run.operators import Sums
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD, LAUNCHED_BEFORE, FrameKind, range_in_words

@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 from torchprof.analyze.columns import measures_of_records
 from torchprof.analyze.figures import Figures, figures_of_layers
 from torchprof.errors import TorchprofError, suggest
-from torchprof.run.cost import Measure
 from torchprof.run.formats import Bound
+from torchprof.run.measures import Measure, SampleKey
 from torchprof.run.operators import Op, operators_of_layers
 from torchprof.run.rows import Around
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey
 from torchprof.run.words import (
     BACKWARD,
     BETWEEN_OPS,

@@ -12,11 +12,10 @@ from torchprof.analyze.compiled_regions import compiled_in
 from torchprof.analyze.figures import varying_work
 from torchprof.analyze.report import Section, printable
 from torchprof.run.formats import ranks_in_words
-from torchprof.run.meta import Meta
+from torchprof.run.meta import Meta, RunWarning
 from torchprof.run.rows import Rows
 from torchprof.run.run import Run
 from torchprof.run.sentences import WITHOUT_SHAPES
-from torchprof.run.warnings import RunWarning
 from torchprof.run.words import (
     BETWEEN_OPS,
     FORWARD,

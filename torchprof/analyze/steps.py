@@ -12,11 +12,10 @@ from torchprof.analyze.layers import Entry, down_to, entries_by_path, keep_top, 
 from torchprof.analyze.report import Part, ReportTable, Section, report, spaced, stacked
 from torchprof.analyze.sentences import warnings_below
 from torchprof.errors import TorchprofError
-from torchprof.run.cost import MEASURES, Cost
 from torchprof.run.formats import UNKNOWN, Cell, format_number, format_share, format_time
+from torchprof.run.measures import MEASURES, Cost, SampleKey, Spread
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.torch_names import COPY, DATA, GARBAGE, OF_NO_LAYER, OPTIMIZER, WAIT, purpose_of
 from torchprof.run.words import (
     BACKWARD,

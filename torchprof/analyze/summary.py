@@ -16,7 +16,6 @@ from torchprof.analyze.figures import (
 )
 from torchprof.analyze.report import Part, ReportTable, Section, TableRow, branches, printable, report, spaced, stacked
 from torchprof.analyze.sentences import warnings_below
-from torchprof.run.cost import MEASURES
 from torchprof.run.formats import (
     UNKNOWN,
     Cell,
@@ -30,9 +29,9 @@ from torchprof.run.formats import (
     ranks_in_words,
 )
 from torchprof.run.layers import Layer
+from torchprof.run.measures import MEASURES, SampleKey
 from torchprof.run.meta import Peak
 from torchprof.run.run import Node, Run
-from torchprof.run.samples import SampleKey
 from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE
 
 _SHAPES_SHOWN = 3

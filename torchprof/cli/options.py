@@ -14,8 +14,8 @@ from torchprof.analyze.report import OPTIONS, QUESTIONS
 from torchprof.cli.models import SPECS
 from torchprof.errors import TorchprofError, suggest
 from torchprof.reports import PARQUET_RUN, format_of, known, options_of
+from torchprof.run.file import check_pyarrow
 from torchprof.run.formats import Unit, parse_amount
-from torchprof.run.parquet import check_pyarrow
 from torchprof.run.saved import make_room, names_job_folder
 from torchprof.run.torch_names import DTYPES
 

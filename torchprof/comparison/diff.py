@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 from torchprof.analyze.columns import Column
 from torchprof.run.formats import Bound, Figure
 from torchprof.run.layers import Layer
-from torchprof.run.outputs import ReportText, output
-from torchprof.run.run import Run
-from torchprof.run.samples import quantile
+from torchprof.run.measures import quantile
+from torchprof.run.run import ReportText, Run, output
 
 # Whether two sets of times differ by more than noise.
 #

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from torchprof.analyze.figures import Figures, figures_of_layers, measured_by_all
 from torchprof.run.layers import Layers
+from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import FORWARD, PHASES
 
 # How a layer after is related to the layer before.

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from torchprof.analyze.figures import measured_by_all
-from torchprof.run.cost import MEASURES
 from torchprof.run.layers import Layer
+from torchprof.run.measures import MEASURES
 from torchprof.run.run import Run
 from torchprof.run.words import PHASES
 

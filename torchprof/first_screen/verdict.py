@@ -18,8 +18,8 @@ from torchprof.ranks.pipeline_report import pipelines_in_short
 from torchprof.ranks.sentences import straggler
 from torchprof.run.formats import format_count, format_memory, short_time
 from torchprof.run.layers import Layer
+from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.torch_names import CONVOLUTIONS, FACTORS
 from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, Frame, FrameKind
 

@@ -36,14 +36,12 @@ from torchprof.measure.recording import (
 from torchprof.measure.steps import Steps, with_marks
 from torchprof.measure.timeline import DeviceTimes, OpenSpans
 from torchprof.measure.warnings import recorded_warnings
-from torchprof.run.cost import FIELDS
 from torchprof.run.layers import Layers
 from torchprof.run.lockstep import NOT_RECORDED, GroupOfRanks
-from torchprof.run.meta import Compilation, CompiledRegion, Meta
+from torchprof.run.measures import FIELDS, SampleKey, Spread
+from torchprof.run.meta import Compilation, CompiledRegion, Meta, RunWarning
 from torchprof.run.processes import paused_gc
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.warnings import RunWarning
 from torchprof.run.words import FORWARD, OUTSIDE, FrameKind, Signature, SourceLine, StepEnd
 
 if TYPE_CHECKING:

@@ -13,10 +13,9 @@ from operator import add
 from torchprof.attribute.events import Attributed, Kind, Place
 from torchprof.attribute.op_groups import OpGroup, OpTree
 from torchprof.measure.waiting import Covered
-from torchprof.run.cost import FIELDS
 from torchprof.run.layers import Layer
+from torchprof.run.measures import FIELDS, SampleKey, Spread
 from torchprof.run.rows import Around, Chains, Rows
-from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import PHASES, Frame, FrameKind, Signature
 
 _Call = tuple[int, int, int]

@@ -15,7 +15,7 @@ from typing import Any
 from torchprof.attribute.events import Attributed, Kind, OpenRanges, Place
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.run.layers import Layer, Layers
-from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.timeline import KINDS, Held, Memory, Timeline
 from torchprof.run.words import BACKWARD, FORWARD, OPTIMIZER_RANGE, OUTSIDE, PHASES, FrameKind
 

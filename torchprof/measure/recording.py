@@ -18,9 +18,8 @@ from torchprof.attribute.events import Attributed, Site
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import GroupOfRanks, LockstepKey
-from torchprof.run.meta import Compilation, CompiledRegion, Meta
-from torchprof.run.samples import SampleKey
-from torchprof.run.warnings import RunWarning
+from torchprof.run.measures import SampleKey
+from torchprof.run.meta import Compilation, CompiledRegion, Meta, RunWarning
 from torchprof.run.words import NOT_SELECTED, OUTSIDE, Signature, SourceLine
 
 # The live memory

@@ -14,7 +14,7 @@ from torchprof.attribute.events import Attributed, Event, Kind, Place
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.measure.recording import OpenStep, Pieces
 from torchprof.run.layers import Layer, Layers
-from torchprof.run.samples import SampleKey, spreads_at
+from torchprof.run.measures import SampleKey, spreads_at
 from torchprof.run.torch_names import PURPOSES, WITHIN_DEVICES, purpose_of
 from torchprof.run.words import BEFORE, FORWARD, OUTSIDE, ZERO_GRAD
 

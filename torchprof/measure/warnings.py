@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from torchprof.measure.recording import Observations
 from torchprof.run.layers import Layer, Layers
+from torchprof.run.meta import RunWarning
 from torchprof.run.rows import Rows
 from torchprof.run.run import Run
 from torchprof.run.sentences import WITHOUT_SHAPES
 from torchprof.run.torch_names import ON_PARAMETERS
-from torchprof.run.warnings import RunWarning
 from torchprof.run.words import NOT_SELECTED, OUTSIDE, FrameKind
 
 _CLOCK_JUMP, _CLOCK_JUMP_NS = 0.01, 1_000_000  # a jump up to this share of the time, or up to this time, is no warning

@@ -16,7 +16,7 @@ from torchprof.errors import TorchprofError, suggest
 from torchprof.record.compiled.inductor import Provenance
 from torchprof.record.modules import walk_modules
 from torchprof.record.torch_internals import optional
-from torchprof.run.warnings import RunWarning
+from torchprof.run.meta import RunWarning
 
 AUTO = "auto"
 """The value of ``device`` for what the model is on."""

@@ -25,8 +25,8 @@ from torchprof.profile.arguments import check_count, check_warmup
 from torchprof.record.modules import arguments_of
 from torchprof.record.this_process import clock_that_waits
 from torchprof.record.torch_internals import needed
-from torchprof.run.outputs import output
-from torchprof.run.samples import quantile
+from torchprof.run.measures import quantile
+from torchprof.run.run import output
 
 _pytree = needed("torch.utils._pytree")
 _USE_A_FUNCTION = "Give a function instead that makes the inputs of a batch size: inputs=lambda size: (...)."

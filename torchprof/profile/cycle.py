@@ -32,9 +32,8 @@ from torchprof.record.session import Session, is_profiled
 from torchprof.record.this_process import Job, held_now, this_job, this_process
 from torchprof.run.layers import Layer
 from torchprof.run.merge import add_cycle
-from torchprof.run.meta import Compilation, CompiledRegion
+from torchprof.run.meta import Compilation, CompiledRegion, RunWarning
 from torchprof.run.run import Run
-from torchprof.run.warnings import RunWarning
 
 _LOST = RunWarning.of("recording_lost")
 

@@ -15,8 +15,8 @@ from torchprof.errors import TorchprofError
 from torchprof.profile.profile import Profile
 from torchprof.record.modules import ON_DATA, first_line, shape_of, without_data
 from torchprof.record.torch_internals import needed
+from torchprof.run.meta import RunWarning
 from torchprof.run.run import Run
-from torchprof.run.warnings import RunWarning
 
 _pytree = needed("torch.utils._pytree")
 _SAYS_META = re.compile(r"\bmeta\b", re.IGNORECASE)

@@ -31,8 +31,7 @@ from torchprof.record.torch_internals import needed
 from torchprof.run.file import json_of_run, run_of
 from torchprof.run.formats import ranks_in_words
 from torchprof.run.merge import merge
-from torchprof.run.outputs import output
-from torchprof.run.run import Run
+from torchprof.run.run import Run, output
 
 _PIECE_BYTES = 2**20  # a TCPStore takes no value of more than 8 MiB, and serves one request at a time
 _GRACE_S = 10.0

@@ -34,9 +34,8 @@ from torchprof.record.plan import Plan
 from torchprof.record.session import Guard, Session, missing_device, refuse_if_profiled
 from torchprof.record.session_events import empty_event_list
 from torchprof.run.layers import Layer
-from torchprof.run.outputs import output
-from torchprof.run.run import Run
-from torchprof.run.warnings import RunWarning
+from torchprof.run.meta import RunWarning
+from torchprof.run.run import Run, output
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

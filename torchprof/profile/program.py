@@ -27,8 +27,8 @@ from torchprof.record.plan import Plan
 from torchprof.record.session import Guard, is_observed, missing_device, record, refuse_if_profiled
 from torchprof.record.torch_internals import optional
 from torchprof.run.merge import add_cycle
+from torchprof.run.meta import RunWarning
 from torchprof.run.run import Run
-from torchprof.run.warnings import RunWarning
 
 _MOST_MODELS = 32
 _CYCLE_S = 10.0

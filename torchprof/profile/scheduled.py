@@ -13,8 +13,8 @@ from torchprof.profile.sigterm import DelayedSignals
 from torchprof.record.compiled.dynamo_code import about_left_out_stacks, awaiting_compilation
 from torchprof.record.labels import Labels
 from torchprof.record.session import is_profiled, refuse_if_profiled
+from torchprof.run.meta import RunWarning
 from torchprof.run.run import Run
-from torchprof.run.warnings import RunWarning
 
 _RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 

@@ -34,8 +34,7 @@ from torchprof.record.this_process import held_now, this_job, this_process
 from torchprof.record.torch_internals import CustomOps
 from torchprof.run.formats import ranks_in_words
 from torchprof.run.merge import merge
-from torchprof.run.outputs import output
-from torchprof.run.run import Run
+from torchprof.run.run import Run, output
 
 if TYPE_CHECKING:
     from torchprof.profile.profile import Profile

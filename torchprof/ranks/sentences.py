@@ -16,11 +16,11 @@ from torchprof.ranks.slow import PARTS, Difference, Late, Slow
 from torchprof.ranks.values import IN_NO_OP, Times
 from torchprof.run.collectives import Entered, Unfinished
 from torchprof.run.formats import UNKNOWN, format_time, ranks_in_words
+from torchprof.run.measures import SampleKey
 from torchprof.run.merge import merge
+from torchprof.run.meta import RunWarning
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey
 from torchprof.run.sentences import RANKS_CHOSEN
-from torchprof.run.warnings import RunWarning
 from torchprof.run.words import FORWARD, OUTSIDE, StepEnd
 
 _ALIKE = 0.01  # FLOPs that differ by a smaller share are the same work

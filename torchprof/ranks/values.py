@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from torchprof.ranks.pipeline import stages_of
 from torchprof.run.lockstep import GAP, NO_LAST_RANK, NOT_RECORDED, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
+from torchprof.run.measures import SampleKey
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey
 from torchprof.run.torch_names import purpose_of
 from torchprof.run.words import FORWARD, OUTSIDE, PHASES
 

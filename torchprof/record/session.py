@@ -23,7 +23,7 @@ from torchprof.measure.recording import CpuTime
 from torchprof.record.session_columns import HAS_COLLECTIVE_METADATA
 from torchprof.record.session_events import OURS, SessionEvents
 from torchprof.record.torch_internals import CustomOps, needed, optional, replaced
-from torchprof.run.warnings import RunWarning
+from torchprof.run.meta import RunWarning
 
 record: Callable[[str], Any] = optional("torch._C._profiler._RecordFunctionFast", torch_profiler.record_function)
 """A context manager that records a range with a name."""

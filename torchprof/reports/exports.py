@@ -13,8 +13,8 @@ from torchprof.comparison.diff import Change, Diff, Pair
 from torchprof.comparison.table import diff_headline
 from torchprof.errors import TorchprofError
 from torchprof.run.file import json_of_run, stripped
+from torchprof.run.meta import RunWarning
 from torchprof.run.run import Run
-from torchprof.run.warnings import RunWarning
 
 if TYPE_CHECKING:
     import pandas

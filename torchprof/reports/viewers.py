@@ -14,8 +14,8 @@ from typing import Any
 
 from torchprof.analyze.report import report
 from torchprof.errors import TorchprofError, suggest
-from torchprof.run.cost import FIELDS, MEASURES
 from torchprof.run.formats import Unit, format_time
+from torchprof.run.measures import FIELDS, MEASURES
 from torchprof.run.rows import Around
 from torchprof.run.run import Run
 from torchprof.run.timeline import Lane, Spans, Timeline

@@ -1,4 +1,5 @@
-"""Which collective an event is, with its bytes and its ranks, from the names and arguments in a trace."""
+"""Which collective an event is, with its bytes and its ranks, by names and recorded arguments; and in which one a rank
+was when its recording ended."""
 
 from __future__ import annotations
 
@@ -49,10 +50,6 @@ class Collective(NamedTuple):
     ranks: str = ""
 
     @property
-    def element_bytes(self) -> int | None:
-        return _ELEMENT_BYTES.get(self.dtype)
-
-    @property
     def bytes_in(self) -> int | None:
         return self._nbytes(self.elements_in)
 
@@ -63,17 +60,16 @@ class Collective(NamedTuple):
     def _nbytes(self, elements: int | None) -> int | None:
         if elements == 0:
             return 0
-        size = self.element_bytes
+        size = _ELEMENT_BYTES.get(self.dtype)
         return None if elements is None or size is None else elements * size
 
 
 def signature_of(args: Mapping[str, Any]) -> Signature | None:
     """The collective in the ``args`` of a kernel or of the op ``record_param_comms``, packed into a ``Signature``.
 
-    None if they name no collective. Only ``collective_of`` unpacks it. The shapes are
-    ``((elements in,), (elements out,))``, the dtypes have the type twice, and the scalars are
-    ``("collective", name, group, description, size, ranks)``. The signature of an op has as many scalars as shapes, or
-    none, so it cannot be mistaken for this.
+    None if they name no collective. Only ``collective_of`` unpacks it. The shapes have the elements in and out, the
+    dtypes the type twice, and the scalars the mark, name, group, description, size and ranks. The signature of an op
+    has as many scalars as shapes, or none, so it cannot be mistaken for this.
 
     torch writes the ``args`` for that op (``torch/csrc/profiler/util.h``), and Kineto for the kernels that it launches
     (``libkineto/src/output_json.cpp``); older versions write fewer. Those that differ in each call (``Seq``, addresses
@@ -82,22 +78,27 @@ def signature_of(args: Mapping[str, Any]) -> Signature | None:
     name = args.get("Collective name")
     if not isinstance(name, str) or not name or name in _NO_COLLECTIVES:
         return None
-    shapes = tuple(
-        None if number is None else (number,) for number in _numbers(args, "In msg nelems", "Out msg nelems")
+    elements_in, elements_out, size = (
+        number if type(number) is int and number >= 0 else None
+        for number in map(args.get, ("In msg nelems", "Out msg nelems", "Group size"))
     )
-    (size,) = _numbers(args, "Group size")
     dtype, group, description, ranks = (
         _text(args, key) for key in ("dtype", "Process Group Name", "Process Group Description", "Process Group Ranks")
     )
-    return Signature(shapes, (dtype, dtype), (_MARK, name, group, description, size, ranks))
+    return _packed(name, dtype, elements_in, elements_out, (group, description, size, ranks))
+
+
+def _packed(
+    name: str, dtype: str, elements_in: int | None, elements_out: int | None, group: Sequence[Any]
+) -> Signature:
+    shapes = tuple(None if count is None else (count,) for count in (elements_in, elements_out))
+    return Signature(shapes, (dtype, dtype), (_MARK, name, *group))
 
 
 def signature_in_group(name: str, inputs: Signature, group: GroupOfRanks) -> Signature:
-    """The collective of a backend's range between the ranks of a group, packed as ``signature_of`` does it.
-
-    ``name``: of the range; ``inputs``: those that were recorded. The size of the group makes the output of an
-    all-gather and of a reduce-scatter known.
-    """
+    """The collective of a backend's range between the ranks of a group, packed as ``signature_of`` does it. ``name``:
+    of the range; ``inputs``: those that were recorded. The size of the group makes the output of an all-gather and of a
+    reduce-scatter known."""
     collective = _of_range(Frame(FrameKind.COLLECTIVE, name, inputs))
     elements, size, elements_out = collective.elements_in, group.size, collective.elements_out
     if elements is not None and size:
@@ -105,15 +106,8 @@ def signature_in_group(name: str, inputs: Signature, group: GroupOfRanks) -> Sig
             elements_out = elements * size
         elif collective.name == "reduce_scatter":
             elements_out = elements // size
-    shapes = tuple(None if count is None else (count,) for count in (elements, elements_out))
-    dtype = collective.dtype
-    return Signature(shapes, (dtype, dtype), (_MARK, collective.name, group.name, group.description, size, group.ranks))
-
-
-def _numbers(args: Mapping[str, Any], *keys: str) -> list[int | None]:
-    """The values of these keys; None for one that is missing or not a nonnegative integer."""
-    values = [args.get(key) for key in keys]
-    return [value if type(value) is int and value >= 0 else None for value in values]
+    in_group = group.name, group.description, size, group.ranks
+    return _packed(collective.name, collective.dtype, elements, elements_out, in_group)
 
 
 def _text(args: Mapping[str, Any], key: str) -> str:
@@ -214,17 +208,12 @@ _NAMES = {name.replace("_", ""): name for name in COLLECTIVES}
 
 def name_of_collective(name: str) -> str:
     """The name that a collective has in all reports: "all_reduce" for "allreduce_coalesced", "nccl:all_reduce",
-    "c10d::allreduce_" and "gloo:sparse_all_reduce". From any other name only the backend is removed.
-
-    torch has different names for each way to pass the tensors ("_allgather_base", "all_gather_into_tensor"), and in ops
+    "c10d::allreduce_" and "gloo:sparse_all_reduce". From any other name only the backend is removed. torch has
+    different names for each way to pass the tensors ("_allgather_base", "all_gather_into_tensor"), and in ops
     (``torch/csrc/distributed/c10d/Ops.cpp``), ranges and records (``ProcessGroupNCCL.cpp``). "all_reduce_barrier", as
-    which NCCL runs a barrier, is a barrier.
-    """
+    which NCCL runs a barrier, is a barrier."""
     match = COLLECTIVE_OP.search("barrier" if "barrier" in name else name)
     return _NAMES[match[0].replace("_", "")] if match else name.rpartition(":")[2]
-
-
-# Where a rank was when its recording ended in the middle of a step.
 
 
 class Entered(NamedTuple):
@@ -238,14 +227,11 @@ class Entered(NamedTuple):
 
 @dataclass(frozen=True)
 class Unfinished:
-    """Where a rank was when its recording ended in the middle of a step.
-
-    The step had lasted ``ns`` by then, and for the last ``since_ns`` the rank was in ``layer`` (by its index, negative
-    for none), in ``phase``: in the operator ``name``, or between operators (""). ``waits``: it waited in the
-    collective ``name`` that the layer had called. ``entered``: the collectives that the rank called in the step, in the
-    order of their first calls. ``began_before``: the step had begun before this recording, in the cycle before it, if
-    there was one.
-    """
+    """Where a rank was when its recording ended in the middle of a step. The step had lasted ``ns`` by then, and for
+    the last ``since_ns`` the rank was in ``layer`` (by its index, negative for none), in ``phase``: in the operator
+    ``name``, or between operators (""). ``waits``: it waited in the collective ``name`` that the layer had called.
+    ``entered``: the collectives that the rank called in the step, in the order of their first calls. ``began_before``:
+    the step had begun before this recording, in the cycle before it, if there was one."""
 
     rank: int
     ns: int

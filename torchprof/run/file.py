@@ -1,4 +1,5 @@
-"""A run as JSON: writes the file, reads it, and checks what it reads. The format is in docs/run-file.md."""
+"""A run as a file: JSON (docs/run-file.md) or Parquet; and the tables that a job folder has of each rank
+(docs/job-folder.md). Files are checked when they are read. pyarrow is optional, so it is imported when it is used."""
 
 from __future__ import annotations
 
@@ -6,30 +7,42 @@ import gzip
 import json
 import zlib
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import astuple, replace
+from importlib.util import find_spec
+from io import BytesIO
 from itertools import chain
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 from torchprof.errors import TorchprofError
-from torchprof.run.cost import Cost
 from torchprof.run.layers import Layers
-from torchprof.run.meta import Meta
+from torchprof.run.lockstep import NOT_RECORDED, WORK, GroupOfRanks, LockstepKey
+from torchprof.run.measures import FIELDS, Cost
+from torchprof.run.meta import Meta, RunWarning, StoredWarnings
 from torchprof.run.part import demand, fields_of, read_list
 from torchprof.run.rows import Rows, rows_of_lines
 from torchprof.run.run import RUN_PARTS, Run
-from torchprof.run.warnings import RunWarning, StoredWarnings
-from torchprof.run.words import FORWARD, OUTSIDE, PHASES
+from torchprof.run.words import (
+    BETWEEN_OPS,
+    FORWARD,
+    LAUNCHED_BEFORE,
+    NOT_SELECTED_NAME,
+    OUTSIDE,
+    OUTSIDE_NAME,
+    PHASES,
+    FrameKind,
+    is_left_over,
+    phase_of,
+)
 
 SCHEMA = 3
 """The version of the format. It increases when an older reader would misread a newer file."""
-
 _FORMAT = "torchprof-run"
 _WITH_IDLE_TIME = 3  # the first schema whose rows have the time in which nothing ran
-
 _json = json.JSONEncoder(separators=(",", ":"), default=array.tolist).encode
 
 
@@ -45,7 +58,6 @@ def stripped(run: Run) -> Run:
 
 
 def write_json(run: Run, file: BinaryIO, *, strip: bool = False, zipped: bool = False) -> None:
-    """Write a run to an open file, gzipped if wanted."""
     opened: Any = gzip.GzipFile("", "wb", fileobj=file, mtime=0) if zipped else nullcontext(file)
     with opened as written:
         for piece in _pieces(run, strip, {}):
@@ -90,17 +102,17 @@ def _content(run: Run, strip: bool) -> Iterator[tuple[str, Any]]:
 def run_of(data: bytes, path: str) -> Run:
     """The run in the JSON of a file, gzipped or not; ``path`` is its name in error messages. Raises TorchprofError like
     ``load``."""
-    return run_of_document(document_of(data, path), path)
+    return _run_of_document(_document_of(data, path), path)
 
 
 def comparison_of(data: bytes, path: str) -> Run:
     """``run_of(data, path).to_compare(layers=True)``, but faster: what is not compared is not read, and not checked.
     Raises TorchprofError like ``run_of``."""
-    return run_of_document(document_of(data, path), path, _without_what_is_not_compared).to_compare(layers=True)
+    return _run_of_document(_document_of(data, path), path, _compared).to_compare(layers=True)
 
 
-def _without_what_is_not_compared(document: dict[str, Any]) -> dict[str, Any]:
-    """The JSON of a run of which only that is left that is compared. Raises KeyError or TypeError if it is damaged."""
+def _compared(document: dict[str, Any]) -> dict[str, Any]:
+    """The JSON of a run without what is not compared. Raises KeyError or TypeError if it is damaged."""
     not_compared = ("frames", "within", "shared", "signatures", "devices", "memory", "device_times")
     return {
         **document,
@@ -111,23 +123,23 @@ def _without_what_is_not_compared(document: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def document_of(data: bytes, path: str) -> dict[str, Any]:
+def _document_of(data: bytes, path: str) -> dict[str, Any]:
     """The JSON of a file, gzipped or not, as Python values. Raises TorchprofError if it is not that of a run."""
     try:
         document = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
     except (ValueError, EOFError, OSError, zlib.error, RecursionError) as error:
         raise TorchprofError(f"{path} is not a saved run: it does not read as JSON ({error}).") from error
-    if not isinstance(document, dict) or document.get("format") != _FORMAT:
-        if isinstance(document, dict) and "traceEvents" in document:
-            raise TorchprofError(
-                f"{path} is a trace, not a saved run: torchprof.from_trace(path) reads it, and "
-                "`python -m torchprof show FILE -o run.json` makes a saved run of it."
-            )
-        raise TorchprofError(f"{path} is JSON, but not a saved run: write one with `prof.run.save(path)`.")
-    return document
+    if isinstance(document, dict) and document.get("format") == _FORMAT:
+        return document
+    if isinstance(document, dict) and "traceEvents" in document:
+        raise TorchprofError(
+            f"{path} is a trace, not a saved run: torchprof.from_trace(path) reads it, and "
+            "`python -m torchprof show FILE -o run.json` makes a saved run of it."
+        )
+    raise TorchprofError(f"{path} is JSON, but not a saved run: write one with `prof.run.save(path)`.")
 
 
-def run_of_document(
+def _run_of_document(
     document: dict[str, Any], path: str, part: Callable[[dict[str, Any]], dict[str, Any]] | None = None
 ) -> Run:
     """The run of the JSON of a file. ``part``: what of it is read, None for all. Raises TorchprofError if it is damaged
@@ -145,7 +157,7 @@ def run_of_document(
 
 
 def _run(document: dict[str, Any]) -> Run:
-    """The run of a file. Raises as described in ``checked_json`` if the file contradicts itself."""
+    """The run of a file. Raises as described in ``run.part`` if the file contradicts itself."""
     document = {"pipelines": [], **document}  # runs of torchprof 2.7 have none
     layers = Layers.from_json(document["layers"])
     names = [layer.name for layer in layers]
@@ -162,13 +174,214 @@ def _run(document: dict[str, Any]) -> Run:
 
 def _with_idle_time(run: Run) -> Run:
     """The run of an older file, with the time in which nothing ran in the row outside all layers."""
-    idle = {meta.rank: meta.wall_ns - busy for meta in run.metas for device, busy in meta.busy_ns if device == "cpu"}
     lines: dict[tuple[int, ...], tuple[int, ...]] = {
-        (OUTSIDE, PHASES.index(FORWARD), 0, 0, 0, 0, rank): (0, *astuple(Cost(cpu_ns=ns)))
-        for rank, ns in idle.items()
-        if ns > 0
+        (OUTSIDE, PHASES.index(FORWARD), 0, 0, 0, 0, meta.rank): (0, *astuple(Cost(cpu_ns=meta.wall_ns - busy)))
+        for meta in run.metas
+        for device, busy in meta.busy_ns
+        if device == "cpu" and meta.wall_ns > busy
     }
-    return replace(run, rows=run.rows.added(rows_of_lines(run.layers, lines, [()], ["cpu"], [()], [()])))
+    return replace(run, rows=run.rows.added(rows_of_lines(run.layers, lines, devices=["cpu"])))
+
+
+# Parquet
+
+PARQUET = b"PAR1"
+"""The first bytes of a Parquet file."""
+
+_RUN = b"torchprof-run"
+"""The key in the metadata of the file of a run. Its value is a run file without the calls and costs of the rows."""
+_WHOLE = "run"  # the column with the run file of a rank
+_LEVEL = 6  # of gzip: the highest one takes twice as long for 1 % less
+_MEASURED_WITH = {"collective_ns": "cpu_ns"}  # never requested alone
+_LONGEST_METADATA = 2**31 - 1  # bytes: a run of many ranks may have more than the 100 MB that pyarrow reads by default
+
+_TEXT, _TEXTS, _INT, _BYTES = "text", "list of texts", "integer", "bytes"
+ParquetTable: TypeAlias = Mapping[str, tuple[str, Sequence[Any]]]
+"""A table by the names of its columns: the type of each, and its values; None for what is unknown."""
+
+
+def write_parquet(run: Run, file: BinaryIO, *, strip: bool = False) -> None:
+    """Write a run to an open file: its rows are the columns, everything else is in the metadata of the file. ``strip``
+    leaves out the names of files, machines and jobs. Raises TorchprofError without pyarrow."""
+    keys = {name: run.rows.columns[name] for name in Rows.KEYS}
+    metadata = BytesIO()
+    write_json(replace(run, rows=replace(run.rows, columns=keys)), metadata, strip=strip, zipped=True)
+    write_table(table_of_rows(run), file, {_RUN: b64encode(metadata.getvalue())})
+
+
+def run_of_parquet(data: bytes, path: str) -> Run:
+    """The run in a file that ``write_parquet`` wrote; ``path`` is its name in error messages. Raises TorchprofError if
+    it is not the file of a run, is damaged or was written by a newer torchprof, and without pyarrow."""
+    parquet = _pyarrow().parquet
+    with _damaged(path):
+        file = parquet.ParquetFile(BytesIO(data), thrift_string_size_limit=_LONGEST_METADATA)
+        stored = (file.metadata.metadata or {}).get(_RUN)
+        if stored is None:
+            raise TorchprofError(
+                f"{path} is a Parquet file, but not a saved run: write one with `prof.run.save('run.parquet')`."
+            )
+        document = _document_of(b64decode(stored), path)
+        values = file.read([*Rows.VALUES]).to_pydict()
+        document["rows"].update({name: array("q", [value or 0 for value in values[name]]) for name in Rows.VALUES})
+    return _run_of_document(document, path)
+
+
+def table_of_rank(run: Run) -> ParquetTable:
+    """How the only rank of a run was recorded, what is compared between ranks, and the whole run, the last two as
+    gzipped run files. It has one line."""
+    meta = run.meta
+    line: dict[str, tuple[str, Any]] = {
+        "rank": (_INT, meta.rank),
+        "world_size": (_INT, meta.world_size),
+        "job": (_TEXT, meta.job or None),
+        "host": (_TEXT, meta.machine or None),
+        "device": (_TEXT, meta.device or "cpu"),
+        "models": (_TEXTS, meta.model),
+        "measured": (_TEXTS, meta.measured),
+        "cycles": (_INT, meta.cycles),
+        "steps": (_INT, meta.steps),
+        "wall_ns": (_INT, meta.wall_ns),
+        "process_cpu_ns": (_INT, meta.process_cpu_ns),
+        "run_delay_ns": (_INT, meta.run_delay_ns),
+        "compared": (_BYTES, _zipped(run.to_compare())),
+        _WHOLE: (_BYTES, _zipped(run)),
+    }
+    return {name: (kind, [value]) for name, (kind, value) in line.items()}
+
+
+def _zipped(run: Run) -> bytes:
+    return gzip.compress(json_of_run(run).encode(), _LEVEL, mtime=0)
+
+
+def run_of_rank(data: bytes, path: str, read: Callable[[bytes, str], Run] = run_of) -> Run:
+    """The run that ``table_of_rank`` has, or what ``read`` reads of its file."""
+    (whole,) = values_of_rank(data, path, _WHOLE)
+    return read(whole, path)
+
+
+def values_of_rank(data: bytes, path: str, *names: str) -> list[Any]:
+    """The values of columns of ``table_of_rank``; ``path`` and errors: as of ``run_of_parquet``."""
+    parquet = _pyarrow().parquet
+    with _damaged(path):
+        (line,) = parquet.read_table(BytesIO(data), columns=[*names]).to_pylist()
+        return [line[name] for name in names]
+
+
+def table_of_rows(run: Run) -> ParquetTable:
+    """The rows of a run, one line for each. A cost that its rank did not measure is None, as are the costs of a sampled
+    line of Python, which has none."""
+    rows, columns = run.rows, run.rows.columns
+    layers, kinds = _names_of_layers(run)
+    frames = [[frame.name for frame in chain] for chain in rows.frames]
+    operators = [chain[-1][:2] if chain else (FrameKind.OP, BETWEEN_OPS) for chain in rows.frames]
+    left_over = [*map(is_left_over, rows.frames)]
+    of_row = [*zip(columns["layer"], columns["phase"], columns["frames"])]
+    table: dict[str, tuple[str, Sequence[Any]]] = {
+        "rank": (_INT, columns["rank"]),
+        "layer": (_TEXT, [LAUNCHED_BEFORE if left_over[chain] else layers[layer] for layer, _, chain in of_row]),
+        "kind": (_TEXT, [kinds[layer] for layer, _, _ in of_row]),
+        "phase": (_TEXT, [phase_of(layer, PHASES[phase]) for layer, phase, _ in of_row]),
+        "frames": (_TEXTS, [frames[chain] for _, _, chain in of_row]),
+        "operator": (_TEXT, [operators[chain][1] for _, _, chain in of_row]),
+        "operator_kind": (_TEXT, [str(operators[chain][0]) for _, _, chain in of_row]),
+        "device": (_TEXT, [rows.devices[device] for device in columns["device"]]),
+        "calls": (_INT, columns["calls"]),
+    }
+    has_cost = [kind != FrameKind.PYTHON for kind, _ in operators]
+    for name in FIELDS:
+        measured = {meta.rank for meta in run.metas if _MEASURED_WITH.get(name, name) in meta.measured}
+        values = zip(columns[name], columns["rank"], columns["frames"])
+        table[name] = (
+            _INT,
+            [value if value or (rank in measured and has_cost[chain]) else None for value, rank, chain in values],
+        )
+    return table
+
+
+def table_of_steps(run: Run) -> ParquetTable:
+    """The single times in the lockstep of the only rank of a run, one line for each."""
+    layers, _ = _names_of_layers(run)
+    lines: list[tuple[LockstepKey, GroupOfRanks, bool, int, int]] = []
+    for key, lockstep in run.lockstep.items():
+        is_of_layer = key.is_collective or key.what == WORK
+        group = key.group or NOT_RECORDED
+        numbers = lockstep.times or range(len(lockstep.last_ns))
+        lines += [(key, group, is_of_layer, number, ns) for number, ns in zip(numbers, lockstep.last_ns)]
+    return {
+        "rank": (_INT, [run.meta.rank] * len(lines)),
+        "layer": (_TEXT, [layers[key.layer] if is_of_layer else None for key, _, is_of_layer, _, _ in lines]),
+        "phase": (_TEXT, [phase_of(*key[:2]) if is_of_layer else None for key, _, is_of_layer, _, _ in lines]),
+        "device": (_TEXT, [key.device for key, *_ in lines]),
+        "what": (_TEXT, [key.what for key, *_ in lines]),
+        "group_name": (_TEXT, [group.name or None for _, group, *_ in lines]),
+        "group_description": (_TEXT, [group.description or None for _, group, *_ in lines]),
+        "group_size": (_INT, [group.size for _, group, *_ in lines]),
+        "group_ranks": (_TEXT, [group.ranks or None for _, group, *_ in lines]),
+        "number": (_INT, [number for *_, number, _ in lines]),
+        "ns": (_INT, [ns for *_, ns in lines]),
+    }
+
+
+def _names_of_layers(run: Run) -> tuple[list[str], list[str | None]]:
+    """The names and the classes of the layers, by index. Negative indices, of no layer, count from the end."""
+    names = [*(layer.name for layer in run.layers), NOT_SELECTED_NAME, OUTSIDE_NAME]
+    return names, [*(layer.kind or None for layer in run.layers), None, None]
+
+
+def write_table(table: ParquetTable, file: BinaryIO, metadata: Mapping[bytes, bytes] | None = None) -> None:
+    """Write a table to an open file. ``metadata``: of the file. Raises TorchprofError without pyarrow."""
+    pyarrow = _pyarrow()
+    types = {
+        _TEXT: pyarrow.string(),
+        _TEXTS: pyarrow.list_(pyarrow.string()),
+        _INT: pyarrow.int64(),
+        _BYTES: pyarrow.binary(),
+    }
+    columns = []
+    for kind, values in table.values():
+        try:
+            columns.append(pyarrow.array(values, types[kind]))
+        except UnicodeEncodeError:  # an undecodable byte in the name of a file, of which Python makes a lone surrogate
+            columns.append(pyarrow.array(_in_unicode(values), types[kind]))
+    whole = pyarrow.Table.from_arrays(columns, names=[*table])
+    # pyarrow would write the metadata of a schema twice: as it is, and in its own copy of the schema.
+    with pyarrow.parquet.ParquetWriter(file, whole.schema, compression="zstd", store_schema=False) as writer:
+        writer.write_table(whole)
+        writer.add_key_value_metadata(metadata or {})
+
+
+def _in_unicode(value: Any) -> Any:
+    """Texts, in lists of any depth, with escapes in place of lone surrogates."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    return value if value is None else [*map(_in_unicode, value)]
+
+
+def check_pyarrow() -> None:
+    """Raises TorchprofError if pyarrow is not installed. Does not import it."""
+    if find_spec("pyarrow") is None:
+        raise TorchprofError(
+            'Parquet needs pyarrow, which is not installed here: pip install pyarrow, or pip install "torchprof[job]".'
+        )
+
+
+def _pyarrow() -> Any:
+    check_pyarrow()
+    import pyarrow
+    import pyarrow.parquet
+
+    return pyarrow
+
+
+@contextmanager
+def _damaged(path: str) -> Iterator[None]:
+    """Errors of pyarrow, and those of values that are not as expected, become a TorchprofError that names the file."""
+    try:
+        yield
+    except TorchprofError:
+        raise
+    except (_pyarrow().ArrowException, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise TorchprofError(f"{path} is a damaged Parquet file: {type(error).__name__} {error}.") from error
 
 
 @contextmanager

@@ -14,8 +14,6 @@ from torchprof.errors import TorchprofError, suggest
 from torchprof.run.part import demand, read_as
 from torchprof.run.words import NO_LAYERS, OUTSIDE
 
-# Paths of modules: those that users write, and what several have in common. Imports only the standard library.
-
 _Step = TypeVar("_Step")
 
 _ROOT = re.compile(r"(?P<kind>[^#]+?)( \(stage (?P<stage>\d+)\))?(#\d+)?")
@@ -40,12 +38,10 @@ def stage_of_root(name: str) -> int | None:
 
 
 def find(path: Any, known: Sequence[tuple[tuple[str, ...], ...]]) -> set[int]:
-    """The indices of the entries of ``known`` that a path matches, at least one.
-
-    An entry holds the paths of one module: the real path, and the path that users see. ``path`` is a tuple of steps or
-    a dotted string, with or without the root; ``*`` matches one step. Raises TorchprofError if nothing matches (the
-    message has the nearest real paths) or if ``path`` is not a path.
-    """
+    """The indices of the entries of ``known`` that a path matches, at least one. An entry holds the paths of one
+    module: the real path, and the path that users see. ``path`` is a tuple of steps or a dotted string, with or without
+    the root; ``*`` matches one step. Raises TorchprofError if nothing matches (the message has the nearest real paths)
+    or if ``path`` is not a path."""
     steps = tuple(path.split(".")) if isinstance(path, str) else path
     if not isinstance(steps, (tuple, list)) or not steps or not all(isinstance(step, str) for step in steps):
         raise TorchprofError(
@@ -184,11 +180,9 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 class Layers(tuple[Layer, ...]):
-    """The layers of a run, parents before children, as a tree. Equal to a tuple of the same layers.
-
-    Other values refer to a layer by its index here; a negative number is not a layer (``OUTSIDE``, ``NOT_SELECTED``).
-    Properties are computed at first use and cached.
-    """
+    """The layers of a run, parents before children, as a tree. Equal to a tuple of the same layers. Other values refer
+    to a layer by its index here; a negative number is not a layer (``OUTSIDE``, ``NOT_SELECTED``). Properties are
+    computed at first use and cached."""
 
     @classmethod
     def of(cls, layers: Iterable[Layer]) -> Layers:
@@ -197,7 +191,7 @@ class Layers(tuple[Layer, ...]):
 
     @classmethod
     def from_json(cls, stored: Any) -> Layers:
-        """The layers of a file. Raises as described in ``checked_json``."""
+        """The layers of a file. Raises as described in ``run.part``."""
         layers = cls(read_as(tuple[Layer, ...], stored))
         known: set[tuple[str, ...]] = set()
         for layer in layers:
@@ -296,78 +290,3 @@ class Layers(tuple[Layer, ...]):
                 key = index, phase
                 totals[key] = plus(totals[key], value) if key in totals else value
         return totals
-
-
-class MergingLayers:
-    """The layers of the ranks so far, matched by path and numbered in the order in which they come."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, ...], _Known] = {}
-
-    def add(self, layers: Layers, everyone: Sequence[int]) -> list[int]:
-        """Add the layers of a run with the ranks ``everyone``, which ascend. Returns the number of each."""
-        for place, layer in enumerate(layers):
-            ranks = layer.ranks or everyone
-            if layer.ranks:
-                layer = replace(layer, ranks=())
-            known = self._known.get(layer.path)
-            if known is None:
-                self._known[layer.path] = _Known(len(self._known), layer, ranks[0], place, [*ranks])
-            else:
-                known.add(layer, ranks, place)
-        return [self._known[layer.path].number for layer in layers]
-
-    def merged(self, everyone: tuple[int, ...]) -> tuple[list[int], Layers]:
-        """For each number the index among the merged layers; and these. ``everyone``: all ranks."""
-        ordered = _depth_first(self._known)
-        of_ranks: dict[tuple[int, ...], tuple[int, ...]] = {everyone: ()}
-        indices = [0] * len(ordered)
-        layers = []
-        for index, known in enumerate(ordered):
-            ranks = tuple(sorted(known.ranks))
-            layers.append(replace(known.layer, ranks=of_ranks.setdefault(ranks, ranks)))
-            indices[known.number] = index
-        return indices, Layers(layers)
-
-
-@dataclass
-class _Known:
-    """A layer of the merged run so far, as on ``rank``, the lowest rank that has it. ``place``: its index among the
-    layers of that rank. ``ranks``: all ranks that have it."""
-
-    number: int
-    layer: Layer
-    rank: int
-    place: int
-    ranks: list[int]
-
-    def add(self, layer: Layer, ranks: Sequence[int], place: int) -> None:
-        """Add the same layer of other ranks, which ascend."""
-        if ranks[0] < self.rank:
-            self.layer, self.rank, self.place = layer.merged(self.layer), ranks[0], place
-        else:
-            self.layer = self.layer.merged(layer)
-        self.ranks += ranks
-
-    @property
-    def order(self) -> tuple[Any, ...]:
-        """The sort key among its siblings. Numbers come first and in their order, because a pipeline spreads numbered
-        layers over ranks, and so do its stages. Then come names: those of the lowest rank first, in its order."""
-        name = self.layer.path[-1]
-        number = int(name) if name.isdecimal() else stage_of_root(name)
-        return (float("inf") if number is None else number, self.rank, self.place)
-
-
-def _depth_first(layers: Mapping[tuple[str, ...], _Known]) -> list[_Known]:
-    """All layers, parents before children, without recursion: models are deeper than Python's limit."""
-    below: dict[tuple[str, ...], list[_Known]] = {}
-    for path, known in layers.items():
-        below.setdefault(path[:-1], []).append(known)
-    for siblings in below.values():
-        siblings.sort(key=lambda known: known.order, reverse=True)
-    ordered = []
-    waiting = below.get((), [])
-    while waiting:
-        ordered.append(waiting.pop())
-        waiting.extend(below.get(ordered[-1].layer.path, ()))
-    return ordered

@@ -10,8 +10,8 @@ from operator import ge, le
 from statistics import median_low
 from typing import Any, NamedTuple
 
+from torchprof.run.measures import of_smallest_hash, scrambled
 from torchprof.run.part import RunPart, demand, demand_layer, fields_of, read_as
-from torchprof.run.samples import of_smallest_hash, scrambled
 from torchprof.run.words import FORWARD, OUTSIDE
 
 WORK = "work"
@@ -191,8 +191,7 @@ class Lockstep:
         return round((kept_ns[index] - sum(self.last_ns)) * self.counts[index] / len(self.times))
 
 
-_known: dict[tuple[int, int], tuple[int, ...]] = {}
-"""The last results of ``_kept``."""
+_known: dict[tuple[int, int], tuple[int, ...]] = {}  # the last results of ``_kept``, so many at most
 _MOST_KNOWN = 64
 
 
@@ -248,8 +247,6 @@ _IF_ANY = ("times", "kept_ns", "medians", "values")
 
 
 class LockstepPart(RunPart[_Together]):
-    """The lockstep as a part of a run."""
-
     def of_ranks(self, value: _Together, ranks: Collection[int]) -> dict[int, _Together]:
         parts: dict[int, dict[LockstepKey, Lockstep]] = {rank: {} for rank in ranks}
         for key, lockstep in value.items():
@@ -299,10 +296,8 @@ class LockstepPart(RunPart[_Together]):
 
 
 def _zero_in_each_step(key: LockstepKey, cycles: _Together) -> Lockstep | None:
-    """0 for each step of these cycles.
-
-    None for collectives (they are counted by calls, not by steps), and if the steps or the groups are unknown.
-    """
+    """0 for each step of these cycles. None for collectives (they are counted by calls, not by steps), and if the steps
+    or the groups are unknown."""
     steps = cycles.get(LockstepKey(OUTSIDE, FORWARD, "cpu", STEP))  # the device has the same steps
     if steps is None or key.is_collective or key.group == NOT_RECORDED:
         return None
@@ -310,7 +305,7 @@ def _zero_in_each_step(key: LockstepKey, cycles: _Together) -> Lockstep | None:
 
 
 class _Merging:
-    """The lockstep of some ranks so far: a list with one entry per rank for each figure, None if not all ranks have
+    """The lockstep of some ranks so far. ``figures``: each with an entry for each rank; None if not all ranks have
     it."""
 
     __slots__ = ("counts", "figures", "first", "is_paired", "key", "last_ns", "last_rank", "ranks", "times")

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from os import PathLike
 from typing import Any
 
 from torchprof.errors import TorchprofError
-from torchprof.run.layers import Layers, MergingLayers
-from torchprof.run.meta import Meta
+from torchprof.run.layers import Layer, Layers, stage_of_root
+from torchprof.run.meta import Meta, RunWarning, sharing_key
 from torchprof.run.processes import paused_gc
-from torchprof.run.rows import MergingRows
+from torchprof.run.rows import Rows, compacted, stretches_of
 from torchprof.run.run import RUN_PARTS, Run
 from torchprof.run.sentences import WITHOUT_SHAPES
-from torchprof.run.warnings import RunWarning, sharing_key
 from torchprof.run.words import StepEnd
 
 
@@ -106,12 +106,11 @@ class _Merged:
         self._metas: dict[int, Meta] = {}
         self._of_job: dict[str, tuple[int, str]] = {}  # what all ranks share: the first rank that has it, and its value
         self._warnings: dict[tuple[Any, ...], RunWarning] = {}
-        self._layers = MergingLayers()
-        self._rows = MergingRows()
+        self._layers = _MergingLayers()
+        self._rows = _MergingRows()
         self._parts: dict[str, Any] = dict.fromkeys(RUN_PARTS)
 
     def add(self, run: Run) -> None:
-        """Add the ranks of one more run."""
         self._add_metas(run.metas)
         run = run.renumbered(self._layers.add(run.layers, sorted(meta.rank for meta in run.metas)), run.layers)
         self._rows.add(run.rows)
@@ -141,11 +140,128 @@ class _Merged:
             raise TorchprofError(f"The runs are of different jobs, {which}. Merge those of one job.")
 
     def run(self) -> Run:
-        """The merged run, with layers and ranks in order."""
         metas = tuple(self._metas[rank] for rank in sorted(self._metas))
         indices, layers = self._layers.merged(tuple(meta.rank for meta in metas))
         parts = {name: part.merged(self._parts[name]) for name, part in RUN_PARTS.items()}
         return Run(metas, Layers(), self._rows.merged(), **parts).renumbered(indices, layers)
+
+
+class _MergingLayers:
+    """The layers of the ranks so far, matched by path and numbered in the order in which they come."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, ...], _Known] = {}
+
+    def add(self, layers: Layers, everyone: Sequence[int]) -> list[int]:
+        """Add the layers of a run with the ranks ``everyone``, which ascend. Returns the number of each."""
+        for place, layer in enumerate(layers):
+            ranks = layer.ranks or everyone
+            if layer.ranks:
+                layer = replace(layer, ranks=())
+            known = self._known.get(layer.path)
+            if known is None:
+                self._known[layer.path] = _Known(len(self._known), layer, ranks[0], place, [*ranks])
+            else:
+                known.add(layer, ranks, place)
+        return [self._known[layer.path].number for layer in layers]
+
+    def merged(self, everyone: tuple[int, ...]) -> tuple[list[int], Layers]:
+        """For each number the index among the merged layers; and these. ``everyone``: all ranks."""
+        ordered = _depth_first(self._known)
+        of_ranks: dict[tuple[int, ...], tuple[int, ...]] = {everyone: ()}
+        indices = [0] * len(ordered)
+        layers = []
+        for index, known in enumerate(ordered):
+            ranks = tuple(sorted(known.ranks))
+            layers.append(replace(known.layer, ranks=of_ranks.setdefault(ranks, ranks)))
+            indices[known.number] = index
+        return indices, Layers(layers)
+
+
+@dataclass
+class _Known:
+    """A layer of the merged run so far, as on ``rank``, the lowest rank that has it. ``place``: its index among the
+    layers of that rank. ``ranks``: all ranks that have it."""
+
+    number: int
+    layer: Layer
+    rank: int
+    place: int
+    ranks: list[int]
+
+    def add(self, layer: Layer, ranks: Sequence[int], place: int) -> None:
+        if ranks[0] < self.rank:
+            self.layer, self.rank, self.place = layer.merged(self.layer), ranks[0], place
+        else:
+            self.layer = self.layer.merged(layer)
+        self.ranks += ranks
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """The sort key among its siblings. Numbers come first and in their order, because a pipeline spreads numbered
+        layers over ranks, and so do its stages. Then come names: those of the lowest rank first, in its order."""
+        name = self.layer.path[-1]
+        number = int(name) if name.isdecimal() else stage_of_root(name)
+        return (float("inf") if number is None else number, self.rank, self.place)
+
+
+def _depth_first(layers: Mapping[tuple[str, ...], _Known]) -> list[_Known]:
+    """All layers, parents before children, without recursion: models are deeper than Python's limit."""
+    below: dict[tuple[str, ...], list[_Known]] = {}
+    for path, known in layers.items():
+        below.setdefault(path[:-1], []).append(known)
+    for siblings in below.values():
+        siblings.sort(key=lambda known: known.order, reverse=True)
+    ordered = []
+    waiting = below.get((), [])
+    while waiting:
+        ordered.append(waiting.pop())
+        waiting.extend(below.get(ordered[-1].layer.path, ()))
+    return ordered
+
+
+class _Table:
+    """Entries that rows refer to by number, each once. ``first`` are the entries that come first, if there are any."""
+
+    def __init__(self, *first: Any) -> None:
+        self.numbers: dict[Any, int] = {entry: number for number, entry in enumerate(first)}
+        self._last: tuple[Sequence[Any], list[int]] = ((), [])
+
+    def numbers_of(self, entries: Sequence[Any]) -> list[int]:
+        """The number of each entry. Two ranks have the same entries as a rule: comparing them is faster than
+        hashing."""
+        if entries != self._last[0]:
+            self._last = entries, [self.numbers.setdefault(entry, len(self.numbers)) for entry in entries]
+        return self._last[1]
+
+
+class _MergingRows:
+    def __init__(self) -> None:
+        self._tables = {"shared": _Table(()), "within": _Table(()), "frames": _Table(()), "device": _Table()}
+        self._columns = {name: array("q") for name in Rows.COLUMNS}
+
+    def add(self, rows: Rows) -> None:
+        columns = dict(rows.columns)
+        for name, entries in rows.tables.items():
+            numbers = self._tables[name].numbers_of(entries)
+            if numbers != [*range(len(numbers))]:
+                columns[name] = array("q", map(numbers.__getitem__, columns[name]))
+        for name, column in self._columns.items():
+            column.extend(columns[name])
+
+    def merged(self) -> Rows:
+        """The rows in the order of ranks."""
+        stretches = stretches_of(self._columns["rank"])
+        in_order = sorted(stretches, key=lambda stretch: stretch[0])
+        for name in Rows.COLUMNS if in_order != stretches else ():
+            column, unordered = array("q"), self._columns[name]
+            for _, start, stop in in_order:
+                column.extend(unordered[start:stop])
+            self._columns[name] = column  # column by column, so at most one exists twice
+        return compacted((), self._columns, {name: [*table.numbers] for name, table in self._tables.items()})
+
+
+# Cycles
 
 
 def add_cycle(before: Run | None, cycle: Run) -> Run:

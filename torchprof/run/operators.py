@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import NamedTuple
 
-from torchprof.run.cost import FIELDS, NO_COST, Cost
+from torchprof.run.measures import FIELDS, NO_COST, Cost
 from torchprof.run.rows import Around, Rows
 from torchprof.run.words import BETWEEN_OPS, RANGES, Frame, FrameKind, number_of_phase
 
@@ -36,12 +36,10 @@ class Way(NamedTuple):
 
 @dataclass
 class Sums:
-    """The sums of an operator.
-
-    ``self`` excludes the operators inside it. ``total`` is that of its outermost occurrences, with everything in them.
-    ``calls`` is 0 for the time between operators. ``parts`` is how many of the calls were made inside an operator whose
-    MACs and FLOPs include those of the operators that it calls; 0 if the view does not request it.
-    """
+    """The sums of an operator. ``self`` excludes the operators inside it. ``total`` is that of its outermost
+    occurrences, with everything in them. ``calls`` is 0 for the time between operators. ``parts`` is how many of the
+    calls were made inside an operator whose MACs and FLOPs include those of the operators that it calls; 0 if the view
+    does not request it."""
 
     calls: int = 0
     parts: int = 0
@@ -55,10 +53,8 @@ def sum_operators(
     is_part: Callable[[tuple[int, int, int, int]], bool] | None = None,
 ) -> list[Sums]:
     """The sums of each numbered operator over all rows, without rows of Python source lines, which are not work.
-
     ``way_of`` is called once for each key of the rows; rows for which it returns None are left out. ``is_part``:
-    whether the calls of rows with a key were made inside an operator whose MACs and FLOPs include theirs.
-    """
+    whether the calls of rows with a key were made inside an operator whose MACs and FLOPs include theirs."""
     measures = tuple(name for name in FIELDS if name in rows.nonzero)
     lines = rows.summed(RowKey._fields, ("calls", *measures), frames=_is_work)
     ways = {key: way for key in map(RowKey._make, lines) if (way := way_of(key)) is not None}
@@ -95,7 +91,6 @@ def _costs(measures: Sequence[str], sums: Sequence[Sequence[int]], size: int) ->
 
 
 def is_kernel(frames: Sequence[Frame]) -> bool:
-    """Whether a row with these frames is the work of a device."""
     return bool(frames) and frames[-1].kind == FrameKind.KERNEL
 
 

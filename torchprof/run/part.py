@@ -1,7 +1,8 @@
 """The parts of a run: how each is split by rank, renumbered, added up over cycles, merged over ranks, written and read.
 
 ``RUN_PARTS`` in ``torchprof.run.run`` lists them. Metadata, layers and rows are not among them: they depend on each
-other.
+other. First the functions that convert JSON values and check them, because a file may be damaged or changed by hand:
+they raise TypeError, ValueError, KeyError or OverflowError if a value does not fit.
 """
 
 from __future__ import annotations
@@ -17,9 +18,6 @@ from types import NoneType
 from typing import Any, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 from torchprof.run.words import NOT_SELECTED, PHASES
-
-# Converts JSON values to types, and checks them: a file may be damaged, or changed by hand. All functions raise
-# TypeError, ValueError, KeyError or OverflowError if a value does not fit.
 
 
 def demand(holds: bool, what: str) -> None:
@@ -43,10 +41,9 @@ def read_columns(
 ) -> dict[str, array[int]]:
     """Columns of integers of one length: layers, phases and others. ``limits``: the least number of a column, and that
     above its greatest."""
-    limits = {"layer": (NOT_SELECTED, layers), "phase": (0, len(PHASES)), **limits}
     columns = {name: array("q", document[name]) for name in names}
     demand(len({len(column) for column in columns.values()}) == 1, f"columns of the {of} that differ in length")
-    for name, (low, high) in limits.items():
+    for name, (low, high) in {"layer": (NOT_SELECTED, layers), "phase": (0, len(PHASES)), **limits}.items():
         column = columns[name]
         demand(not column or low <= min(column) <= max(column) < high, f"a number in {name!r} of the {of}")
     return columns
@@ -70,14 +67,12 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
     if parts == (int, ...):
         return lambda value: tuple(array("q", read_list(value)))
     if parts and parts[-1] is ...:
-        each_of_them = _reader(parts[0])
-        return lambda value: tuple(map(each_of_them, read_list(value)))
+        entry = _reader(parts[0])
+        return lambda value: tuple(map(entry, read_list(value)))
     if get_origin(kind) is tuple or hasattr(kind, "_fields"):
         return _record_reader(kind, [*map(_reader, parts or get_type_hints(kind).values())])
     if kind is Any:
         return _plain_value
-    if kind is str:
-        return _text
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind
 
@@ -86,7 +81,8 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
             raise ValueError(f"{value!r:.80} instead of {kind.__name__}")
         return value
 
-    return as_it_is
+    # A string is interned: a thousand runs contain the same names.
+    return (lambda value: intern(as_it_is(value))) if kind is str else as_it_is
 
 
 def _record_reader(kind: Any, readers: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
@@ -107,13 +103,6 @@ def read_list(value: Any) -> list[Any]:
     if not isinstance(value, list):
         raise ValueError(f"{value!r:.80} instead of a list")
     return value
-
-
-def _text(value: Any) -> str:
-    """A string, interned: a thousand runs contain the same names."""
-    if type(value) is not str:
-        raise ValueError(f"{value!r:.80} instead of str")
-    return intern(value)
 
 
 def _plain_value(value: Any) -> Any:
@@ -149,7 +138,7 @@ class RunPart(Protocol[_Value]):
         """What the file has of it. A list that may be long is an iterator."""
 
     def from_json(self, stored: Any, layers: int, ranks: Set[int]) -> _Value:
-        """Read what ``to_json`` wrote, of a run of so many layers and these ranks. Raises as in ``checked_json``."""
+        """Read what ``to_json`` wrote, of a run of so many layers and these ranks. Raises as above."""
 
 
 class PerRank(RunPart[tuple[Any, ...]]):

@@ -1,4 +1,4 @@
-"""Calls a function for many files in several processes."""
+"""Calls a function for many files in several processes; and pauses the garbage collector meanwhile."""
 
 from __future__ import annotations
 
@@ -58,73 +58,66 @@ def in_processes(call: Callable[[_Item], _Result], items: Sequence[_Item], proce
 
 
 def _results(call: Callable[[_Item], _Result], items: Sequence[_Item], count: int) -> Iterator[_Result]:
-    workers = _Workers(call, count)
+    """The results from ``count`` processes, each with a pipe of its own: in that of a ``ProcessPoolExecutor``, which
+    they share, a process that is killed while it writes a result blocks the others."""
+    from multiprocessing import get_context  # slow to import
+
+    context = get_context("spawn")
+    processes, idle = [], []
     try:
-        for result, error in workers.outcomes(items):
-            if error is not None:
-                raise error
-            yield result
-    finally:
-        workers.end()
-
-
-class _Workers:
-    """Processes that call a function, each with a pipe of its own: in that of a ``ProcessPoolExecutor``, which they
-    share, a process that is killed while it writes a result blocks the others."""
-
-    def __init__(self, call: Callable[[Any], Any], count: int) -> None:
-        from multiprocessing import get_context  # slow to import
-
-        context = get_context("spawn")
-        self._processes = []
-        self._idle: list[Connection] = []
-        self._busy: dict[Connection, int] = {}  # with the number of the item
         for _ in range(count):
             ours, theirs = context.Pipe()
             process = context.Process(target=_work, args=(call, theirs), daemon=True)
             with _sigint_blocked():
                 process.start()
             theirs.close()  # so that this end is closed when the process ends
-            self._processes.append(process)
-            self._idle.append(ours)
-
-    def outcomes(self, items: Iterable[Any]) -> Iterator[tuple[Any, Exception | None]]:
-        """The result of each item, in their order, or the error. Raises TorchprofError if a process has ended."""
-        from multiprocessing.connection import wait
-
-        remaining = enumerate(items)
-        done: dict[int, tuple[Any, Exception | None]] = {}
-        taken = 0
-        try:
-            while True:
-                room = _AHEAD * len(self._processes) - len(self._busy) - len(done)
-                for number, item in islice(remaining, min(len(self._idle), room)):
-                    connection = self._idle.pop()
-                    connection.send(item)
-                    self._busy[connection] = number
-                if taken in done:
-                    yield done.pop(taken)
-                    taken += 1
-                elif self._busy:
-                    ready: list[Any] = wait([*self._busy])
-                    for connection in ready:
-                        done[self._busy.pop(connection)] = connection.recv()
-                        self._idle.append(connection)
-                else:
-                    return
-        except (EOFError, ConnectionError) as error:
-            raise TorchprofError(
-                f"One of the {len(self._processes)} processes that read files was killed, perhaps because memory ran "
-                "out. Use fewer processes at once. A script that reads in several must do so below "
-                '`if __name__ == "__main__":`.'
-            ) from error
-
-    def end(self) -> None:
-        for process in self._processes:
+            processes.append(process)
+            idle.append(ours)
+        for result, error in _outcomes(items, idle):
+            if error is not None:
+                raise error
+            yield result
+    finally:
+        for process in processes:
             process.terminate()
-        for process in self._processes:
+        for process in processes:
             process.join()
-        for connection in (*self._idle, *self._busy):
+
+
+def _outcomes(items: Iterable[Any], idle: list[Connection]) -> Iterator[tuple[Any, Exception | None]]:
+    """The result of each item, in their order, or the error. ``idle``: the connections to the processes. Raises
+    TorchprofError if a process has ended."""
+    from multiprocessing.connection import wait
+
+    count = len(idle)
+    remaining = enumerate(items)
+    busy: dict[Any, int] = {}  # by connection: the number of the item
+    done: dict[int, tuple[Any, Exception | None]] = {}
+    taken = 0
+    try:
+        while True:
+            room = _AHEAD * count - len(busy) - len(done)
+            for number, item in islice(remaining, min(len(idle), room)):
+                connection = idle.pop()
+                connection.send(item)
+                busy[connection] = number
+            if taken in done:
+                yield done.pop(taken)
+                taken += 1
+            elif busy:
+                ready: list[Any] = wait([*busy])
+                for connection in ready:
+                    done[busy.pop(connection)] = connection.recv()
+                    idle.append(connection)
+            else:
+                return
+    except (EOFError, ConnectionError) as error:
+        raise TorchprofError(
+            f"One of the {count} processes that read files was killed, perhaps because memory ran out. Use fewer "
+            'processes at once. A script that reads in several must do so below `if __name__ == "__main__":`.'
+        ) from error
+    finally:
+        for connection in (*idle, *busy):
             connection.close()
 
 
@@ -178,16 +171,11 @@ def _sigint_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-# Pause Python's garbage collector while many long-lived objects are made.
-
-
 @contextmanager
 def paused_gc() -> Iterator[None]:
-    """Pause the garbage collector in this block, and enable it again afterwards if it was enabled.
-
-    Reading a run makes a million objects, drawing a report thousands, and both make no cyclic garbage. The collections
-    would take longer than the work.
-    """
+    """Pause the garbage collector in this block, and enable it again afterwards if it was enabled. Reading a run makes
+    a million objects, drawing a report thousands, and no cyclic garbage: collections would take longer than the
+    work."""
     was_enabled = gc.isenabled()
     try:
         gc.disable()

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import compress, count, groupby, product
 from operator import add, eq
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 from torchprof.run.collectives import shows_collective
-from torchprof.run.cost import FIELDS, Cost
 from torchprof.run.layers import Layer, Layers
+from torchprof.run.measures import FIELDS, Cost
 from torchprof.run.part import demand, demand_layer, read_as, read_columns, read_list
 from torchprof.run.words import (
     FORWARD,
@@ -109,10 +109,10 @@ def _on_other_shapes(frame: Frame) -> Frame:
 def rows_of_lines(
     layers: tuple[Layer, ...],
     lines: Mapping[tuple[int, ...], Sequence[int]],
-    frames: Iterable[tuple[Frame, ...]],
-    devices: Iterable[str],
-    within: Iterable[tuple[Around, ...]],
-    shared: Iterable[tuple[int, ...]],
+    frames: Iterable[tuple[Frame, ...]] = ((),),
+    devices: Iterable[str] = (),
+    within: Iterable[tuple[Around, ...]] = ((),),
+    shared: Iterable[tuple[int, ...]] = ((),),
 ) -> Rows:
     """Rows from ``lines``. A key has the values of ``Rows.COLUMNS`` up to the rank, a line those from the calls on."""
     columns = dict(zip(Rows.COLUMNS, zip(*((*key, *line) for key, line in lines.items()))))
@@ -122,9 +122,7 @@ def rows_of_lines(
 
 class Around(NamedTuple):
     """An op or a label around a layer's range: the ``frames`` down to it, in the layer (by its index, negative for
-    none) and the phase that it runs in. Most layers have none: they are called by a layer directly, not inside one of
-    its ops.
-    """
+    none) and the phase that it runs in. Most layers have none: a layer calls them directly, not inside an op."""
 
     layer: int
     phase: str
@@ -161,16 +159,11 @@ class Row(NamedTuple):
         return self.frames[-1].signature if self.frames else None
 
 
-_Numbers = tuple[int, ...]
-
-
 @dataclass(frozen=True)
 class Rows(Sequence[Row]):
-    """Rows as columns of integers; indexing makes a ``Row`` of one line.
-
-    ``columns`` has an array for each of ``Rows.COLUMNS``. Their numbers are indices in the tables ``layers`` (negative
-    for no layer), ``frames``, ``devices``, ``within`` and ``shared``; phases are indices in ``PHASES``.
-    """
+    """Rows as columns of integers; indexing makes a ``Row`` of one line. ``columns`` has an array for each of
+    ``Rows.COLUMNS``. Their numbers are indices in the tables ``layers`` (negative for no layer), ``frames``,
+    ``devices``, ``within`` and ``shared``; phases are indices in ``PHASES``."""
 
     layers: tuple[Layer, ...] = field(repr=False)
     frames: tuple[tuple[Frame, ...], ...] = field(repr=False)
@@ -228,16 +221,17 @@ class Rows(Sequence[Row]):
             columns = {name: array("q") for name in self.COLUMNS}
             for (name, column), (start, stop) in product(columns.items(), places[rank]):
                 column.extend(self.columns[name][start:stop])
-            yield compacted(self.layers, columns, self._tables)
+            yield compacted(self.layers, columns, self.tables)
 
     @property
-    def _tables(self) -> dict[str, tuple[Any, ...]]:
+    def tables(self) -> dict[str, tuple[Any, ...]]:
         """The tables, by the columns that have their numbers."""
         return {"shared": self.shared, "within": self.within, "frames": self.frames, "device": self.devices}
 
     def added(self, cycle: Rows) -> Rows:
         """The sum of the rows of two cycles, on the same layers: rows with equal keys become one row."""
-        if self._has_keys_of(cycle):  # as in most loops: each step does the same
+        has_same_keys = all(self.columns[name] == cycle.columns[name] for name in self.KEYS)
+        if has_same_keys and self.tables == cycle.tables:  # as in most loops: each step does the same
             columns = dict(self.columns)
             for name in self.VALUES:
                 if any(cycle.columns[name]):
@@ -263,11 +257,6 @@ class Rows(Sequence[Row]):
                 lines[key] = values if line is None else [*map(add, line, values)]
         return rows_of_lines(self.layers, lines, chains.all, devices, within, shared)
 
-    def _has_keys_of(self, other: Rows) -> bool:
-        """Whether both have rows with the same keys in the same order."""
-        same_numbers = all(self.columns[name] == other.columns[name] for name in self.KEYS)
-        return same_numbers and self._tables == other._tables
-
     def to_json(self) -> Iterator[tuple[str, Any]]:
         """The keys of the file for the rows and their tables, and the values. Frames have the number of their
         signature, from 1 on; 0 for no signature."""
@@ -285,7 +274,7 @@ class Rows(Sequence[Row]):
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any], layers: Layers) -> Rows:
-        """The rows of a file. Raises as described in ``checked_json``."""
+        """The rows of a file. Raises as described in ``run.part``."""
         signatures = [None, *read_as(tuple[Signature, ...], document["signatures"])]
 
         def chain(stored: Any) -> tuple[Frame, ...]:
@@ -312,17 +301,9 @@ class Rows(Sequence[Row]):
             demand_layer(around, len(layers))
         return cls(layers, frames, devices, columns, within, shared)
 
-    @overload
-    def summed(self, by: str, of: str, **where: Any) -> dict[int, int]: ...
-    @overload
-    def summed(self, by: str, of: tuple[str, ...], **where: Any) -> dict[int, _Numbers]: ...
-    @overload
-    def summed(self, by: tuple[str, ...], of: str, **where: Any) -> dict[_Numbers, int]: ...
-    @overload
-    def summed(self, by: tuple[str, ...], of: tuple[str, ...], **where: Any) -> dict[_Numbers, _Numbers]: ...
     def summed(self, by: str | tuple[str, ...], of: str | tuple[str, ...], **where: Any) -> dict[Any, Any]:
-        """The sums of one or several of ``VALUES`` over rows with the same numbers in one or several of ``KEYS``: by
-        these numbers, in the order of first use. A sum may be 0.
+        """The sums of one of ``VALUES``, or a tuple of several, over rows with the same numbers in one or several of
+        ``KEYS``: by these numbers, in the order of first use. A sum may be 0.
 
         ``where``: by column, the value that rows have there, a predicate of it, or None for any: ``phase="forward"``,
         ``frames=is_left_over``. A predicate is called once for each value, not for each row. Work of no layer has the
@@ -376,7 +357,7 @@ class Rows(Sequence[Row]):
             if wanted is None:
                 continue
             holds = wanted if callable(wanted) else partial(eq, wanted)
-            column, table = self.columns[name], {"phase": PHASES, **self._tables}.get(name)
+            column, table = self.columns[name], {"phase": PHASES, **self.tables}.get(name)
             numbers = set(column) if table is None else range(len(table))
             known = dict(zip(numbers, map(holds, numbers if table is None else table)))
             if not all(known.values()):
@@ -394,53 +375,10 @@ class Rows(Sequence[Row]):
         return self.by_layer.get((layer, PHASES.index(FORWARD)), (None, 0))[1]
 
     @cached_property
-    def by_layer(self) -> dict[_Numbers, tuple[Cost, int]]:
+    def by_layer(self) -> dict[tuple[int, int], tuple[Cost, int]]:
         """Self cost and calls of each (layer index, phase number). Device work that was launched before the recording
         began is left out."""
         place = ("layer", "phase")
         calls = self.summed(place, "calls", frames=())
         costs = self.of_recording.summed(place, FIELDS)
         return {key: (Cost(*cost), calls.get(key, 0)) for key, cost in costs.items()}
-
-
-class _Table:
-    """Entries that rows refer to by number, each once. ``first`` are the entries that come first, if there are any."""
-
-    def __init__(self, *first: Any) -> None:
-        self.numbers: dict[Any, int] = {entry: number for number, entry in enumerate(first)}
-        self._last: tuple[Sequence[Any], list[int]] = ((), [])
-
-    def numbers_of(self, entries: Sequence[Any]) -> list[int]:
-        """The number of each entry. Two ranks have the same entries as a rule: comparing them is faster than
-        hashing."""
-        if entries != self._last[0]:
-            self._last = entries, [self.numbers.setdefault(entry, len(self.numbers)) for entry in entries]
-        return self._last[1]
-
-
-class MergingRows:
-    """The rows of the ranks so far, on the same layers."""
-
-    def __init__(self) -> None:
-        self._tables = {"shared": _Table(()), "within": _Table(()), "frames": _Table(()), "device": _Table()}
-        self._columns = {name: array("q") for name in Rows.COLUMNS}
-
-    def add(self, rows: Rows) -> None:
-        columns = dict(rows.columns)
-        for name, entries in rows._tables.items():
-            numbers = self._tables[name].numbers_of(entries)
-            if numbers != [*range(len(numbers))]:
-                columns[name] = array("q", map(numbers.__getitem__, columns[name]))
-        for name, column in self._columns.items():
-            column.extend(columns[name])
-
-    def merged(self) -> Rows:
-        """The rows in the order of ranks."""
-        stretches = stretches_of(self._columns["rank"])
-        in_order = sorted(stretches, key=lambda stretch: stretch[0])
-        for name in Rows.COLUMNS if in_order != stretches else ():
-            column, unordered = array("q"), self._columns[name]
-            for _, start, stop in in_order:
-                column.extend(unordered[start:stop])
-            self._columns[name] = column  # column by column, so at most one exists twice
-        return compacted((), self._columns, {name: [*table.numbers] for name, table in self._tables.items()})

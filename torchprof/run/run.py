@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib import import_module
 from itertools import starmap
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from torchprof.errors import TorchprofError
 from torchprof.run.collectives import Unfinished, UnfinishedPart
-from torchprof.run.cost import FIELDS, NO_COST, Cost, sum_of_costs
 from torchprof.run.formats import ranks_in_words
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import Lockstep, LockstepKey, LockstepPart
-from torchprof.run.meta import Meta, sum_if_known
+from torchprof.run.measures import FIELDS, NO_COST, Cost, SampleKey, SamplesPart, Spread, sum_of_costs
+from torchprof.run.meta import Meta, RunWarning, sum_if_known
 from torchprof.run.operators import Op, operators_of_layers
-from torchprof.run.outputs import ReportText, output
 from torchprof.run.part import PerDevice, RunPart
 from torchprof.run.rows import Rows, rows_of_lines
-from torchprof.run.samples import SampleKey, SamplesPart, Spread
 from torchprof.run.sentences import RANKS_CHOSEN
 from torchprof.run.timeline import DeviceTime, Memory, Pipeline, Timeline, TimelinePart
-from torchprof.run.warnings import RunWarning
 from torchprof.run.words import FORWARD, NOT_SELECTED, OUTSIDE, PHASES, is_left_over, number_of_phase
 
 if TYPE_CHECKING:
@@ -32,11 +30,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class Node:
-    """A layer in the tree of ``Run.tree``: ``total`` = ``self`` + the ``total`` of all ``children``.
-
-    ``layer`` says what it is, ``calls`` how often its forward was called. ``self`` is the cost of its own work,
-    ``total`` includes the layers below it. Nothing is counted twice.
-    """
+    """A layer in the tree of ``Run.tree``: ``total`` = ``self`` + the ``total`` of all ``children``. ``layer`` says
+    what it is, ``calls`` how often its forward was called. ``self`` is the cost of its own work, ``total`` includes the
+    layers below it. Nothing is counted twice."""
 
     layer: Layer
     calls: int
@@ -84,12 +80,9 @@ class Run:
         return output("printed")(self)  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
-        about = ", ".join(self.meta.model) or "a trace"
-        counts = [
-            f"{len(of)} {name}{'' if len(of) == 1 else 's'}"
-            for of, name in ((self.layers, "layer"), (self.rows, "row"))
-        ]
-        return f"<Run of {about}: {', '.join(counts)}>"
+        counts = [(len(self.layers), "layer"), (len(self.rows), "row")]
+        shown = ", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for count, noun in counts)
+        return f"<Run of {', '.join(self.meta.model) or 'a trace'}: {shown}>"
 
     @property
     def meta(self) -> Meta:
@@ -97,11 +90,8 @@ class Run:
 
     @cached_property
     def warnings(self) -> tuple[RunWarning, ...]:
-        """All warnings of all ranks: those that were stored and those that follow from the run.
-
-        Each has a ``code``, ``layers``, ``facts`` and the ``ranks`` that it is of; ``str()`` is the sentence. Those of
-        most ranks come first.
-        """
+        """All warnings of all ranks, stored or following from the run; those of most ranks come first. Each has a
+        ``code``, ``layers``, ``facts`` and the ``ranks`` that it is of; ``str()`` is the sentence."""
         return output("all_warnings")(self)  # type: ignore[no-any-return]
 
     @property
@@ -117,11 +107,9 @@ class Run:
         return tuple(sorted({*range(size)} - {meta.rank for meta in self.metas})) if size > 1 else ()
 
     def of_rank(self, rank: int) -> Run:
-        """The run of one rank: its layers, its figures, and the timeline if it is of this rank.
-
-        The layers are described as in this run. In ``lockstep`` the rank keeps its counts and sums; of single times, it
-        keeps only those of whole steps. Raises TorchprofError for a rank that is not in this run.
-        """
+        """The run of one rank: its layers as they are in this run, its figures, and the timeline if it is of this rank.
+        In ``lockstep`` the rank keeps its counts and sums; of single times, only those of whole steps. Raises
+        TorchprofError for a rank that is not in this run."""
         known = [meta.rank for meta in self.metas]
         if rank not in known:
             raise TorchprofError(f"This run has no rank {rank!r}. It has {ranks_in_words(known)}.")
@@ -142,16 +130,14 @@ class Run:
 
     def to_compare(self, *, layers: bool = False) -> Run:
         """What finds the slow ranks of a job, once the runs of all ranks are merged: the own work and the exchanges of
-        each step. A kilobyte or two; without layers, rows and warnings. What is not compared counts as not measured.
-
-        ``layers``: also the layers, with the sum and the median of their own work over the steps, the collectives,
-        the parts of a step outside of layers, and where the ranks were in an unfinished step.
-        """
+        each step, a kilobyte or two. What is not compared counts as not measured. ``layers``: also the layers, with the
+        sum and the median of their own work over the steps, the collectives, the parts of a step outside of layers, and
+        where the ranks were in an unfinished step."""
         known = self.layers if layers else Layers()
         return Run(
             tuple(meta.of_a_comparison() for meta in self.metas),
             known,
-            rows_of_lines(known, {}, [()], [], [()], [()]),
+            rows_of_lines(known, {}),
             {
                 key: replace(spread, sample=(round(spread.median),), hashes=(0,))
                 for key, spread in self.samples.items()
@@ -167,8 +153,7 @@ class Run:
         )
 
     def on_layers(self, layers: Iterable[Layer]) -> Run:
-        """The same run with other layers, matched by path. Work of a layer that has no match becomes work of no
-        layer."""
+        """The same run with other layers, matched by path. Work of a layer without a match becomes work of no layer."""
         layers = Layers.of(layers)
         if layers is self.layers:
             return self
@@ -193,31 +178,21 @@ class Run:
         return tuple(self.layers[index] for index in self.layers.roots)
 
     def tree(self, phase: str | None = None, root: int = 0) -> Node:
-        """The layers of one model, each with self and total costs and calls.
-
-        ``phase``: "forward", "backward" or "recompute"; None for the sum of all. ``calls`` are those of the phase: the
-        forward calls for None, and 0 for backward, which has no calls of layers. Raises TorchprofError for an unknown
-        phase or root.
-        """
+        """The layers of one model, each with self and total costs and calls. ``phase``: "forward", "backward" or
+        "recompute"; None for the sum of all. ``calls`` are those of the phase: the forward calls for None, and 0 for
+        backward, which has no calls of layers. Raises TorchprofError for an unknown phase or root."""
         if not isinstance(root, int) or not 0 <= root < len(self.roots):
             raise TorchprofError(f"This run has {len(self.roots)} model(s), numbered from 0. It has no root {root!r}.")
         number = PHASES.index(FORWARD) if phase is None else number_of_phase(phase)
         layers, (own, total) = self.layers, self._costs(phase)
-
-        def node(index: int) -> Node:
+        top = layers.roots[root]
+        nodes: dict[int, Node] = {}
+        for index in sorted(layers.at_or_below({top})):  # parents come before their children
             calls = self.rows.by_layer.get((index, number), (NO_COST, 0))[1]
-            return Node(layers[index], calls, own[index], total[index], [])
-
-        layer = layers.roots[root]
-        top = node(layer)
-        waiting = [(layer, top)]
-        while waiting:
-            layer, above = waiting.pop()
-            for child in layers.children[layer]:
-                below = node(child)
-                above.children.append(below)
-                waiting.append((child, below))
-        return top
+            nodes[index] = Node(layers[index], calls, own[index], total[index], [])
+            if index != top:
+                nodes[layers.parent[index]].children.append(nodes[index])
+        return nodes[top]
 
     def _costs(self, phase: str | None) -> tuple[list[Cost], list[Cost]]:
         """Self and total costs of each layer in a phase; None for the sum of all phases."""
@@ -227,11 +202,7 @@ class Run:
             for (layer, number), (cost, _) in self.rows.by_layer.items():
                 if layer >= 0 and PHASES[number] in wanted:
                     own[layer] = own[layer] + cost
-            total = [*own]
-            for layer in range(len(own) - 1, -1, -1):  # children come after their parents
-                if below := self.layers.children[layer]:
-                    total[layer] = sum_of_costs([own[layer], *(total[child] for child in below)])
-            self._costs_by_phase[phase] = own, total
+            self._costs_by_phase[phase] = own, self.layers.roll_up(own)
         return self._costs_by_phase[phase]
 
     @cached_property
@@ -275,9 +246,8 @@ class Run:
 
     def report(self, name: str | None = None, **options: Any) -> ReportText:
         """A report as text: ``run.report("tree", depth=2)``; without a name, the list of all reports.
-
-        ``run.report("tree").data`` is the same for other programs. Raises TorchprofError for an unknown name or option.
-        """
+        ``run.report("tree").data`` is the same for other programs. Raises TorchprofError for an unknown name or
+        option."""
         text: ReportText = output("render")(name, self, options)
         return text
 
@@ -303,19 +273,15 @@ class Run:
         output("show_page")(self.report("html"), height)
 
     def export(self, path: str | PathLike[str], **options: Any) -> None:
-        """Write a report to a file. The suffix chooses the report: ``run.export("report.html")``. See docs/exports.md.
-
-        ``options`` are those of the report. With ``.gz`` after the suffix, the file is gzipped. Raises TorchprofError
-        for an unknown suffix or option, and if there is no such folder; OSError like ``open``.
-        """
+        """Write a report to a file. The suffix chooses the report, see docs/exports.md: ``run.export("report.html")``.
+        ``options`` are those of the report. After the suffix, ``.gz`` gzips the file. Raises TorchprofError for an
+        unknown suffix or option, and if there is no such folder; OSError like ``open``."""
         output("export")(path, self, options)
 
     def to_dataframe(self, of: str = "layers") -> pandas.DataFrame:
-        """The run as a pandas ``DataFrame``, with one record for each of its "layers", "operators" or "rows".
-
-        The columns are in docs/exports.md; unknown values are ``pandas.NA``. Raises TorchprofError for any other
-        ``of``, and if pandas is not installed.
-        """
+        """The run as a pandas ``DataFrame``, with one record for each of its "layers", "operators" or "rows". The
+        columns are in docs/exports.md; unknown values are ``pandas.NA``. Raises TorchprofError for any other ``of``,
+        and if pandas is not installed."""
         return output("dataframe")(self, of)
 
     def save(self, path: str | PathLike[str], *, strip: bool = False) -> None:
@@ -343,3 +309,62 @@ RUN_PARTS: dict[str, RunPart[Any]] = {
     "pipelines": PerDevice(Pipeline),
 }
 """The parts of a run by their names in ``Run`` and in the file, where they have this order."""
+
+
+# What methods of ``Run`` call by name, to import it when it is first called: ``run`` imports no package that reads it.
+
+_FILES = {
+    "chosen_ranks": "torchprof.ranks.sentences",
+    "with_comparison": "torchprof.ranks.sentences",
+    "benchmark_table": "torchprof.analyze.benchmark",
+    "data_of": "torchprof.reports.text",
+    "dataframe": "torchprof.reports.exports",
+    "export": "torchprof.reports",
+    "html_of": "torchprof.reports.documents",
+    "metrics": "torchprof.analyze.metrics",
+    "printed": "torchprof.reports.text",
+    "render": "torchprof.reports",
+    "all_warnings": "torchprof.analyze.sentences",
+    "text_of": "torchprof.reports.text",
+    "verdict_on_ranks": "torchprof.ranks.sentences",
+    "show_page": "torchprof.reports.documents",
+    "write": "torchprof.run.saved",
+}
+
+
+def output(name: str) -> Callable[..., Any]:
+    """The function of that name."""
+    return getattr(import_module(_FILES[name]), name)  # type: ignore[no-any-return]
+
+
+class ReportText(str):
+    """The text of a report: a ``str`` that also has the report's ``data``. Python's prompt shows the ``repr`` of a
+    value, so its ``repr`` is the text. A notebook shows its tables."""
+
+    __slots__ = ("_content", "_name")
+
+    _name: str
+    _content: Any
+
+    def __new__(cls, text: str, name: str = "", content: Any = None) -> ReportText:
+        """``content``: the report whose text it is, a ``Part`` of ``analyze.report``; None for a file format."""
+        self = super().__new__(cls, text)
+        self._name, self._content = name, content
+        return self
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The report for other programs, as values that JSON can store: its ``tables`` and ``sentences``.
+        docs/exports.md describes them. Raises TorchprofError for a report that is a file format, such as "csv"."""
+        if self._content is None:
+            raise TorchprofError(
+                f"The report {self._name!r} is a file format: its text is for other programs, and it has no other data."
+            )
+        return output("data_of")(self._name, self._content)  # type: ignore[no-any-return]
+
+    def _repr_html_(self) -> str | None:
+        """The HTML that a notebook shows; None for a file format, of which it shows the text."""
+        return None if self._content is None else output("html_of")(self._content)

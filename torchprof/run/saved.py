@@ -16,21 +16,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchprof.errors import TorchprofError, some
-from torchprof.run.file import atomic_file, comparison_of, run_of, stripped, write_json
-from torchprof.run.formats import ranks_in_words
-from torchprof.run.merge import merge
-from torchprof.run.parquet import (
+from torchprof.run.file import (
     PARQUET,
+    atomic_file,
     check_pyarrow,
-    job_of_rank,
+    comparison_of,
+    run_of,
     run_of_parquet,
     run_of_rank,
+    stripped,
     table_of_rank,
     table_of_rows,
     table_of_steps,
+    values_of_rank,
+    write_json,
     write_parquet,
     write_table,
 )
+from torchprof.run.formats import ranks_in_words
+from torchprof.run.merge import merge
 from torchprof.run.processes import check_processes, in_processes, paused_gc
 from torchprof.run.run import Run
 
@@ -38,8 +42,7 @@ if TYPE_CHECKING:
     import duckdb
 
 
-# A job folder: the runs of the ranks of a job as Parquet files, one for each rank and table. docs/job-folder.md
-# describes it.
+_START = 256  # bytes: the format of a run is named in the first of them
 
 _MARK = "torchprof-job.json"  # the file by which a folder is known as a job folder
 _FORMAT = "torchprof-job"
@@ -51,7 +54,8 @@ _FILE = re.compile(r"rank-(\d{6,})\.parquet")
 
 
 class JobFolder:
-    """The runs of the ranks of a job, in a folder of Parquet files. ``torchprof.open_job`` opens one."""
+    """The runs of the ranks of a job, in a folder of Parquet files, one for each rank and table: see
+    docs/job-folder.md. ``torchprof.open_job`` opens one."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self._path = Path(path)
@@ -80,14 +84,9 @@ class JobFolder:
 
     def comparison(self, *, layers: bool = False, processes: int = 1) -> Run:
         """What is compared between ranks, ``Run.to_compare`` of all of them, merged: its report "ranks" names the
-        stragglers of the job.
-
-        Layers have no figures in it without ``layers``, and this process alone reads it. With them, the whole runs are
-        read, by so many ``processes``, as of ``torchprof.load``. This takes some 20 ms a rank.
-
-        Raises TorchprofError if ``processes`` is not a number of processes, if DuckDB is not installed, and if the
-        folder has no rank.
-        """
+        stragglers of the job. Layers have figures in it only with ``layers``: then the whole runs are read, by so many
+        ``processes``, as of ``torchprof.load``, which takes some 20 ms a rank. Raises TorchprofError if ``processes``
+        is not a number of processes, if DuckDB is not installed, and if the folder has no rank."""
         check_processes(processes)
         if layers:
             files = [_file_of(self._path, _RANKS, rank) for rank in self.ranks]
@@ -96,9 +95,9 @@ class JobFolder:
         return merge(run_of(data, f"the comparison of rank {rank}") for rank, data in compared)
 
     def sql(self, query: str) -> duckdb.DuckDBPyRelation:
-        """The answer of DuckDB to a query in SQL over the tables ``ranks``, ``rows`` and ``steps``, as its relation:
-        ``.fetchall()``, ``.df()``, or print it. docs/job-folder.md has the columns. Raises TorchprofError if DuckDB is
-        not installed and if the folder has no rank; errors of the query are those of DuckDB."""
+        """The answer of DuckDB to a query over the tables ``ranks``, ``rows`` and ``steps``, as its relation:
+        ``.fetchall()``, ``.df()``, or print it. Raises TorchprofError if DuckDB is not installed and if the folder has
+        no rank; errors of the query are those of DuckDB."""
         return self._database.sql(query)
 
     @cached_property
@@ -143,12 +142,9 @@ def names_job_folder(path: str | PathLike[str]) -> bool:
 
 def add_to_job(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
     """Write the run of a rank into a job folder, which is made if it does not exist. Its files appear when they are
-    complete.
-
-    ``strip`` leaves out the names of files, machines and jobs. Raises TorchprofError for a run of several ranks, for a
-    rank that is there already, for a folder that has ranks of another job (another name, or another number of ranks) or
-    other files, if there is no folder to make it in, and without pyarrow.
-    """
+    complete. ``strip`` leaves out the names of files, machines and jobs. Raises TorchprofError for a run of several
+    ranks, for a rank that is there already, for a folder that has ranks of another job (another name, or another number
+    of ranks) or other files, if there is no folder to make it in, and without pyarrow."""
     folder = Path(path)
     if len(run.metas) > 1:
         raise TorchprofError(
@@ -179,7 +175,12 @@ def make_room(folder: Path, rank: int, world_size: int = 1, job: str = "") -> No
 def _check_job(folder: Path, rank: int, world_size: int, job: str) -> None:
     """Raises TorchprofError if a rank is not of the job whose ranks are in the folder. These are of one job, so one of
     them is read, which is not damaged. Like ``merge``, it refuses nothing for a size or a name that is unknown."""
-    there, its_size, its_job = next(_jobs_in(folder), (0, 1, ""))
+    there, its_size, its_job = 0, 1, None
+    for there in _ranks_in(folder):
+        file = _file_of(folder, _RANKS, there)
+        with suppress(TorchprofError, OSError):  # a damaged file is not that of another job
+            its_size, its_job = values_of_rank(file.read_bytes(), str(file), "world_size", "job")
+            break
     if world_size > 1 and its_size > 1 and world_size != its_size:
         its, this = f"a job of {its_size} ranks", f"of a job of {world_size} ranks"
     elif job and its_job and job != its_job:
@@ -190,14 +191,6 @@ def _check_job(folder: Path, rank: int, world_size: int, job: str) -> None:
         f"{folder} has rank {there} of {its}, but rank {rank} to be saved is {this}. A folder is for the ranks of "
         "one job: save this one to another folder, or remove the old one first."
     )
-
-
-def _jobs_in(folder: Path) -> Iterator[tuple[int, int, str]]:
-    """Each rank in a job folder whose file can be read, in any order, with the size and the name of its job."""
-    for rank in _ranks_in(folder):
-        file = _file_of(folder, _RANKS, rank)
-        with suppress(TorchprofError, OSError):  # a damaged file is not that of another job
-            yield (rank, *job_of_rank(file.read_bytes(), str(file)))
 
 
 def _ranks_in(folder: Path) -> Iterator[int]:
@@ -246,9 +239,6 @@ def _check(folder: Path) -> None:
 
 def _file_of(folder: Path, table: str, rank: int) -> Path:
     return folder / table / f"rank-{rank:06}.parquet"
-
-
-_START = 256  # bytes: the format is named in the first of them
 
 
 def write(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:

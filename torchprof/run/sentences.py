@@ -1,4 +1,4 @@
-"""The sentence of each warning, made of its layers and facts."""
+"""The sentence of each warning, made of its layers and facts: a text, or a function for a sentence with cases."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ Fact = Any
 
 Sentence = Callable[..., str]
 _Function = TypeVar("_Function", bound=Sentence)
+
+TOO_MUCH_FOR_STACKS = (
+    "With source lines, the profiler records every Python call of the compiler: gigabytes of memory even for a small "
+    "model. Call the model once before the block, or use warmup=1."
+)
 
 _TEXTS = {
     # Modules and their calls
@@ -50,7 +55,10 @@ _TEXTS = {
     "compiler_unknown": "The layers of kernels that torch.compile generated are unknown: the compiler of this version "
     "of torch does not report them ({reason}). torch 2.13 is supported.",
     "backward_incomplete": "Backward is incomplete: on the meta device it stopped with {error}",
+    "stacks_left_out": "Source lines were not recorded: torch.compile had not compiled {modules} yet. "
+    f"{TOO_MUCH_FOR_STACKS}",
     # Programs that were recorded as a whole
+    "calls_reached": "{calls:,} model call(s) recorded, as requested. The program then continued without recording.",
     "too_many_models": "Only the first {count} models have layers. The work of later models counts outside of layers.",
     "gave_way": "The recording ended early: the program started a profiler of its own. Only the time before is in the "
     "figures.",
@@ -90,7 +98,7 @@ _TEXTS = {
     "uncounted_more": "Not counted: {operators} more operators without a FLOPs formula (calls: {calls}).",
 }
 """The sentences by their codes, if they only have layers and facts in them: in place of ``{layers}`` and ``{name}``,
-tuples as a list and ``_ns`` as times, in words. ``(s)`` is the plural of a noun after ``{count}``."""
+tuples as a list and ``_ns`` as times, in words. ``(s)`` is the plural of a noun after ``{count}`` or ``{calls}``."""
 
 
 def _of_text(code: str, text: str) -> Sentence:
@@ -99,17 +107,12 @@ def _of_text(code: str, text: str) -> Sentence:
     def sentence(layers: list[str], **facts: Fact) -> str:
         if facts and not has_facts:
             raise TypeError(f"{code} has no facts")
-        words = {name: _fact_in_words(name, fact) for name, fact in facts.items()}
-        plural = "" if facts.get("count") == 1 else "s"
+        words = {name: some(list(fact)) if isinstance(fact, tuple) else fact for name, fact in facts.items()}
+        words.update((name, format_time(fact)) for name, fact in facts.items() if name.endswith("_ns"))
+        plural = "" if facts.get("count", facts.get("calls")) == 1 else "s"
         return text.replace("(s)", plural).format(layers=some(layers), **words)
 
     return sentence
-
-
-def _fact_in_words(name: str, fact: Fact) -> Fact:
-    if name.endswith("_ns"):
-        return format_time(fact)
-    return some(list(fact)) if isinstance(fact, tuple) else fact
 
 
 SENTENCES: dict[str, Sentence] = {code: _of_text(code, text) for code, text in _TEXTS.items()}
@@ -124,9 +127,6 @@ def _sentence(function: _Function) -> _Function:
 
 def _counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-# Modules and their calls
 
 
 @_sentence
@@ -166,9 +166,6 @@ def clock_set(layers: list[str], jump_ns: int, wall_ns: int) -> str:
     )
 
 
-# Communication between ranks
-
-
 @_sentence
 def ranks_chosen(
     layers: list[str],
@@ -187,36 +184,13 @@ def ranks_chosen(
     return f"{count:,} ranks were compared: {verdict}{absent} Only {rest}{why}."
 
 
-RANKS_CHOSEN = "ranks_chosen"  # the code of that sentence
-
-
-# What could not be recorded
+RANKS_CHOSEN = ranks_chosen.__name__
 
 
 @_sentence
 def no_compiled_code(layers: list[str], where: str, reason: str) -> str:
     why = f"gave up on {where}: {reason.rstrip('.')}" if reason else f"is switched off, or gave up on {where}"
     return f"{some(layers)} is compiled, but no compiled code ran: torch.compile {why}."
-
-
-TOO_MUCH_FOR_STACKS = (
-    "With source lines, the profiler records every Python call of the compiler: gigabytes of memory even for a small "
-    "model. Call the model once before the block, or use warmup=1."
-)
-
-
-@_sentence
-def stacks_left_out(layers: list[str], modules: Sequence[str]) -> str:
-    names = ", ".join(modules)
-    return f"Source lines were not recorded: torch.compile had not compiled {names} yet. {TOO_MUCH_FOR_STACKS}"
-
-
-# Programs that were recorded as a whole
-
-
-@_sentence
-def calls_reached(layers: list[str], calls: int) -> str:
-    return f"{_counted(calls, 'model call')} recorded, as requested. The program then continued without recording."
 
 
 @_sentence
@@ -236,9 +210,6 @@ def start_up(layers: list[str], before_ns: int, first_ns: int, calls: int, all_n
 def calls_on_other_threads(layers: list[str], classes: Sequence[tuple[str, int]]) -> str:
     calls = [f"{name} ({count})" for name, count in classes]
     return f"Calls on threads that torch's profiler does not record are missing: {some(calls)}."
-
-
-# Trace files
 
 
 @_sentence
@@ -279,8 +250,6 @@ def _of_operators(kinds: Sequence[tuple[str, int]]) -> str:
     what = some([f"{count // times:,} {kind}" for kind, count in kinds], 6)
     return f" The operators: {f'{times:,} times ' if times > 1 else ''}{what}."
 
-
-# What follows from the run
 
 _WHY_SLOW = {
     "same": "This start-up work, of the model or of the profiler, is in the totals",
@@ -363,16 +332,15 @@ _UNCOUNTED = {
 _WIDTH = 60  # of a name
 
 
-def _of_uncounted(code: str, text: str) -> None:
+def _of_uncounted(text: str) -> Sentence:
     def sentence(layers: list[str], names: Sequence[str], count: int) -> str:
         words = {"names": some([*map(_short, names)]), "layers": some([*map(_short, layers)])}
         return f"Not counted: {text.format(count=count, s='' if count == 1 else 's', **words)}."
 
-    SENTENCES[code] = sentence
+    return sentence
 
 
-for _code, _text in _UNCOUNTED.items():
-    _of_uncounted(_code, _text)
+SENTENCES.update((code, _of_uncounted(text)) for code, text in _UNCOUNTED.items())
 
 
 def _short(name: str) -> str:

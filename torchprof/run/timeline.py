@@ -134,12 +134,10 @@ class DeviceTime:
 
 
 class Lane(NamedTuple):
-    """One line of the timeline, in which spans are nested and never cross.
-
-    It is a thread (``device`` is "cpu") or a part of a ``stream`` of a device: a stream has as many lanes as kernels
-    ran on it at once. ``number`` counts the threads, or the lanes of a stream, from 1 on. ``stream`` is None for a
-    thread, and on a device that used only one stream.
-    """
+    """One line of the timeline, in which spans are nested and never cross. It is a thread (``device`` is "cpu") or a
+    part of a ``stream`` of a device: a stream has as many lanes as kernels ran on it at once. ``number`` counts the
+    threads, or the lanes of a stream, from 1 on. ``stream`` is None for a thread, and on a device that used only one
+    stream."""
 
     device: str
     number: int
@@ -271,12 +269,9 @@ KEPT_STEPS = 100
 
 class StageAction(NamedTuple):
     """One microbatch in one stage. ``what`` is as in torch's schedules: "F" forward, "B" backward, or its parts "I",
-    the gradients of the inputs, and "W", those of the weights.
-
-    For each of the steps that are kept: ``took_ns``, its time, and ``waited_ns``, the waiting since the end of the
-    action before it, or since the start of the step: on the CPU for something to receive, on a device the time in which
-    communication ran, and nothing else.
-    """
+    the gradients of the inputs, and "W", those of the weights. For each of the steps that are kept: ``took_ns``, its
+    time, and ``waited_ns``, the waiting since the end of the action before it, or since the start of the step: on the
+    CPU for something to receive, on a device the time in which communication ran, and nothing else."""
 
     stage: int
     what: str

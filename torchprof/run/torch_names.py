@@ -126,16 +126,14 @@ WRAPPERS = {
 """Classes of modules that only wrap another module, and the attribute that holds it. Both are shown as one layer."""
 
 
-# The types of tensors: all names that torch has for each, and its size.
-#
-# Sources: ``c10/core/ScalarType.h`` (``c10::toString``), ``torch/utils/_dtype_abbrs.py``. In the inputs of operators,
-# the profiler has the compiler's name of the C++ type.
-
-
 class Dtype(NamedTuple):
-    """A type. ``name``: of ``torch.float32``, without "torch.". ``scalar_type``: in the arguments of collectives.
-    ``nbytes``: of an element. ``short``: in the text of a graph, "" if unknown. ``recorded``: in the recorded inputs of
-    operators. ``others``: what users may write."""
+    """A type of tensors, with all names that torch has for it.
+
+    ``name``: of ``torch.float32``, without "torch.". ``scalar_type``: in the arguments of collectives
+    (``c10/core/ScalarType.h``). ``nbytes``: of an element. ``short``: in the text of a graph
+    (``torch/utils/_dtype_abbrs.py``), "" if unknown. ``recorded``: in the recorded inputs of operators, the compiler's
+    name of the C++ type. ``others``: what users may write.
+    """
 
     name: str
     scalar_type: str
@@ -181,7 +179,7 @@ def recorded_as(*names: str) -> frozenset[str]:
     return frozenset(recorded for dtype in DTYPES if dtype.name in names for recorded in dtype.recorded)
 
 
-# What kind of work a kernel does, by its name: computation, communication or a copy.
+# The work of a kernel
 
 _COMMUNICATION = re.compile(
     r"(void )?("
@@ -203,8 +201,6 @@ _COPY = re.compile(
 
 
 class KernelWork(Enum):
-    """The three kinds of work of a device."""
-
     COMPUTING = 0
     COMMUNICATION = 1
     COPYING = 2
@@ -212,31 +208,18 @@ class KernelWork(Enum):
 
 @cache
 def kind_of_work(name: str) -> KernelWork:
-    """The kind of work of a kernel, copy or set with this name.
-
-    - Communication moves data between ranks: kernels of NCCL and similar libraries, including sends and receives, and
-      kernels that reduce or gather over memory that devices share.
-    - Copies and sets are known by the names that CUDA, ROCm, XPU and MTIA give them.
-    - Everything else is computing. This includes kernels that also communicate, and kernels that copy, such as those of
-      ``aten::cat``.
-    """
+    """The kind of work of a kernel, copy or set with this name. Communication moves data between ranks, or reduces or
+    gathers over memory that devices share. Everything that is neither that nor a copy or set is computing, also kernels
+    that communicate as well, and kernels that copy, such as those of ``aten::cat``."""
     if _COMMUNICATION.fullmatch(name):
         return KernelWork.COMMUNICATION
     return KernelWork.COPYING if _COPY.fullmatch(name) else KernelWork.COMPUTING
 
 
-# What work is for, as far as torch's own ranges and calls say it: data loading, the optimizer, copies, waiting.
+# What work is for, as far as torch's own ranges and calls say it
 
-DATA, OPTIMIZER, COPY, WAIT, GARBAGE, OF_NO_LAYER, OTHER_WORK, NO_OP = PURPOSES = (
-    "data",
-    "optimizer",
-    "copy",
-    "wait",
-    "gc",
-    "backward",
-    "other",
-    "gap",
-)
+PURPOSES = ("data", "optimizer", "copy", "wait", "gc", "backward", "other", "gap")
+DATA, OPTIMIZER, COPY, WAIT, GARBAGE, OF_NO_LAYER, OTHER_WORK, NO_OP = PURPOSES
 """``OF_NO_LAYER`` is backward. ``NO_OP``: no operator ran there, and no range of torch was open."""
 
 WAITING = re.compile(r"(cuda|hip|xpu|musa)\w*Synchronize")

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from torchprof.errors import TorchprofError, suggest
 
+# torch.compile
+
 GUARDS = "TorchDynamo Cache Lookup"
 """The range in which torch.compile checks the guards of all versions of a region, right before the region runs."""
 GRAPH = "CompiledFxGraph"
@@ -18,6 +20,7 @@ COMPILING = "compiling"
 """The name of the region that stands for all ranges in which torch.compile compiles."""
 REPLAYS = frozenset({"cudaGraphLaunch", "hipGraphLaunch"})
 """The runtime calls that replay a graph of kernels."""
+REPLAY = "CUDA graph replay"
 
 NOT_ATTRIBUTABLE = "not attributable"
 """Prefix of the name of a group of kernels with unknown layers. ``: `` and one of the reasons below follow."""
@@ -58,8 +61,6 @@ WHY_UNKNOWN = {
 }
 """Why the layers of kernels of torch.compile are unknown, by the reason in the name of their row."""
 
-REPLAY = "CUDA graph replay"
-
 NODE_PREFIX = "autograd::engine::evaluate_function: "
 """Prefix of the engine's range around an autograd node. The name of the node follows."""
 _OVERHEAD = re.compile(
@@ -79,6 +80,8 @@ def is_generated(kernel: str) -> bool:
     """Whether Inductor generated this kernel. Other kernels are from libraries."""
     return _GENERATED.fullmatch(kernel) is not None
 
+
+# Layers and phases
 
 OUTSIDE = -1
 """The layer index of work that belongs to no layer: loss, optimizer, data."""
@@ -163,8 +166,8 @@ class Signature(NamedTuple):
 
 
 class SourceLine(str):
-    """A sampled line of Python. It equals its text, ``SourceLine("train.py", 7, "log", "print") == "train.py:7 log →
-    print"``, and is written as it.
+    """A sampled line of Python. It equals its text, and is written as it:
+    ``SourceLine("train.py", 7, "log", "print") == "train.py:7 log → print"``.
 
     ``file``: as it is shown. ``function``: the one that the line is in. ``calls``: what the line was calling, as it is
     written there; "" for nothing. ``is_hook``: torch calls the function with a module, and it is not its forward.
@@ -207,8 +210,7 @@ class SourceLine(str):
 
 class Frame(NamedTuple):
     """One step from a layer inward to an event. ``name`` is torch's, or that of the range; of a sampled line, a
-    ``SourceLine``. ``signature`` has the inputs
-    of an op; None if they were not recorded. ``kind`` is compared with text as well: ``frame.kind == "op"``."""
+    ``SourceLine``. ``signature`` has the inputs of an op; None if they were not recorded."""
 
     kind: FrameKind
     name: str
@@ -224,8 +226,6 @@ def sampled_line(frames: Sequence[Frame]) -> SourceLine | None:
 OUTSIDE_NAME = "(outside)"
 NOT_SELECTED_NAME = "(not selected)"
 NO_LAYERS = {NOT_SELECTED: NOT_SELECTED_NAME, OUTSIDE: OUTSIDE_NAME}
-
-
 BETWEEN_OPS = "(between ops)"
 AUTOGRAD_ENGINE = "(autograd engine)"
 """The name of the frame for the time in a backward pass that is in no autograd node."""
@@ -249,6 +249,8 @@ def number_of_phase(phase: str) -> int:
     return PHASES.index(phase)
 
 
+# Ranges of torch
+
 LOADING = "enumerate(Data"
 """Prefix of the range that torch puts around each batch of a DataLoader or a DataPipe."""
 OPTIMIZER_RANGE = "Optimizer."
@@ -258,7 +260,8 @@ OPTIMIZER_STEP = "Optimizer.step#"
 ZERO_GRAD = "Optimizer.zero_grad#"
 FSDP_RANGE = "FSDP::"
 """Prefix of the ranges that FSDP puts around its work. They name their layers: ``FSDP::pre_forward (layers.0)``."""
-
+ANY_STEP = "ProfilerStep*"
+"""The name here of the ranges of all profiler steps, as in torch's own tables."""
 PIPELINE_RANGE = "PP:"
 """Prefix of the ranges that torch's schedules of pipelines put around their actions: ``PP:0F3``."""
 
@@ -273,8 +276,6 @@ def torchs_range(name: str) -> str:
     return ""
 
 
-ANY_STEP = "ProfilerStep*"
-"""The name here of the ranges of all profiler steps, as in torch's own tables."""
 _COLLECTIVE = re.compile(r"(nccl|gloo|mpi|ucc|xccl|hccl|rccl):\w+( \d+(->|<-)\d+)?")
 _HOST_BACKENDS = ("gloo:", "mpi:", "ucc:")
 _RUNTIME_CALL = re.compile(r"(cuda|cu|hip|ze|ur|musa|mu)[A-Z]\w*")

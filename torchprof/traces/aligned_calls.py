@@ -1,4 +1,5 @@
-"""The calls of layers in a trace without labels, once it is known where the forwards of the model are."""
+"""The operators of a trace without labels: of forwards, and what backward computes again; and the calls of layers in
+it, once it is known where the forwards of the model are."""
 
 from __future__ import annotations
 
@@ -14,22 +15,18 @@ from torchprof.attribute.event_names import STOPPED
 from torchprof.attribute.events import PREFIX, Event, Kind, OpenRanges
 from torchprof.run.words import FSDP_RANGE, OPTIMIZER_STEP, is_runtime_call
 
-# The operators of a trace without labels: those of forwards, and those that backward computes again.
-
 _NO_FORWARD = (OPTIMIZER_STEP, FSDP_RANGE)
 """The beginnings of the names of ranges that contain nothing of a forward. FSDP's hooks name their layers."""
 
-Span = tuple[int, tuple[Event, ...], int | None]
+OpSpan = tuple[int, tuple[Event, ...], int | None]
 
 
 @dataclass(slots=True)
 class TracedOp:
-    """An operator of the trace that is in no other one, or a function of autograd in Python.
-
-    ``own_ns``: its time, without that of operators inside a function of autograd. ``ranges``: those of users around it.
-    ``call``: when the outermost call of a module around it began, where the trace has modules. ``nodes``: how many
-    autograd nodes came before it: between two forwards of training there are some.
-    """
+    """An operator of the trace that is in no other one, or a function of autograd in Python. ``own_ns``: its time,
+    without that of operators inside a function of autograd. ``ranges``: those of users around it. ``call``: when the
+    outermost call of a module around it began, where the trace has modules. ``nodes``: how many autograd nodes came
+    before it: between two forwards of training there are some."""
 
     name: str
     start_ns: int
@@ -41,7 +38,7 @@ class TracedOp:
     nodes: int
 
     @property
-    def span(self) -> Span:
+    def span(self) -> OpSpan:
         """What it shares with the other operators of a forward, and perhaps with those of other forwards."""
         return self.nodes, self.ranges[:1], self.call
 
@@ -189,9 +186,7 @@ def _extended(
     after: tuple[int, int],
 ) -> dict[int, int]:
     """Pairs of equal operators, and the pairs next to them, in both directions as long as the names are equal.
-
-    ``before``, ``after``: the places right before and right after all that may have a counterpart.
-    """
+    ``before``, ``after``: the places right before and right after all that may have a counterpart."""
     extended = dict(pairs)
     for number, ((first, start), (last, stop)) in enumerate(pairwise([before, *pairs.items(), after])):
         first, start = first + 1, start + 1
@@ -205,13 +200,11 @@ def _extended(
 
 
 class AlignedCalls:
-    """The labels of the calls of one model, collected forward by forward.
-
-    ``forwards``: how many forwards there are; ``adjacent``: how many of them follow another one with nothing between.
-    ``labels``: also those around operators without a layer. ``operators``: thread and start of all that are paired.
-    ``total_ns``: the time of the operators in forwards, and in what backward computes again. ``unknown_ns``: the part
-    of it that has no layer, by the layer before it.
-    """
+    """The labels of the calls of one model, collected forward by forward. ``forwards``: how many forwards there are;
+    ``adjacent``: how many of them follow another one with nothing between. ``labels``: also those around operators
+    without a layer. ``operators``: thread and start of all that are paired. ``total_ns``: the time of the operators in
+    forwards, and in what backward computes again. ``unknown_ns``: the part of it that has no layer, by the layer before
+    it."""
 
     def __init__(self, model: Sequence[ReferenceOp], replaced: Collection[str]) -> None:
         """``replaced``: the names of operators of which others may take the place."""
@@ -242,10 +235,8 @@ class AlignedCalls:
         self, again: ComputedAgain, compared: Sequence[int], on: OpsOfThread, maker: int, forward: AlignedForward
     ) -> None:
         """What an autograd node computes again: a part of the forward that ends with the operator that created the
-        node, or the inside of it if it is a function of autograd. What does not fit there has no layer.
-
-        ``compared``: the places in ``again.ops`` of the operators that are compared.
-        """
+        node, or the inside of it if it is a function of autograd. What does not fit there has no layer. ``compared``:
+        the places in ``again.ops`` of the operators that are compared."""
         after = bisect_right(forward.matched, maker)
         first = after if "::" not in on.ops[maker].name else after - len(compared)
         matched = forward.matched[max(first, 0) : max(first, 0) + len(compared)]
@@ -279,11 +270,7 @@ class AlignedCalls:
             self.labels.append(Event(Kind.STOPPED, STOPPED, last.end_ns, last.end_ns, again.thread))
 
     def _label(
-        self,
-        thread: int,
-        ops: Sequence[TracedOp],
-        pairs: Mapping[int, int],
-        calls: Mapping[int, tuple[LayerCall, ...]],
+        self, thread: int, ops: Sequence[TracedOp], pairs: Mapping[int, int], calls: Mapping[int, tuple[LayerCall, ...]]
     ) -> None:
         """Note the range of each call, and of each operator without a layer. ``pairs``, ``calls``: of the operators
         with a counterpart, its place in the model, and the calls around them."""
@@ -297,7 +284,9 @@ class AlignedCalls:
                 first, _, end = spans.get(call, (op, op, 0))
                 spans[call] = first, op, max(end, op.end_ns)
         for call, (first, last, end) in spans.items():
-            start, end = _with_ranges(first, last, end)
+            # With the ranges of users that begin or end between.
+            start = min([first.start_ns, *(around.start_ns for around in first.ranges if around.end_ns < end)])
+            end = max([end, *(around.end_ns for around in last.ranges if around.start_ns > start)])
             self.labels.append(Event(Kind.LABEL, call.label, start, end, thread))
         for place, following in pairwise(places):
             if between := ops[place + 1 : following]:
@@ -306,10 +295,8 @@ class AlignedCalls:
                 self._label_unknown(thread, self._unknown_between(between, before, after), self._model[before].layer)
 
     def _unknown_between(self, ops: Sequence[TracedOp], before: int, after: int) -> list[TracedOp]:
-        """Those of the operators between two in the model whose layer is not known.
-
-        Where operators are missing that others may replace, those that take their place are in the same call.
-        """
+        """Those of the operators between two in the model whose layer is not known. Where operators are missing that
+        others may replace, those that take their place are in the same call."""
         around = tuple(
             call for call, other in zip(self._model[before].calls, self._model[after].calls) if call == other
         )
@@ -325,15 +312,3 @@ class AlignedCalls:
         for op in ops:
             self.labels.append(Event(Kind.LABEL, UNALIGNED, op.start_ns, op.end_ns, thread))
             self.unknown_ns[after] += op.own_ns
-
-
-def _with_ranges(first: TracedOp, last: TracedOp, end_ns: int) -> tuple[int, int]:
-    """From the start of an operator to the end of another one, with the ranges of users that begin or end between."""
-    start, end = first.start_ns, end_ns
-    for around in first.ranges:
-        if around.end_ns < end:
-            start = min(start, around.start_ns)
-    for around in last.ranges:
-        if around.start_ns > start:
-            end = max(end, around.end_ns)
-    return start, end

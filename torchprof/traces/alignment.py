@@ -1,4 +1,4 @@
-"""Layers for a trace without labels: its operators are aligned with those of the model's forward. Knows no torch.
+"""Layers for a trace without labels: its operators are aligned with those of the model's forward.
 
 The operators that make a model what it is (products, convolutions, norms, pooling, attention, activations) come in
 the same order in every forward. Each place of the trace where all of them come in this order is a forward of the model.
@@ -20,8 +20,8 @@ from torchprof.traces.aligned_calls import (
     AlignedCalls,
     AlignedForward,
     ComputedAgain,
+    OpSpan,
     ReferenceOp,
-    Span,
     TracedOp,
     TracedOps,
     traced_ops,
@@ -29,7 +29,6 @@ from torchprof.traces.aligned_calls import (
 
 Reference = tuple[ReferenceOp, ...]
 """The operators of one forward of a model, in their order."""
-
 
 _CLASSES = {name: kind for table in (OF_LAYERS, INSIDE_LAYERS) for kind, names in table.items() for name in names}
 """The operators that make a model what it is, by their names without the ``_`` of in-place ones. Those
@@ -52,10 +51,8 @@ def align(
     events: Iterable[Event], references: Sequence[Sequence[Reference]], signatures: Sequence[Signature]
 ) -> list[AlignedCalls]:
     """The calls of the layers of each model in a trace. ``references``: for each model, the orders of operators that
-    its forward may have.
-
-    Raises TorchprofError if no forward of a model is found, with the place where trace and model part.
-    """
+    its forward may have. Raises TorchprofError if no forward of a model is found, with the place where trace and model
+    part."""
     traced = traced_ops(events)
     of_models: list[AlignedCalls] = []
     taken: set[tuple[int, int]] = set()  # the operators of the models before: thread and start
@@ -74,7 +71,7 @@ def _best(references: Sequence[Reference], traced: TracedOps, signatures: Sequen
     searches = [_Search(reference, traced, signatures) for reference in references]
     if not any(search.calls.forwards for search in searches):
         why_not = max(searches, key=lambda search: search.longest).why_not()
-        if not any(search.is_refused for search in searches):
+        if not any(search.is_ambiguous or search.other_shape for search in searches):
             searches = [_Search(reference, traced, signatures, replaced=_OF_ATTENTION) for reference in references]
         if not any(search.calls.forwards for search in searches):
             raise TorchprofError(why_not)
@@ -102,37 +99,26 @@ class _Search:
         self._repeats_blocks = block < len(self._classes) and len(self._classes) % block == 0
         self.calls = AlignedCalls(self._ops, replaced)
         self.longest = (0, "")  # how much of the order was found at most, and what came instead
-        self._other_shape = ""
-        self._is_ambiguous = False
+        self.other_shape, self.is_ambiguous = "", False  # why an order that is there was not accepted
         if self._classes:
             forwards = {thread: self._search(thread, on.ops) for thread, on in traced.by_thread.items()}
             for again in traced.again:
                 self._add_computed_again(again, traced, forwards.get(again.forward_thread, []))
 
     def _compared(self, ops: Iterable[TracedOp | ReferenceOp]) -> list[int]:
-        """The places of the operators that are compared."""
         return [place for place, op in enumerate(ops) if _class_of(op.name) and op.name not in self._replaced]
-
-    @property
-    def is_refused(self) -> bool:
-        """Whether the order is there, and was not accepted."""
-        return self._is_ambiguous or bool(self._other_shape)
-
-    # Where the forwards are
 
     def _search(self, thread: int, ops: list[TracedOp]) -> list[AlignedForward]:
         places = self._compared(ops)
-        classes = [_class_of(ops[place].name) for place in places]
         size = len(self._classes)
-        ends = self._ends(classes, [ops[place].name for place in places])
+        starts = (end - size + 1 for end in self._ends([ops[place].name for place in places]))
         fitting = [
             first
-            for first in (end - size + 1 for end in ends)
+            for first in starts
             if self._has_same_parameters([ops[place] for place in places[first : first + size]])
         ]
-        starts = self._apart(fitting, [ops[place].span for place in places])
         forwards: list[AlignedForward] = []
-        for first in starts:
+        for first in self._apart(fitting, [ops[place].span for place in places]):
             matched = places[first : first + size]
             last = forwards[-1].last if forwards else -1
             before = max(last, places[first - 1] if first else -1) + 1
@@ -151,15 +137,15 @@ class _Search:
         if number >= 0 and maker <= forwards[number].last:
             self.calls.add_computed_again(again, compared, on, maker, forwards[number])
 
-    def _ends(self, classes: Sequence[str | None], names: Sequence[str]) -> list[int]:
+    def _ends(self, names: Sequence[str]) -> list[int]:
         """Where the whole order ends, by the search of Knuth, Morris and Pratt: each operator is looked at once."""
         ends, matched = [], 0
-        for index, name in enumerate(classes):
-            while matched and (matched == len(self._classes) or name != self._classes[matched]):
+        for index, kind in enumerate(map(_class_of, names)):
+            while matched and (matched == len(self._classes) or kind != self._classes[matched]):
                 if matched > self.longest[0] and matched < len(self._classes):
                     self.longest = matched, names[index]
                 matched = self._fallback[matched - 1]
-            if name == self._classes[matched]:
+            if kind == self._classes[matched]:
                 matched += 1
             if matched == len(self._classes):
                 ends.append(index)
@@ -167,7 +153,7 @@ class _Search:
             self.longest = matched, ""
         return ends
 
-    def _apart(self, starts: list[int], spans: Sequence[Span]) -> list[int]:
+    def _apart(self, starts: list[int], spans: Sequence[OpSpan]) -> list[int]:
         """The starts of forwards that do not overlap. Where several overlap, which are right is known only if they fill
         the time between two backward passes, a range of the user such as that of a step, or an outermost call of a
         module (``spans``). If the model repeats equal blocks and nothing else, several forwards may be one of a deeper
@@ -191,7 +177,7 @@ class _Search:
         lead = self._places[0]
         return first - last - 1 <= lead and (before.span, before.ranges) == (after.span, after.ranges)
 
-    def _filling(self, group: list[int], spans: Sequence[Span]) -> list[int]:
+    def _filling(self, group: list[int], spans: Sequence[OpSpan]) -> list[int]:
         size, known = len(self._classes), set(group)
         starts: list[int] = []
         for _, alike in groupby(range(group[0], group[-1] + size), spans.__getitem__):
@@ -204,11 +190,10 @@ class _Search:
             if begins and ends and is_whole and (len(whole) == 1 or not self._repeats_blocks):
                 starts += whole
             else:
-                self._is_ambiguous = True
+                self.is_ambiguous = True
         return starts
 
     def _has_same_parameters(self, traced: Sequence[TracedOp]) -> bool:
-        """Whether the parameters have the same shapes, as far as the trace has shapes."""
         for place, op in zip(self._places, traced):
             if not op.signature:
                 continue
@@ -218,26 +203,23 @@ class _Search:
                 if number < min(len(ours), len(theirs)) and op.name == self._ops[place].name:
                     here, there = tuple(ours[number]), tuple(theirs[number])
                     if here and there and here != there:
-                        self._other_shape = self._other_shape or (
+                        self.other_shape = self.other_shape or (
                             f"`{self._ops[place].layer}` has a parameter of shape {[*here]}, and {op.name} in the "
                             f"trace one of {[*there]}"
                         )
                         return False
         return True
 
-    # If there is none
-
     def why_not(self) -> str:
-        """Where trace and model part."""
         if not self._classes:
             return "The forward of the model calls no operator by which it could be recognized in a trace."
-        if self._is_ambiguous:
+        if self.is_ambiguous:
             return (
                 "The operators of the model are in the trace, but its forward could begin at several of them: they are "
                 "alike, and more of them are there than its forwards have."
             )
-        if self._other_shape:
-            return f"The trace is of another model, or of other sizes: {self._other_shape}."
+        if self.other_shape:
+            return f"The trace is of another model, or of other sizes: {self.other_shape}."
         length, instead = self.longest
         model = self._ops[self._places[length]] if length < len(self._places) else self._ops[-1]
         if not length:

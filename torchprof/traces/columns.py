@@ -28,11 +28,8 @@ _MANY_STRETCHES = 2000  # from here on, sorting everything at once is faster
 
 
 class Columns:
-    """Events in the order of the file, one column for each field.
-
-    ``names``: group and name of an event by the number of its name. ``stretches``: the first event of each stretch in
-    which no event starts before the previous one.
-    """
+    """Events in the order of the file, a column for each field. ``names``: group and name of an event by the number of
+    its name. ``stretches``: the first event of each stretch in which no event starts before the previous one."""
 
     def __init__(self, names: Sequence[tuple[str, str]]) -> None:
         self._names = names
@@ -49,7 +46,6 @@ class Columns:
 
     @property
     def last(self) -> int:
-        """The start of the last event."""
         return self.start[-1] if self.start else -BEYOND
 
     def add(self, start: int, ns: int, name: int, lane: int, sequence: int, number: int, signature: int) -> None:
@@ -67,16 +63,12 @@ class Columns:
         return self.start, self.ns, self.name, self.lane, self.sequence, self.number, self.signature
 
     def in_order(self) -> Iterator[tuple[int, int, int, int, int, int, int]]:
-        """The events in the order of their start: start, ns, name, lane, sequence, number, signature.
-
-        A trace consists of sorted stretches, of one thread or one kind of event. They are merged a window at a time,
-        which takes little memory; a sorted list of all events would take as much as the columns.
-        """
+        """The events in the order of their start: start, ns, name, lane, sequence, number, signature."""
         for window in self.windows():
             yield from zip(*(map(column.__getitem__, window) for column in self._columns()))
 
     def drop_doubles(self) -> int:
-        """Drop events that repeat an earlier one, and return how many were dropped. All fields of a double are equal.
+        """Drop events that repeat an earlier one in all fields, and return how many were dropped.
 
         In traces of whole microseconds, different short events can have equal fields. There, events of the CPU are
         doubles only if they have a number. Device work is a double only if it took longer than rounding can explain: a
@@ -98,11 +90,9 @@ class Columns:
 
     def separate(self, threads: Sequence[int], is_left_out: Sequence[bool]) -> None:
         """Let a range that ends shortly after the start of the next one on its thread end there: times are rounded.
-
         Otherwise the next one would be inside it. That is so if both last longer without the time that they share, and
         if that is below 1 us. ``threads``: by lane. ``is_left_out``: by name, whether an event is not a range of its
-        thread.
-        """
+        thread."""
         starts, lengths, lanes, names = self.start, self.ns, self.lane, self.name
         open_ranges: dict[int, list[int]] = {thread: [] for thread in threads}  # outer to inner
         for window in self.windows():
@@ -141,7 +131,9 @@ class Columns:
             seen.add(event)
 
     def windows(self) -> Iterator[Sequence[int]]:
-        """The numbers of the events in the order of their start, in lists."""
+        """The numbers of the events in the order of their start, in lists. A trace consists of sorted stretches, of one
+        thread or one kind of event. They are merged a window at a time, which takes little memory; a sorted list of all
+        events would take as much as the columns."""
         start, ns, number = self.start, self.ns, self.number
 
         def outer_first(index: int) -> tuple[int, int, bool, int]:
@@ -170,7 +162,7 @@ class Columns:
             waiting = [which for which in waiting if heads[which] < ends[which]]
 
 
-# The meaning of Kineto's event categories, in all its versions: operators, ranges, runtime calls, device work.
+# Kineto's event categories
 
 OP, RANGE, OP_OR_RANGE, MODULE = "op", "range", "op or range", "module"
 SESSION, NO_WORK = "session", ""
@@ -204,7 +196,7 @@ RUNTIMES = {"cuda": "cuda", "xpu": "xpu", "mtia": "mtia", "musa": "musa", "priva
 name cuda, as everywhere in torch."""
 
 
-# Checks and conversions of the values in a trace's JSON, which may be anything.
+# Values in a trace's JSON, which may be anything
 
 
 def nanoseconds(microseconds: float) -> int:
@@ -224,10 +216,8 @@ def parse_int(value: Any, default: int | None = None) -> int:
 
 
 def encodable_text(value: Any) -> str:
-    """A string that UTF-8 can encode; "" for other values.
-
-    JSON can escape half of a surrogate pair, which is not a character: it is replaced by "?".
-    """
+    """A string that UTF-8 can encode; "" for other values. JSON can escape half of a surrogate pair, which is not a
+    character: it is replaced by "?"."""
     return value.encode(errors="replace").decode() if isinstance(value, str) else ""
 
 
@@ -254,17 +244,12 @@ def frozen(value: Any) -> Any:
     return value if known else None
 
 
-# The inputs of the operators and collectives in a trace: each signature once, by its number.
-
-
 class Signatures:
-    """The signatures of a trace. ``all`` has them by their number; number 0 is the empty one.
-
-    ``operators``: the numbers of the names of operators, in traces that have one category for operators and ranges.
-    """
+    """The inputs of the operators and collectives of a trace. ``all``: each signature once, by its number; number 0 is
+    the empty one. ``operators``: the numbers of the names of operators, in traces that have one category for operators
+    and ranges. ``detail``: for the name of an operator, how much of its inputs is kept."""
 
     def __init__(self, detail: Callable[[str], Detail]) -> None:
-        """``detail`` returns for the name of an operator how much of its inputs is kept."""
         self.all: list[Signature] = [Signature((), ())]
         self.operators: set[int] = set()
         self._detail = detail
@@ -289,24 +274,20 @@ class Signatures:
                 return 0
         if "Collective name" in args:
             return self.of_collective(args)
-        detail = self._details.get(name)
-        if detail is None:
+        if (detail := self._details.get(name)) is None:
             detail = self._details[name] = Detail.SHAPES if group is RANGE else self._detail(name)
         dtypes = args.get("Input type", ())
         values = args.get("Concrete Inputs", ()) if detail in (Detail.ONES, Detail.SCALARS) else ()
         if detail is Detail.ONES and isinstance(values, list):
             values = [value if value in ("", "0", "1", "True", "False", "0.", "1.") else "2" for value in values]
         key = marshal.dumps((shapes, dtypes, values), 2)  # the same kind of key as in record.raw_events
-        number = self._signature_of.get(key)
-        if number is None:
+        if (number := self._signature_of.get(key)) is None:
             number = self._signature_of[key] = self._intern(self._checked(shapes, dtypes, values))
         return number
 
     def _checked(self, shapes: Any, dtypes: Any, values: Any) -> Signature | None:
-        """The signature from an event's args. Values that torch does not write are unknown.
-
-        ``shapes`` is a list with an entry for each input; so are ``dtypes`` and ``values``, if they are known.
-        """
+        """The signature from an event's args, each a list with an entry for each input; what torch would not write is
+        unknown."""
         if not isinstance(shapes, list):
             return None
 

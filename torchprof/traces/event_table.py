@@ -1,8 +1,4 @@
-"""The events of a trace that torch's profiler wrote, parsed from JSON into columns of integers.
-
-Differences between the traces of different versions of torch and of different devices are handled here and in
-``traces.events``.
-"""
+"""The events of a trace that torch's profiler wrote, parsed from JSON into columns of integers."""
 
 from __future__ import annotations
 
@@ -100,17 +96,14 @@ class EventTable:
         if not self._overhead:
             return
         is_op = [group in (OP, OP_OR_RANGE) for group, _ in self.names]
-        columns, thread_of = self.cpu, [thread for thread, _ in self.lanes]
+        thread_of = [thread for thread, _ in self.lanes]
         lane_of = dict(zip(thread_of, range(len(thread_of))))
         overhead = sorted(self._overhead)
-        ops = (
-            (start, thread_of[lane])
-            for start, lane, name in zip(columns.start, columns.lane, columns.name)
-            if is_op[name]
-        )
+        events = zip(self.cpu.start, self.cpu.lane, self.cpu.name)
+        ops = ((start, thread_of[lane]) for start, lane, name in events if is_op[name])
         for (start, ns, name), thread in zip(overhead, threads_of_overhead([event[0] for event in overhead], ops)):
             if thread:
-                columns.add(start, ns, name, lane_of[thread], -1, 0, 0)
+                self.cpu.add(start, ns, name, lane_of[thread], -1, 0, 0)
 
     def separate(self) -> None:
         """Let ranges that only rounding makes overlap follow each other: see ``Columns.separate``."""
@@ -120,11 +113,8 @@ class EventTable:
         self.cpu.separate([thread for thread, _ in self.lanes], is_left_out)
 
     def add(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """Add the events of one piece of the file. An event that lacks a necessary value is counted and dropped.
-
-        This is one long function because the loop runs once for each of millions of events: a function call for each
-        would add a tenth to the time of reading.
-        """
+        """Add the events of one piece of the file. An event that lacks a necessary value is counted and dropped. One
+        long function: the loop runs for each of millions of events, and a call in it would take a tenth more time."""
         groups, numbers_of, cpu = self._groups, self._numbers_of, self.cpu
         module, runtime, no_work = MODULE, RUNTIME_CALLS, NO_WORK
         add_of = {DEVICE_WORK: self._add_work, OVERHEAD_EVENTS: self._add_overhead, SESSION: self._add_session}
@@ -226,12 +216,10 @@ class EventTable:
         return group
 
     def _add_work(self, event: Mapping[str, Any]) -> None:
-        """Add a kernel, a copy, or a memset."""
         is_mtia = event["cat"] == MTIA_WORK
         if is_mtia and "Sync" in event["name"]:
             return
-        if self.device is None:
-            # The category of a runtime call corrects this. In old traces these categories name no device.
+        if self.device is None:  # the category of a runtime call corrects this; in old traces it names no device
             self.device = "mtia" if is_mtia else "cuda"
         start, ns = _times(event)
         args = event.get("args") or {}
@@ -254,8 +242,7 @@ class EventTable:
     def _add_memory(self, event: Mapping[str, Any]) -> None:
         start, args = nanoseconds(event["ts"]), event["args"]
         nbytes, address = parse_int(args["Bytes"]), parse_int(args.get("Addr", 0))
-        kind = parse_int(args.get("Device Type", 0))
-        device = "cpu"
+        device, kind = "cpu", parse_int(args.get("Device Type", 0))
         if kind not in _CPUS:
             index = max(parse_int(args.get("Device Id", 0)), 0)
             device = f"{_DEVICE_TYPES.get(kind, f'device{kind}')}:{index}"
@@ -263,9 +250,8 @@ class EventTable:
                 self.hip_devices.add(index)
         if max(abs(start), abs(nbytes), abs(address)) > BEYOND:
             raise ValueError
-        self.cpu.add(
-            start, nbytes, self._name(MEMORY_EVENTS, device), self._lane(event["pid"], event["tid"], 0), -1, address, 0
-        )
+        lane = self._lane(event["pid"], event["tid"], 0)
+        self.cpu.add(start, nbytes, self._name(MEMORY_EVENTS, device), lane, -1, address, 0)
 
     def _add_arrow(self, event: Mapping[str, Any]) -> None:
         """Add one end of an arrow. The end at a node directly follows the node in the file."""
@@ -274,9 +260,9 @@ class EventTable:
             return
         thread = self.lanes[self._lane(event["pid"], event["tid"], 0)][0]
         if event["ph"] == "s":
-            self.arrows.add_start(number, thread)
+            self.arrows.add(number, False, thread)
         elif self._last_node is not None and self._last_node[:2] == (thread, nanoseconds(event["ts"])):
-            self.arrows.add_end(number, self._last_node[2])
+            self.arrows.add(number, True, self._last_node[2])
 
     def _add_session(self, event: Mapping[str, Any]) -> None:
         """Add a session of the profiler; several count from the first start to the last end."""
@@ -312,50 +298,35 @@ def _times(event: Mapping[str, Any]) -> tuple[int, int]:
 
 
 class Arrows:
-    """The arrows from operators to the autograd nodes that they made.
-
-    A trace numbers threads in two ways: each event has the number of its thread, and a node has another number for the
-    thread of its forward. An arrow starts at an operator on the thread and ends at the node, so it connects the two
-    numbers. Only arrows with one end are kept. If they are many, some are enough: a part of them is dropped.
-    """
+    """The arrows from operators to the autograd nodes that they made. Each event has the number of its thread, and a
+    node has another number for the thread of its forward. An arrow starts at an operator on the thread and ends at the
+    node, so it connects the two numbers. Only arrows with one end are kept. If they are many, some are enough: a part
+    of them is dropped."""
 
     def __init__(self) -> None:
-        self._from: dict[int, int] = {}  # number of an arrow → the thread of the operator
-        self._to: dict[int, int] = {}  # number of an arrow → the node's number of its forward thread
+        # By the number of an arrow: the thread of the operator; the node's number of its forward thread.
+        self._ends: tuple[dict[int, int], dict[int, int]] = ({}, {})
         self._votes: Counter[tuple[int, int]] = Counter()  # (node's number, thread) → how many arrows connect them
         self._dropped_bits = 0  # an arrow is dropped if its number has any of these bits
 
     def wants(self, number: int) -> bool:
-        """Whether the arrow of this number is kept."""
         return not number & self._dropped_bits
 
-    def add_start(self, number: int, thread: int) -> None:
-        if (forward := self._to.pop(number, None)) is not None:
-            self._votes[forward, thread] += 1
-        else:
-            self._from[number] = thread
-            self._limit(self._from)
-
-    def add_end(self, number: int, forward: int) -> None:
-        if (thread := self._from.pop(number, None)) is not None:
-            self._votes[forward, thread] += 1
-        else:
-            self._to[number] = forward
-            self._limit(self._to)
-
-    def _limit(self, grown: Mapping[int, int]) -> None:
-        if len(grown) > _MANY_ARROWS:
+    def add(self, number: int, is_at_node: bool, thread: int) -> None:
+        """Add one end of an arrow, with the number of the thread that is known there."""
+        if (other := self._ends[not is_at_node].pop(number, None)) is not None:
+            self._votes[(thread, other) if is_at_node else (other, thread)] += 1
+            return
+        self._ends[is_at_node][number] = thread
+        if len(self._ends[is_at_node]) > _MANY_ARROWS:
             self._dropped_bits = self._dropped_bits * 2 + 1
-            for arrows in (self._from, self._to):
+            for arrows in self._ends:
                 for arrow in [arrow for arrow in arrows if arrow & self._dropped_bits]:
                     del arrows[arrow]
 
     def forward_threads(self, lanes: Sequence[tuple[int, int]], cpu: Columns) -> dict[int, int]:
-        """The thread for each number of a forward thread.
-
-        ``lanes``: the thread, and the number of the forward thread or 0, by the number of the lane. For a number
-        without arrows, it is the thread with most operators that have the sequence numbers of its nodes.
-        """
+        """The thread for each number of a forward thread. For a number without arrows, it is the thread with most
+        operators that have the sequence numbers of its nodes. ``lanes``: those of ``EventTable``."""
         numbers = {forward for _, forward in lanes if forward}
         votes = Counter(self._votes)
         if unknown := numbers - {forward for forward, _ in votes}:

@@ -1,15 +1,12 @@
 """What is in a trace that torch's profiler wrote: marks, steps, modules, ranges, and all events, as in a live session.
-
-Differences between the traces of different versions of torch and of different devices are handled here, in
-``traces.event_table`` and in ``traces.trace_columns``.
-"""
+What differs between versions of torch and between devices is handled here, in ``event_table`` and ``trace_columns``."""
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence, Set
+from collections.abc import Collection, Iterator, Sequence, Set
 from functools import cached_property
 
 from torchprof.attribute.event_columns import EventColumns
@@ -42,11 +39,8 @@ _NODE_NAME = re.compile(r"\w+Backward\d*")
 
 
 class TraceEvents:
-    """The events of one trace, with the interface that a recording has.
-
-    ``table``: all events of the trace, in columns. ``base_ns``: the time that the times in the file are relative to, in
-    ns since the epoch. ``cpu_time``: a trace does not have the CPU time of the process.
-    """
+    """The events of one trace, with the interface of a recording. ``base_ns``: the time that the times in the file are
+    relative to, in ns since the epoch. ``cpu_time``: a trace does not have the CPU time of the process."""
 
     cpu_time: None = None
 
@@ -89,7 +83,6 @@ class TraceEvents:
 
     @property
     def torchs_steps(self) -> int:
-        """The number of steps of ``torch.profiler.profile``, counted by their ranges."""
         steps = {
             number for number, (group, name) in enumerate(self._names) if group in _RANGES and is_torchs_step(name)
         }
@@ -152,12 +145,10 @@ class TraceEvents:
 
     @property
     def has_nodes(self) -> bool:
-        """Whether there are autograd nodes."""
         return self.has_engine or any(self._is_node_by_name(*names) for names in self._names)
 
     @cached_property
     def has_engine(self) -> bool:
-        """Whether there is a range of the autograd engine around each node."""
         return any(map(is_engine, self._texts))
 
     @property
@@ -165,15 +156,12 @@ class TraceEvents:
         """Whether CPU work was recorded. Calls of a device's runtime do not count: the device's events include them."""
         return any(group in _OF_CPU for group, _ in self._names)
 
-    def count_of(self, names: Iterable[str]) -> Counter[str]:
-        """How often operators with these names ran."""
-        wanted = {*names}
-        numbers = {number: name for number, name in enumerate(self._texts) if name in wanted}
+    def count_of(self, names: Collection[str]) -> Counter[str]:
+        numbers = {number: name for number, name in enumerate(self._texts) if name in names}
         return Counter(numbers[number] for number in self._cpu.name if number in numbers)
 
     @property
     def has_compiled(self) -> bool:
-        """Whether code ran that torch.compile had compiled."""
         return any(event_kind(name) is Kind.REGION for name in self._texts)
 
     @property
@@ -186,7 +174,6 @@ class TraceEvents:
 
     @property
     def labels(self) -> list[str]:
-        """torchprof's labels of modules, without its marks."""
         return [*filter(is_of_a_call, self._texts)]
 
     @property
@@ -196,45 +183,40 @@ class TraceEvents:
 
     def classes(self) -> dict[str, str]:
         """The class of the labelled module for each of torchprof's labels, if the trace has events of modules."""
-        of_label = [name.startswith(PREFIX) for name in self._texts]
-        if not self.module_names:
-            return {}
-        of_module = [group is MODULE for group, _ in self._names]
         classes: dict[str, str] = {}
-        for number, around in nested(self._cpu_events(), self.table.lanes, self._texts, of_module):
-            if of_label[number]:
+        for number, around in self._in_modules():
+            if self._texts[number].startswith(PREFIX):
                 classes.setdefault(self._texts[number], traced_class_name(around))
         return classes
 
     def modules(self) -> list[ModuleCall]:
         """The modules that were called (from the events of ``with_stack=True``), in the order of first calls."""
-        if not self.module_names:
-            return []
-        wanted = [group is MODULE for group, _ in self._names]
-        names = self._texts
         parents: dict[str, dict[str, None]] = {}
-        for number, around in nested(self._cpu_events(), self.table.lanes, names, wanted):
-            if wanted[number]:
-                parents.setdefault(names[number], {})[around] = None
+        for number, around in self._in_modules():
+            group, name = self._names[number]
+            if group is MODULE:
+                parents.setdefault(name, {})[around] = None
         return [ModuleCall(name, tuple(above)) for name, above in parents.items()]
+
+    def _in_modules(self) -> Iterator[tuple[int, str]]:
+        """The calls of modules and the events inside them: the number of the name, and the module around it or ""."""
+        of_module = [group is MODULE for group, _ in self._names]
+        events = self._cpu_events() if any(of_module) else ()
+        return nested(events, self.table.lanes, self._texts, of_module)
 
     def ranges(self) -> list[RangeCall]:
         """The ranges of users and of torch, in the order of first calls, without those of backward work and those that
-        torch's pipelines put around their actions.
-
-        After this call, ``columns`` gives the ranges of backward work as user labels, even if their names are in
-        ``sites``.
-        """
-        kinds = self._kinds(())
-        names = self._texts
+        torch's pipelines put around their actions. After this call, ``columns`` gives the ranges of backward work as
+        user labels, even if their names are in ``sites``."""
+        kinds, names = self._kinds(()), self._texts
         of_pipelines = folded_names(names)
         wanted = [
             kind is Kind.USER_LABEL and bool(name) and name not in of_pipelines for kind, name in zip(kinds, names)
         ]
         if not any(wanted):
             return []
-        events, are_nodes = self._cpu_events(), self._are_nodes(kinds)
-        calls, self._in_backward = ranges_in(events, self.table.lanes, names, kinds, wanted, are_nodes)
+        lanes, are_nodes = self.table.lanes, self._are_nodes(kinds)
+        calls, self._in_backward = ranges_in(self._cpu_events(), lanes, names, kinds, wanted, are_nodes)
         return calls
 
     def _cpu_events(self) -> Iterator[Line]:
@@ -243,18 +225,14 @@ class TraceEvents:
         return (line for line in self._cpu.in_order() if not is_memory[line[2]])
 
     def _are_nodes(self, kinds: Sequence[Kind | None]) -> list[bool]:
-        """Whether each name, by its number, is that of an autograd node (of the event inside the engine's range).
-
-        Nodes without a sequence number are recognized by these names.
-        """
+        """Whether each name, by its number, is that of an autograd node (of the event inside the engine's range): so
+        nodes without a sequence number are recognized."""
         inner = {name.removeprefix(NODE_PREFIX) for name, kind in zip(self._texts, kinds) if kind is Kind.NODE}
         return [name in inner or self._is_node_by_name(group, name) for group, name in self._names]
 
     def _is_node_by_name(self, group: str, name: str) -> bool:
-        """Whether this is the name of a node, in a trace without ranges of the engine around nodes (torch 1.8).
-
-        Unless nodes have the numbers of their forward threads, the pattern of the name decides.
-        """
+        """Whether this is the name of a node, in a trace without ranges of the engine around nodes (torch 1.8). Unless
+        nodes have the numbers of their forward threads, the pattern of the name decides."""
         if group not in (OP, OP_OR_RANGE) or self.has_engine:
             return False
         return name.startswith(_AUTOGRAD_PREFIX) or (
@@ -268,20 +246,16 @@ class TraceEvents:
         return signature
 
     def columns(self, sites: Collection[str]) -> EventColumns:
-        """All events. Of a trace of torchprof, those of its recording.
-
-        ``sites``: the names of the ranges and modules that are layers.
-        """
+        """All events; of a trace of torchprof, those of its recording. ``sites``: the names of the ranges and modules
+        that are layers."""
         kinds = self._kinds(sites)
         columns = TraceColumns(self.table, kinds, self._are_nodes(kinds), self.base_ns).columns(self._in_backward)
         keep_recorded(columns)
         return columns
 
     def _kinds(self, sites: Collection[str]) -> list[Kind | None]:
-        """The kind of event for each name, by its number; None for events that are left out.
-
-        The names in ``sites`` are labels of layers.
-        """
+        """The kind of event for each name, by its number; None for events that are left out. The names in ``sites`` are
+        labels of layers."""
         kinds: list[Kind | None] = []
         for number, (group, name) in enumerate(self._names):
             kind: Kind | None = Kind.OP if group is RUNTIME_CALLS else event_kind(name)

@@ -18,12 +18,10 @@ from typing import Any
 
 from torchprof.attribute.launches import mesh_of_groups
 from torchprof.errors import TorchprofError
-from torchprof.run.meta import Meta
-from torchprof.run.warnings import RunWarning
+from torchprof.run.meta import Meta, RunWarning
 from torchprof.traces.json_text import SEPARATOR, JsonText, TraceEvent
 from torchprof.version import __version__
 
-_GZIP = b"\x1f\x8b"
 _FOREIGN = {
     b"BZh": "bzip2",
     b"\x28\xb5\x2f\xfd": "zstd",
@@ -35,7 +33,6 @@ _FOREIGN = {
 _TAR_MARK = slice(257, 262)
 """The place of the word "ustar" in a tar archive (POSIX.1-1988, "ustar Interchange Format")."""
 _HOW = 'A trace is what torch.profiler\'s `prof.export_chrome_trace("trace.json")` writes.'
-
 _NOR = "It is not a run saved by torchprof, either."
 
 _FIRST_EVENT = re.compile(r'"traceEvents"\s*:\s*(?=\[)')
@@ -91,7 +88,7 @@ class TraceFile:
                 raise TorchprofError(
                     f"{self.path} is a {name} file: decompress it first. Traces are read as JSON, plain or in gzip."
                 )
-        return gzip.GzipFile(fileobj=file) if first.startswith(_GZIP) else file
+        return gzip.GzipFile(fileobj=file) if first.startswith(b"\x1f\x8b") else file
 
     def _pieces(self, text: JsonText) -> Iterator[list[TraceEvent]]:
         """The events of the file, and the warnings about what could not be read."""
@@ -179,11 +176,9 @@ class TraceFile:
         text.at += 1
 
     def _one_by_one(self, text: JsonText) -> list[TraceEvent]:
-        """The complete events in the text that was read so far, each decoded separately.
-
-        Used if they cannot be decoded as one piece, and for the end of the list. Reads more if no event is complete.
-        Raises EOFError if the file ends before an event is complete.
-        """
+        """The complete events in the text that was read so far, each decoded separately: at the end of the list, and
+        where they cannot be decoded as one piece. Reads more if none is complete. Raises EOFError if the file ends
+        before."""
         events: list[TraceEvent] = []
         while True:
             start = text.position
@@ -217,21 +212,20 @@ class TraceFile:
         self.warnings.append(RunWarning.of("trace_cut", file=self.path.name, events=self._read, reason=text.failure))
 
 
-# The header of a trace: everything in the file but its events.
-
-_GIGABYTE = 2**30
+# The header: everything in the file but its events
 
 
 def meta_of_header(path: Path, header: Mapping[str, Any]) -> Meta:
     """Where the trace was recorded: machine, devices, rank, process groups."""
     distributed = _distributed(header)
-    rank, ranks = (_number(distributed.get(key)) for key in ("rank", "world_size"))
+    numbers = (distributed.get(key) for key in ("rank", "world_size"))
+    rank, ranks = (number if type(number) is int and number > 0 else 0 for number in numbers)
     devices: Counter[str] = Counter()
     properties = header.get("deviceProperties")
     for device in properties if isinstance(properties, list) else ():
         if isinstance(device, dict) and device.get("name"):
             memory = device.get("totalGlobalMem")
-            size = f" ({memory / _GIGABYTE:.0f} GB)" if isinstance(memory, int) and memory > 0 else ""
+            size = f" ({memory / 2**30:.0f} GB)" if isinstance(memory, int) and memory > 0 else ""
             devices[f"{device['name']}{size}"] += 1
     environment = [("devices", ", ".join(f"{count} × {name}" for name, count in devices.items()))] if devices else []
     if ranks:
@@ -253,10 +247,6 @@ def meta_of_header(path: Path, header: Mapping[str, Any]) -> Meta:
 def _distributed(header: Mapping[str, Any]) -> Mapping[str, Any]:
     distributed = header.get("distributedInfo")
     return distributed if isinstance(distributed, dict) else {}
-
-
-def _number(value: object) -> int:
-    return value if type(value) is int and value > 0 else 0
 
 
 def process_groups(header: Mapping[str, Any]) -> list[Mapping[str, Any]]:

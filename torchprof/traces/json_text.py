@@ -44,10 +44,8 @@ TraceEvent = dict[str, Any]
 
 
 class JsonText:
-    """The text of a file that was read and not yet decoded: ``text`` from ``at`` on.
-
-    ``failure``: why reading stopped before the end of the file, "" if it did not.
-    """
+    """The text of a file that was read and not yet decoded: ``text`` from ``at`` on. ``failure``: why reading stopped
+    before the end of the file, "" if it did not."""
 
     def __init__(self, source: BufferedReader | gzip.GzipFile) -> None:
         self.text = ""
@@ -60,14 +58,11 @@ class JsonText:
 
     @property
     def position(self) -> int:
-        """The number of characters in the file before ``at``."""
         return self._dropped + self.at
 
     def more(self) -> bool:
-        """Read more; False at the end of the file.
-
-        Each call doubles the text, so that decoding a long value is not repeated for each chunk of it.
-        """
+        """Read more; False at the end of the file. Each call doubles the text, so that decoding a long value is not
+        repeated for each chunk of it."""
         if self._ended:
             return False
         data = b""
@@ -108,7 +103,6 @@ class JsonText:
         self.at = match.end() if match else self.at
 
     def ahead(self, count: int) -> str:
-        """The next ``count`` characters, or fewer if no more were read."""
         return self.text[self.at : self.at + count]
 
     def find(self, *patterns: re.Pattern[str]) -> bool:
@@ -156,10 +150,8 @@ class JsonText:
                     raise
 
     def value(self) -> Any:
-        """Decode the value at ``at``, repaired if needed, and step behind it.
-
-        Raises EOFError if the text that was read so far ends inside it, and ValueError if it is not a value.
-        """
+        """Decode the value at ``at``, repaired if needed, and step behind it. Raises EOFError if the text that was read
+        so far ends inside it, and ValueError if it is not a value."""
         while True:
             try:
                 value, end = _JSON.raw_decode(self.text, self.at)
@@ -199,10 +191,7 @@ class JsonText:
 
     def piece(self) -> list[TraceEvent] | None:
         """The events in the text, without the last one, which may be incomplete. All are decoded at once, for speed.
-
-        None if this fails: the list ends in the text, an event is broken, or what looked like the start of an event
-        was not one.
-        """
+        None if the list ends in the text, an event is broken, or what looked like the start of an event was not one."""
         cut = self._last_event()
         if not cut:
             return None
@@ -233,10 +222,8 @@ class JsonText:
 
 
 def _with_literal_backslashes(string: re.Match[str]) -> str:
-    """A string with literal backslashes, if one of its backslashes escapes nothing.
-
-    The writer did not escape this string, so each of its backslashes is literal, even one before an n.
-    """
+    """A string with literal backslashes, if one of them escapes nothing: then the writer did not escape this string, so
+    each of its backslashes is literal, even one before an n."""
     if "\\" not in string[0] or _ESCAPED.fullmatch(string[0]):
         return string[0]
     return _BACKSLASH.sub(lambda escape: escape[0] if escape[1] else "\\\\", string[0])

@@ -1,7 +1,5 @@
-"""The layers in a trace: from torchprof's labels, from the events of modules, or from the ranges of users.
-
-Each source gives a ``Hierarchy``. What a trace does not record of a layer (parameters, buffers, mode) is None.
-"""
+"""The layers in a trace: from torchprof's labels, from the events of modules, or from the ranges of users. Each source
+gives a ``Hierarchy``. What a trace does not record of a layer (parameters, buffers, mode) is None."""
 
 from __future__ import annotations
 
@@ -9,14 +7,14 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from torchprof.attribute.event_names import is_of_a_call, is_torchs_step
 from torchprof.attribute.events import PREFIX, Site
 from torchprof.run.layers import Layer, kind_of_root
+from torchprof.run.meta import RunWarning
 from torchprof.run.torch_names import WRAPPERS
-from torchprof.run.warnings import RunWarning
 from torchprof.run.words import FSDP_RANGE, LOADING, OPTIMIZER_STEP, ZERO_GRAD
 from torchprof.traces.columns import MODULE_PREFIX
 
@@ -35,6 +33,8 @@ _NUMBER = re.compile(r"\d+")
 _TIME = re.compile(
     r"(step|iter|iteration|epoch|batch|sample|token|request|chunk|frame|run|trial|call|round)s?[^a-z]*$", re.IGNORECASE
 )
+_NOT_IN_TRACES = ("params", "trainable_params", "param_bytes", "buffers", "buffer_bytes", "training")
+"""The fields of a layer that only the model knows."""
 _MANY_TIMES = 20
 _MANY_PARTS = 128  # no known model has more blocks than this
 
@@ -52,11 +52,8 @@ class ModuleCall(NamedTuple):
 
 
 class RangeCall(NamedTuple):
-    """A range that was set with ``record_function``.
-
-    ``parents``: the names of the ranges directly around it, as for a module; "" for none. ``has_ops``: whether an
-    operator ran inside it, at any depth.
-    """
+    """A range that was set with ``record_function``. ``parents``: the names of the ranges directly around it, as for a
+    module; "" for none. ``has_ops``: whether an operator ran inside it, at any depth."""
 
     name: str
     parents: tuple[str, ...]
@@ -88,8 +85,8 @@ def layers_of_labels(labels: Iterable[str], kinds: Mapping[str, str]) -> Hierarc
     ``labels``: the names of torchprof's ranges, each once; marks are ignored. ``kinds``: the class of the labelled
     module by its label, if the trace has it; the class of a model is in its path.
 
-    A wrapper is the same layer as the module in it, as in a live run, if the path shows for certain that it is a
-    wrapper. A wrapped model has the name of the wrapper, because no path contains the name of the model.
+    A wrapper that its path shows for certain is the same layer as the module in it, as in a live run. A wrapped model
+    has the name of the wrapper, because no path contains the name of the model.
     """
     path_by = {label: path_of(label) for label in filter(is_of_a_call, labels)}
     label_at = {path: label for label, path in path_by.items()}
@@ -190,16 +187,6 @@ def _about_crowded(names: Sequence[str]) -> Iterator[RunWarning]:
         yield RunWarning.of("too_many_places", most=_MOST_PLACES, modules=tuple(map(_strip_module_prefix, names)))
 
 
-def _other_places(paths: Iterable[Sequence[tuple[str, ...]]]) -> dict[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """For each path of a name with several paths, its other paths; for a name with more than 100 paths, none."""
-    return {
-        path: tuple(other for other in of_name if other != path)
-        for of_name in paths
-        if 1 < len(of_name) <= _MOST_OTHERS
-        for path in of_name
-    }
-
-
 def _last(name: str, following: Mapping[str, str]) -> str:
     while name in following:
         name = following[name]
@@ -207,17 +194,14 @@ def _last(name: str, following: Mapping[str, str]) -> str:
 
 
 def _strip_module_prefix(name: str) -> str:
-    """ "Linear_0" for "nn.Module: Linear_0"; other names are returned as they are."""
     return name.removeprefix(MODULE_PREFIX)
 
 
 def _nearest_kept(
     parents: Iterable[str], kept: Mapping[str, str], around: Mapping[str, tuple[str, ...]]
 ) -> Iterator[str]:
-    """The nearest ranges around that are layers. A range that is not a layer is replaced by those around it.
-
-    "" stands for no range.
-    """
+    """The nearest ranges around that are layers. A range that is not a layer is replaced by those around it. "" stands
+    for no range."""
     waiting, seen = list(reversed(tuple(parents))), set()
     while waiting:
         name = waiting.pop()
@@ -248,11 +232,9 @@ def _around_numbers(name: str) -> list[tuple[str, str]]:
 
 
 def _places(parents: Mapping[str, tuple[str, ...]]) -> dict[str, list[tuple[str, ...]]]:
-    """All places of each name. A place is the names from the outermost one down to the name itself.
-
-    A place has each name at most once, so recursion ends. A name with too many places is left out, and so are the
-    places inside it. Keeping only some places would add its events to the wrong ones.
-    """
+    """All places of each name. A place is the names from the outermost one down to the name itself. A place has each
+    name at most once, so recursion ends. A name with too many places is left out, and so are the places inside it.
+    Keeping only some places would add its events to the wrong ones."""
     inside: defaultdict[str, list[str]] = defaultdict(list)
     outermost = []
     for name, around in parents.items():
@@ -285,37 +267,25 @@ def _hierarchy(
     wrapper_of: Mapping[str, str | None],
     warnings: Iterable[RunWarning] = (),
 ) -> Hierarchy:
-    """The hierarchy of some layers, depth first.
-
-    ``kind_at``: the class of each layer by path. ``paths``: the layers of each event by its name. ``wrapper_of``: the
-    name of the wrapper around each wrapped module.
-    """
+    """The hierarchy of some layers, depth first. ``kind_at``: the class of each layer by path. ``paths``: the layers of
+    each event by its name. ``wrapper_of``: the name of the wrapper around each wrapped module."""
     below: defaultdict[tuple[str, ...], list[tuple[str, ...]]] = defaultdict(list)
     for path in kind_at:
         below[path[:-1]].append(path)
-    others = _other_places(paths.values())
+    others = {
+        path: tuple(other for other in of_name if other != path)
+        for of_name in paths.values()
+        if 1 < len(of_name) <= _MOST_OTHERS
+        for path in of_name
+    }
+    unknown: dict[str, Any] = dict.fromkeys(_NOT_IN_TRACES)
     number: dict[tuple[str, ...], int] = {}
     layers: list[Layer] = []
     waiting = below[()][::-1]
     while waiting:
         path = waiting.pop()
         number[path] = len(layers)
-        layers.append(_layer_of_trace(path, kind_at[path], others.get(path, ())))
+        layers.append(Layer(path, kind_at[path], shared_with=others.get(path, ()), **unknown))
         waiting.extend(reversed(below[path]))
     sites = {name: Site(tuple(number[path] for path in paths), wrapper_of.get(name)) for name, paths in paths.items()}
     return Hierarchy(tuple(layers), sites, tuple(warnings))
-
-
-def _layer_of_trace(path: tuple[str, ...], kind: str, shared_with: tuple[tuple[str, ...], ...] = ()) -> Layer:
-    """A layer that is known only from a trace: its parameters, buffers and mode are unknown."""
-    return Layer(
-        path=path,
-        kind=kind,
-        params=None,
-        trainable_params=None,
-        param_bytes=None,
-        buffers=None,
-        buffer_bytes=None,
-        training=None,
-        shared_with=shared_with,
-    )

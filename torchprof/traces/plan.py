@@ -14,8 +14,8 @@ from torchprof.attribute.launches import layers_by_fqn
 from torchprof.errors import TorchprofError, some
 from torchprof.measure.recording import Observations
 from torchprof.run.layers import Layer, kind_of_root, stage_of_root
+from torchprof.run.meta import RunWarning
 from torchprof.run.torch_names import OF_LAYERS
-from torchprof.run.warnings import RunWarning
 from torchprof.run.words import OUTSIDE
 from torchprof.traces.aligned_calls import UNALIGNED, AlignedCalls
 from torchprof.traces.alignment import Reference, align
@@ -47,12 +47,10 @@ class TracePlan:
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """The plan of the model that was given. It holds no module, so that it can be sent to other processes.
-
-    ``modules``: the layer of each module by its real path, which has the steps of wrappers, too. ``references``: finds,
-    for each model, the orders that the operators of its forward may have; an error message if the model does not run.
-    It is called only for a trace without labels, as it runs the models.
-    """
+    """The plan of the model that was given. It holds no module, so that it can be sent to other processes. ``modules``:
+    the layer of each module by its real path, which has the steps of wrappers, too. ``references``: finds, for each
+    model, the orders that the operators of its forward may have; an error message if the model does not run. It is
+    called only for a trace without labels, as it runs the models."""
 
     plan: TracePlan
     layers: tuple[Layer, ...]
@@ -76,10 +74,8 @@ class ModelPlan:
         return cls(layers, described, modules, references)
 
     def of_stages(self, labels: Iterable[str]) -> ModelPlan:
-        """The plan with the names that the models have in a trace of a pipeline: "Net (stage 1)" for "Net".
-
-        If the labels name as many stages of a class as models of it were given, these are the stages, in their order.
-        """
+        """The plan with the names that the models have in a trace of a pipeline: "Net (stage 1)" for "Net". If the
+        labels name as many stages of a class as models of it were given, these are the stages, in their order."""
         label_of = {path_of(label)[0]: label for label in (label.partition(".")[0] for label in labels)}
         stages = sorted((root for root in label_of if stage_of_root(root) is not None), key=_stage)
         models = {path[0]: layer for path, layer in self.modules.items() if len(path) == 1}
@@ -127,9 +123,7 @@ def plan_trace(
 ) -> tuple[TracePlan, tuple[Layer, ...]]:
     """The layers of a trace: those of the model, found by torchprof's labels, or else by the order of the operators.
     Without a model, they come from the best source in the trace: labels, else events of modules, else ranges of users.
-
-    Warnings are added to ``seen``. Raises TorchprofError if the trace is of another model.
-    """
+    Warnings are added to ``seen``. Raises TorchprofError if the trace is of another model."""
     if model is None:
         return _named_in_trace(path, events, seen)
     if labels := events.labels:
@@ -138,7 +132,6 @@ def plan_trace(
 
 
 def _named_in_trace(path: Path, events: TraceEvents, seen: Observations) -> tuple[TracePlan, tuple[Layer, ...]]:
-    """The layers that the trace itself names."""
     if labels := events.labels:
         hierarchy = layers_of_labels(labels, events.classes())
     elif modules := events.modules():
@@ -182,7 +175,6 @@ def _labelled(
 
 
 def _aligned(path: Path, events: TraceEvents, model: ModelPlan, seen: Observations) -> TracePlan:
-    """The plan of a trace without labels: its operators are aligned with those of the model."""
     no_layers = f"{path} names no layers{', only the classes of modules' if events.module_names else ''}."
     how_else = "With labels in the trace no alignment is needed: record it inside `torchprof.annotate(model)`."
     references = model.references()
@@ -206,7 +198,6 @@ def _aligned(path: Path, events: TraceEvents, model: ModelPlan, seen: Observatio
 
 
 def _warn_of_alignment(aligned: Sequence[AlignedCalls], seen: Observations) -> None:
-    """Add the warnings on what an alignment has found, and on what it has not."""
     seen.warnings.append(RunWarning.of("layers_by_alignment", count=sum(calls.forwards for calls in aligned)))
     unknown_ns: Counter[str] = Counter()
     for calls in aligned:

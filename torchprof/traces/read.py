@@ -18,10 +18,10 @@ from torchprof.errors import TorchprofError
 from torchprof.measure.assemble import assemble, wanted_detail, with_warnings
 from torchprof.measure.recording import Observations, Options, Recording
 from torchprof.run.merge import add_cycle, merge
+from torchprof.run.meta import RunWarning
 from torchprof.run.processes import check_processes, in_processes, paused_gc
 from torchprof.run.run import Run
 from torchprof.run.saved import is_run_file
-from torchprof.run.warnings import RunWarning
 from torchprof.traces.columns import BEYOND
 from torchprof.traces.event_table import EventTable
 from torchprof.traces.events import TraceEvents
@@ -87,13 +87,12 @@ def from_trace(
         raise TorchprofError("paths= selects modules of a model: also give from_trace the model.")
     check_processes(processes)
     known = None if model is None else _plan_of(model, paths, inputs, kwargs)
-    read = partial(_read_or_error, in_folders=frozenset(files) - {*named}, with_timeline=with_timeline)
+    if known is not None and processes > 1 and len(files) > 1:
+        known = known.complete()
+    in_folders = frozenset(files) - {*named}
+    read = partial(_read_or_error, in_folders=in_folders, model=known, with_timeline=with_timeline)
     try:
-        if processes > 1 and len(files) > 1:
-            outcomes = _read_at_once(files, partial(read, model=known and known.complete()), progress, processes)
-        else:
-            outcomes = _read_in_turn(files, partial(read, model=known), progress)
-        runs = _without_errors(files, outcomes)
+        runs = _without_errors(files, _outcomes(files, read, progress, processes))
     except TorchprofError as error:
         # Of several files, the error may be that of another one than the first.
         part = None if model is None or len(files) > 1 else _part_of_trace(files[0], model, inputs, kwargs)
@@ -107,13 +106,24 @@ def _plan_of(
     model: nn.Module | Sequence[nn.Module], paths: Iterable[Any] | None, inputs: Any, kwargs: Mapping[str, Any] | None
 ) -> ModelPlan:
     # These import torch, which is not needed without a model.
-    from torchprof.record.modules import checked_models
+    from torchprof.record.modules import arguments_of, checked_models
     from torchprof.record.plan import Plan
 
     models = checked_models(model)
     plan = Plan(models, paths, model)
     roots = [spot.path[0] for spot in plan.spots if len(spot.path) == 1]
-    return ModelPlan.of(plan, cache(partial(_references, dict(zip(roots, models)), inputs, kwargs or {})))
+
+    @cache
+    def references() -> References:
+        from torchprof.traces.reference import references_of
+
+        arguments, named = (None, {}) if inputs is None else arguments_of(inputs)
+        try:
+            return [references_of(*each, arguments, {**named, **(kwargs or {})}) for each in zip(models, roots)]
+        except TorchprofError as error:
+            return str(error)
+
+    return ModelPlan.of(plan, references)
 
 
 def _part_of_trace(
@@ -130,44 +140,24 @@ def _part_of_trace(
     return None
 
 
-def _elements(module: nn.Module) -> int:
-    """How many elements its parameters have. Those of a lazy module are not known, and count as none."""
-    return sum(weight.numel() for weight in module.parameters() if not hasattr(weight, "materialize"))
-
-
 def _main_parts(model: nn.Module | Sequence[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
     """The submodules that have most of the parameters of a model, outer to inner, with their names in it."""
+
+    def elements(module: nn.Module) -> int:  # those of a lazy module are not known, and count as none
+        return sum(weight.numel() for weight in module.parameters() if not hasattr(weight, "materialize"))
+
     name = ""
     while not isinstance(model, Sequence):
-        whole = _elements(model)
-        children = [*model.named_children()]
-        sizes = [_elements(child) for _, child in children]
-        if not whole or 2 * max(sizes, default=0) <= whole:
+        step, largest = max(model.named_children(), key=lambda child: elements(child[1]), default=("", None))
+        if largest is None or 2 * elements(largest) <= elements(model):
             return
-        step, model = children[sizes.index(max(sizes))]
-        name = f"{name}.{step}" if name else step
+        name, model = f"{name}.{step}" if name else step, largest
         yield name, model
 
 
-def _references(models: Mapping[str, nn.Module], inputs: Any, kwargs: Mapping[str, Any]) -> References:
-    """For each model, by its name in labels, the orders that the operators of its forward may have; the message if one
-    does not run."""
-    from torchprof.record.modules import arguments_of
-    from torchprof.traces.reference import references_of
-
-    arguments, named = (None, {}) if inputs is None else arguments_of(inputs)
-    try:
-        return [references_of(model, root, arguments, {**named, **kwargs}) for root, model in models.items()]
-    except TorchprofError as error:
-        return str(error)
-
-
 def traces_in(paths: Iterable[str | PathLike[str]]) -> list[Path]:
-    """The files to read for some paths.
-
-    A folder means the files directly in it whose names end in .json or .json.gz, sorted by name, without runs that
-    torchprof saved. Raises TorchprofError for a folder without traces.
-    """
+    """The files to read for some paths. A folder means the files directly in it whose names end in .json or .json.gz,
+    sorted by name, without runs that torchprof saved. Raises TorchprofError for a folder without traces."""
     files: list[Path] = []
     for path in map(Path, paths):
         if not path.is_dir():
@@ -186,10 +176,8 @@ def traces_in(paths: Iterable[str | PathLike[str]]) -> list[Path]:
 
 @dataclass(frozen=True)
 class _FileRun:
-    """The run of one file, without its warnings, which are in ``seen``.
-
-    ``start_ns``: the start of its session. ``process``: the name of the machine, and the IDs of its processes.
-    """
+    """The run of one file, without its warnings, which are in ``seen``. ``start_ns``: the start of its session.
+    ``process``: the name of the machine, and the IDs of its processes."""
 
     path: Path
     run: Run
@@ -198,19 +186,20 @@ class _FileRun:
     process: tuple[str, tuple[str, ...]]
 
 
+_detail_with_shapes = cache(partial(wanted_detail, _WITH_SHAPES))  # slow to import, so only if the trace has shapes
+
+
+def _detail(operator: str) -> Detail:
+    detail = _detail_with_shapes()
+    return detail(operator) if detail else Detail.NOTHING
+
+
 @paused_gc()
 def _read(
     path: Path, model: ModelPlan | None, with_timeline: bool, progress: Callable[[float], None] | None = None
 ) -> _FileRun:
     """The run of one file. Raises TorchprofError if it is not a trace, has no event, or is of another model."""
-    wanted: list[Callable[[str], Detail] | None] = []
-
-    def detail(name: str) -> Detail:
-        if not wanted:  # slow to import, so only if the trace has shapes
-            wanted.append(wanted_detail(_WITH_SHAPES))
-        return wanted[0](name) if wanted[0] else Detail.NOTHING
-
-    file, table = TraceFile(path), EventTable(detail)
+    file, table = TraceFile(path), EventTable(_detail)
     for piece in file.pieces(progress):
         table.add(piece)
     doubles = table.drop_doubles()
@@ -237,8 +226,7 @@ def _read(
 
     def columns() -> EventColumns:
         columns = events.columns(planned.sites)
-        if planned.labels:
-            columns.add(before=planned.labels)
+        columns.add(before=planned.labels)
         return columns
 
     recording = Recording(
@@ -281,34 +269,26 @@ def _without_errors(files: Sequence[Path], outcomes: Iterable[_Outcome]) -> list
     return runs
 
 
-def _read_in_turn(
-    files: Sequence[Path], read: Callable[..., _Outcome], progress: Callable[[float], None] | None
+def _outcomes(
+    files: Sequence[Path], read: Callable[..., _Outcome], progress: Callable[[float], None] | None, processes: int
 ) -> Iterator[_Outcome]:
-    """What ``read`` gives of each file, one after the other."""
+    """What ``read`` gives of each file, one after the other, or in several processes."""
     sizes = [file.stat().st_size for file in files]
-    whole = max(sum(sizes), 1)
-    for number, file in enumerate(files):
+    before = [*accumulate(sizes, initial=0)]
 
-        def report(fraction: float, before: int = sum(sizes[:number]), size: int = sizes[number]) -> None:
-            if progress is not None:
-                progress((before + fraction * size) / whole)
-
-        yield read(file, progress=report)
-
-
-def _read_at_once(
-    files: Sequence[Path], read: Callable[[Path], _Outcome], progress: Callable[[float], None] | None, processes: int
-) -> Iterator[_Outcome]:
-    """What ``read`` gives of each file, in several processes."""
-    sizes = [*accumulate(file.stat().st_size for file in files)]
-    for run, bytes_read in zip(in_processes(read, files, processes), sizes):
+    def report(number: int, fraction: float) -> None:
         if progress is not None:
-            progress(bytes_read / max(sizes[-1], 1))
-        yield run
+            progress((before[number] + fraction * sizes[number]) / max(before[-1], 1))
+
+    if processes > 1 and len(files) > 1:
+        for number, outcome in enumerate(in_processes(read, files, processes)):
+            report(number, 1)
+            yield outcome
+    else:
+        yield from (read(file, progress=partial(report, number)) for number, file in enumerate(files))
 
 
 def _warnings(path: Path, events: TraceEvents, doubles: int) -> Iterator[RunWarning]:
-    """Warnings about a trace: doubles that were dropped, unread events, several processes, no sequence numbers."""
     table = events.table
     if doubles:
         yield RunWarning.of("trace_events_twice", file=path.name, count=doubles)
@@ -341,7 +321,6 @@ def _combined(runs: Iterable[_FileRun]) -> Run:
 
 
 def _sum_of_cycles(cycles: Iterable[_FileRun]) -> Run:
-    """The run of the cycles of one process, with the warnings of all cycles."""
     run: Run | None = None
     seen = Observations()
     for cycle in cycles:

@@ -83,7 +83,6 @@ def references_of(
 
 
 def _is_small_on_cpu(model: nn.Module) -> bool:
-    """Whether a model can be called on the CPU, too: its tensors are there or have no data, and are not too large."""
     tensors = [*model.parameters(), *model.buffers()]
     return (
         all(tensor.device.type in ("cpu", "meta") for tensor in tensors)

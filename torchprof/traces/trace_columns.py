@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import compress, repeat
 from operator import add
@@ -20,11 +20,8 @@ from torchprof.traces.layers import RangeCall
 
 
 class TraceColumns:
-    """Makes the columns of one trace.
-
-    ``kinds``, ``are_nodes``: the kind of event for each name, by its number, None for events that are left out; and
-    whether it is that of an autograd node. ``base_ns``: the time that the times in the file are relative to.
-    """
+    """Makes the columns of one trace. By the number of a name, ``kinds``: the kind of event, None for events that are
+    left out; ``are_nodes``: whether it is that of an autograd node. ``base_ns``: see ``TraceEvents``."""
 
     def __init__(
         self, table: EventTable, kinds: Sequence[Kind | None], are_nodes: Sequence[bool], base_ns: int
@@ -57,8 +54,11 @@ class TraceColumns:
             if not kind.name.endswith(ACCUMULATES):
                 signature[index] = 0
         start = self._ordered(cpu.start)
-        for index in self._labels_in(in_backward, start):
-            number[index] = numbers[self._kinds[self._names[index]]._replace(kind=Kind.USER_LABEL)]
+        if in_backward:
+            thread_of = [thread for thread, first, after in self._threads for _ in range(first, after)]
+            for index in self._indices(kind.kind is Kind.LABEL for kind in self._kinds):
+                if (start[index], thread_of[index], self._names[index]) in in_backward:
+                    number[index] = numbers[self._kinds[self._names[index]]._replace(kind=Kind.USER_LABEL)]
         if base_ns:
             start = array("q", map(base_ns.__add__, start))
         end = array("q", map(add, start, map(cpu.ns.__getitem__, self._order)))
@@ -98,14 +98,6 @@ class TraceColumns:
             values[index] = column[self._order[index]]
         return values
 
-    def _labels_in(self, ranges: Set[tuple[int, int, int]], start: Sequence[int]) -> Iterator[int]:
-        """The indices of labels with these starts, threads, and numbers of names."""
-        if ranges:
-            thread_of = [thread for thread, first, after in self._threads for _ in range(first, after)]
-            for index in self._indices(kind.kind is Kind.LABEL for kind in self._kinds):
-                if (start[index], thread_of[index], self._names[index]) in ranges:
-                    yield index
-
     def _functions(self, sequence: Sequence[int]) -> Iterator[int]:
         """The indices of the functions of autograd nodes: operators with the number of a forward thread."""
         forward_of = [forward for _, forward in self._table.lanes]
@@ -127,15 +119,11 @@ class TraceColumns:
     # Device work
 
     def _launchers(self) -> tuple[dict[int, int], dict[int, int]]:
-        """What launched device work: operators by "External id", and runtime calls by correlation ID.
-
-        The values are the correlation numbers of these launchers in ``Event``: positive for operators, negative for
-        runtime calls.
-
-        The work names its operator in recent traces, and in very old ones. In traces of 2022 and 2023, its "External
-        id" repeats the correlation ID of the runtime call: the operator with this number, if there is one, is
-        unrelated. Runtime calls are only in the result if their work names no operator.
-        """
+        """What launched device work: operators by "External id", and runtime calls by correlation ID. The values are
+        the correlation numbers of these launchers in ``Event``: positive for operators, negative for runtime calls. The
+        work names its operator in recent traces, and in very old ones. In traces of 2022 and 2023, its "External id"
+        repeats the correlation ID of the runtime call: the operator with this number, if there is one, is unrelated.
+        Runtime calls are only in the result if their work names no operator."""
         work, cpu = self._table.work, self._table.cpu
 
         def recorded(wanted: Set[int], are_calls: bool) -> Iterator[int]:
@@ -165,7 +153,6 @@ class TraceColumns:
         return correlations
 
     def _device_work(self) -> Iterator[Event]:
-        """Kernels, copies and memsets."""
         table, base = self._table, self._base_ns
         device_kind = table.device or "cuda"
         counted = numbers_of_devices((index for index, _ in table.streams), table.hip_devices)
@@ -187,27 +174,24 @@ class TraceColumns:
             )
 
 
-# How modules and ranges are nested in a trace, before its layers are known.
+# How modules and ranges are nested, before the layers are known
 
 Line = tuple[int, int, int, int, int, int, int]
 """A CPU event as ``Columns.in_order`` returns it: start, ns, name, lane, sequence, number, signature."""
 
 
 class _Open(NamedTuple):
-    """An open range or node. ``range``: the innermost forward range that it is or is inside, "" for none. ``opened``:
-    the innermost range that its node opened, None for none."""
+    """An open range or node. ``end_ns``: that of the one around it at the latest, as in the attribution. ``range``: the
+    innermost forward range that it is or is inside, "" for none. ``opened``: the innermost range that its node
+    opened, None for none."""
 
     end_ns: int
     range: str
-    in_backward: bool
-    opened: _InBackward | None
+    in_backward: bool = False
+    opened: _InBackward | None = None
 
 
-class _Wanted(NamedTuple):
-    """An open event of a wanted name."""
-
-    end_ns: int
-    name: str
+_NOTHING = _Open(BEYOND, "")
 
 
 @dataclass(slots=True, eq=False)
@@ -225,25 +209,22 @@ class _InBackward:
 def nested(
     events: Iterable[Line], lanes: Sequence[tuple[int, int]], names: Sequence[str], wanted: Sequence[bool]
 ) -> Iterator[tuple[int, str]]:
-    """The events of ``wanted`` names and the events inside them, in the order of their start.
-
-    Each event is (number of its name, name of the innermost wanted event around it or "").
-    ``events`` must not contain memory events, which have no duration. ``lanes``: (thread, forward thread or 0) by lane.
-    """
-    open_ranges: OpenRanges[_Wanted] = OpenRanges()
+    """The events of ``wanted`` names and the events inside them, in the order of their start, each as (number of its
+    name, name of the innermost wanted event around it or ""). ``events``: without memory events, which have no
+    duration. ``lanes``: (thread, forward thread or 0) by lane."""
+    open_ranges: OpenRanges[_Open] = OpenRanges()
     by_thread = open_ranges.by_thread
     for start, ns, number, lane, *_ in events:
         thread = lanes[lane][0]
         stack = by_thread.get(thread)
         if stack is None or (stack and stack[-1].end_ns <= start):  # a call for each event would double the time
             stack = open_ranges.at(thread, start)
+        around = stack[-1] if stack else _NOTHING
         if wanted[number]:
-            yield number, stack[-1].name if stack else ""
-            end = start + ns
-            # A range ends with the one around it at the latest, as in the attribution.
-            stack.append(_Wanted(min(end, stack[-1].end_ns) if stack else end, names[number]))
+            yield number, around.range
+            stack.append(_Open(min(start + ns, around.end_ns), names[number]))
         elif stack:
-            yield number, stack[-1].name
+            yield number, around.range
 
 
 def ranges_in(
@@ -255,26 +236,22 @@ def ranges_in(
     is_inner_node: Sequence[bool],
 ) -> tuple[list[RangeCall], set[tuple[int, int, int]]]:
     """The ranges of ``wanted`` names that may be layers, in the order of their first call; and those of backward, each
-    as (start, thread, number of the name).
-
-    A range that opens inside an autograd node belongs to backward, even if a forward range has the same name. The
-    exception is a recomputed forward, as under activation checkpointing: a range of that name ran in forward, and
-    operators inside this one record an autograd graph, which nothing else in backward does.
-    """
+    as (start, thread, number of the name). A range that opens inside an autograd node belongs to backward, even if a
+    forward range has the same name. The exception is a recomputed forward, as under activation checkpointing: a range
+    of that name ran in forward, and operators inside this one record an autograd graph, which nothing else in backward
+    does."""
     full: set[str] = set()  # names of ranges with work inside
     parents: dict[str, dict[str, None]] = {}
     in_backward: list[_InBackward] = []
     open_ranges: OpenRanges[_Open] = OpenRanges()
     by_thread = open_ranges.by_thread
-    nothing = _Open(BEYOND, "", False, None)
     for start, ns, number, lane, sequence, _, _ in events:
         thread, forward = lanes[lane]
         stack = by_thread.get(thread)
         if stack is None or (stack and stack[-1].end_ns <= start):
             stack = open_ranges.at(thread, start)
-        around = stack[-1] if stack else nothing
-        end = min(start + ns, around.end_ns)  # a range ends with the one around it at the latest, as in the attribution
-        name = names[number]
+        around = stack[-1] if stack else _NOTHING
+        end, name = min(start + ns, around.end_ns), names[number]
         if wanted[number]:
             opened = None
             if around.in_backward:
@@ -290,28 +267,19 @@ def ranges_in(
         if kind in (Kind.NODE, Kind.BACKWARD_FUNCTION) or (
             kind is Kind.OP and (forward if sequence >= 0 else is_inner_node[number])
         ):
-            stack.append(_Open(end, around.range, True, None))
+            stack.append(_Open(end, around.range, True))
         elif sequence >= 0 and around.opened is not None:
             around.opened.records = True
-    _include_outer(full, parents)
-    calls = [RangeCall(name, tuple(above), name in full) for name, above in parents.items()]
-    return calls, {(event.start, event.thread, event.name) for event in _not_recomputed(in_backward, names, parents)}
-
-
-def _include_outer(full: set[str], parents: Mapping[str, Iterable[str]]) -> None:
-    """Add the ranges around those in ``full``: work inside a range is also inside the ranges around it."""
-    waiting = list(full)
-    while waiting:
+    waiting = [*full]
+    while waiting:  # work inside a range is also inside the ranges around it
         outer = {*parents.get(waiting.pop(), ())} - full
         full |= outer
         waiting += outer
-
-
-def _not_recomputed(
-    in_backward: Sequence[_InBackward], names: Sequence[str], forward: Container[str]
-) -> Iterator[_InBackward]:
-    """The ranges inside autograd nodes, without those of a forward that is computed again."""
     for event in reversed(in_backward):  # inner ones come after those around them
         if event.records and event.outer is not None:
             event.outer.records = True
-    return (event for event in in_backward if not (event.records and names[event.name] in forward))
+    recomputed = (event.records and names[event.name] in parents for event in in_backward)
+    calls = [RangeCall(name, tuple(above), name in full) for name, above in parents.items()]
+    return calls, {
+        (event.start, event.thread, event.name) for event, again in zip(in_backward, recomputed) if not again
+    }

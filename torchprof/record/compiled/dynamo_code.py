@@ -16,9 +16,8 @@ from torch import nn
 from torchprof.attribute.compiled_graphs import SELF, TracedModule
 from torchprof.measure.recording import CompiledForward
 from torchprof.record.torch_internals import optional
-from torchprof.run.meta import Compilation, CompiledRegion
+from torchprof.run.meta import Compilation, CompiledRegion, RunWarning
 from torchprof.run.sentences import TOO_MUCH_FOR_STACKS
-from torchprof.run.warnings import RunWarning
 from torchprof.run.words import BACKWARD, FORWARD
 
 _RESUME = re.compile(r"__resume_at_(\d+)_\d+")

@@ -28,7 +28,7 @@ from torchprof.record.compiled.traced_graph import TracedGraph
 from torchprof.record.plan import Plan
 from torchprof.record.session import is_observed, record
 from torchprof.record.torch_internals import optional, replaced
-from torchprof.run.warnings import RunWarning
+from torchprof.run.meta import RunWarning
 from torchprof.run.words import COMPILED_BEFORE, LAYERS_NOT_RECORDED
 
 _KEY = f"torchprof-{uuid4().hex[:8]}"

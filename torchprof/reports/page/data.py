@@ -30,11 +30,10 @@ from torchprof.reports.page.tables import (
     report_data,
     sum_of_ranks,
 )
-from torchprof.run.cost import FIELDS, MEASURES, Measure
 from torchprof.run.formats import Unit
+from torchprof.run.measures import FIELDS, MEASURES, Measure, SampleKey, Spread
 from torchprof.run.meta import Meta, Peak
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import KINDS, DeviceTime
 from torchprof.run.words import LAUNCHED_BEFORE, NOT_SELECTED_NAME, OUTSIDE_NAME, PHASES, Frame, is_left_over
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from torchprof.analyze.columns import Column, as_measured
 from torchprof.analyze.figures import Figures, measured_by_all, varying_calls
 from torchprof.analyze.layers import Entry, entries_of
-from torchprof.run.cost import NO_COST, Cost, sum_of_costs
 from torchprof.run.formats import Bound
 from torchprof.run.layers import Layer
+from torchprof.run.measures import NO_COST, Cost, sum_of_costs
 from torchprof.run.run import Run
 from torchprof.run.words import LAUNCHED_BEFORE, NOT_SELECTED, NOT_SELECTED_NAME, OUTSIDE_NAME, PHASES
 

@@ -29,9 +29,9 @@ from torchprof.run.formats import (
     format_time,
     ranks_in_words,
 )
+from torchprof.run.measures import SampleKey, Spread, quantile
 from torchprof.run.rows import Rows, rows_of_lines
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey, Spread, quantile
 from torchprof.run.timeline import ACTIONS, KINDS, Memory, Timeline
 from torchprof.run.words import FORWARD, NO_LAYERS, PHASES
 

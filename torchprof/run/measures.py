@@ -1,30 +1,109 @@
-"""``Spread``: the distribution of a measure that does not add up, such as the time per call. Merging is associative."""
+"""``Cost``: the measures that add up over layers, ops and ranks; tables, sort keys and files show ``MEASURES``.
+``Spread``: the distribution of a measure that does not add up, such as the time per call. Merging is associative."""
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from heapq import nsmallest
 from itertools import chain
-from operator import itemgetter
+from operator import add, attrgetter, itemgetter
 from sys import intern
 from typing import Any, NamedTuple
 
+from torchprof.run.formats import FORMATS, ReportCell, Unit
 from torchprof.run.part import RunPart, demand, demand_layer, fields_of
 from torchprof.run.words import FORWARD, OUTSIDE
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """The distribution of a measure over the calls, for a measure that does not add up.
+class Cost:
+    """Additive self measures: times in nanoseconds, memory in bytes. ``device`` is everything but the CPU.
 
-    ``count`` values were added; ``sum``, ``min`` and ``max`` are of all of them, ``first`` is the value of the first
-    call. ``sample`` has at most ``Spread.SIZE`` values: those with the smallest ``hashes`` of their start times. So it
-    does not depend on the order or grouping of the additions. Up to that size it has all values. ``sample`` and
-    ``hashes`` are sorted by value.
+    - ``cpu_ns``: time on the CPU. ``device_ns``: time of kernels, copies and sets on devices.
+    - ``cpu_allocated``, ``cpu_freed``, ``device_allocated``, ``device_freed``: bytes of memory.
+    - ``macs`` are multiply-accumulates, ``flops`` floating-point operations.
+    - ``uncounted`` is the number of op calls and kernels whose FLOPs are unknown. If it is not 0, ``macs`` and
+      ``flops`` are lower bounds.
+    - ``collective_ns`` is the duration of the ranges of collectives, from start to end. These ranges may end on another
+      thread, so their time is not in ``cpu_ns``. If the CPU runs the collective (gloo), it is how long the collective
+      took, including the wait for the slowest rank.
     """
+
+    cpu_ns: int = 0
+    device_ns: int = 0
+    cpu_allocated: int = 0
+    cpu_freed: int = 0
+    device_allocated: int = 0
+    device_freed: int = 0
+    macs: int = 0
+    flops: int = 0
+    uncounted: int = 0
+    collective_ns: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        if self is NO_COST:
+            return other
+        if not other:
+            return self
+        return Cost(*map(add, _values(self), _values(other)))
+
+    def __bool__(self) -> bool:
+        return any(_values(self))
+
+
+NO_COST = Cost()
+FIELDS: tuple[str, ...] = tuple(field.name for field in fields(Cost))
+_values: Callable[[Cost], tuple[int, ...]] = attrgetter(*FIELDS)
+
+
+def sum_of_costs(costs: Iterable[Cost]) -> Cost:
+    """The sum of costs. It takes less time than adding one after the other."""
+    several = [cost for cost in costs if cost is not NO_COST]
+    return several[0] if len(several) == 1 else Cost(*map(sum, zip(*map(_values, several)))) if several else NO_COST
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What a table can show of a ``Cost``: the sum of ``fields``, each with its sign: memory is shown net, allocated
+    minus freed. ``unit``: of the sum. ``{device}`` in the ``heading`` stands for the kind of device that was profiled.
+    ``lower_bound_if``: the field that counts what this may have missed. If it is not 0, this is a lower bound."""
+
+    heading: str
+    unit: Unit
+    fields: tuple[tuple[str, int], ...]
+    lower_bound_if: str | None = None
+
+    def of(self, cost: Cost) -> int:
+        """The value of this measure in a cost, in its ``unit``."""
+        return sum(sign * getattr(cost, name) for name, sign in self.fields)
+
+    def is_lower_bound(self, cost: Cost) -> bool:
+        """Whether the cost has work that this measure could not count."""
+        return self.lower_bound_if is not None and bool(getattr(cost, self.lower_bound_if))
+
+    def text(self, value: float) -> ReportCell:
+        return FORMATS[self.unit](value)
+
+
+MEASURES = (
+    Measure("CPU total", Unit.TIME, (("cpu_ns", 1),)),
+    Measure("{device} total", Unit.TIME, (("device_ns", 1),)),
+    Measure("CPU Mem", Unit.BYTES, (("cpu_allocated", 1), ("cpu_freed", -1))),
+    Measure("{device} Mem", Unit.BYTES, (("device_allocated", 1), ("device_freed", -1))),
+    Measure("MACs", Unit.COUNT, (("macs", 1),), lower_bound_if="uncounted"),
+    Measure("FLOPs", Unit.COUNT, (("flops", 1),), lower_bound_if="uncounted"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The distribution of a measure over the calls, for a measure that does not add up. ``count`` values were added;
+    ``sum``, ``min`` and ``max`` are of all of them, ``first`` is the value of the first call. ``sample`` has at most
+    ``Spread.SIZE`` values: those with the smallest ``hashes`` of their start times. So it does not depend on the order
+    or grouping of the additions. Up to that size it has all values. ``sample`` and ``hashes`` are sorted by value."""
 
     count: int
     sum: int
@@ -40,10 +119,8 @@ class Spread:
     def of(cls, calls: Sequence[tuple[int, int]]) -> Spread:
         """The spread of calls, each (start in ns, value), in any order; at least one."""
         values = [value for _, value in calls]
-        chosen: Iterable[tuple[int, int]] = ((scrambled(start), value) for start, value in calls)
-        if len(calls) > cls.SIZE:
-            chosen = nsmallest(cls.SIZE, chosen)
-        sample = cls._by_value(chosen)
+        chosen = ((scrambled(start), value) for start, value in calls)
+        sample = cls._by_value(nsmallest(cls.SIZE, chosen) if len(calls) > cls.SIZE else chosen)
         return cls(len(values), sum(values), min(values), max(values), min(calls)[1], *sample)
 
     @classmethod
@@ -174,8 +251,6 @@ _FIELDS = len(SampleKey._fields) + len(Spread.__slots__)
 
 
 class SamplesPart(RunPart[_Samples]):
-    """The samples as a part of a run. Cycles are joined, sample by sample."""
-
     def of_ranks(self, value: _Samples, ranks: Collection[int]) -> dict[int, _Samples]:
         by_rank: dict[int, dict[SampleKey, Spread]] = {rank: {} for rank in ranks}
         for key, spread in value.items():
@@ -215,7 +290,7 @@ def _with_zeros(samples: _Samples, other: _Samples) -> dict[SampleKey, Spread]:
 
 
 def _sample(entry: dict[str, Any], layers: int, ranks: Set[int]) -> tuple[SampleKey, Spread]:
-    """A sample of a file. There are many of them: this takes a third of the time of ``checked_json.read_as``."""
+    """A sample of a file. There are many of them: this takes a third of the time of ``read_as``."""
     phase, device, measure = map(intern, _NAMES(entry))
     layer, rank, count, total, least, most, first = array("q", _NUMBERS(entry))
     key = SampleKey(layer, phase, rank, device, measure)
