@@ -11,7 +11,7 @@ import pytest
 from build import hand_made
 from build.events import run_of_events
 from build.golden import drawn
-from build.hand_made import op, row
+from build.hand_made import op, python_line, row
 from build.warnings import run_warnings
 
 from torchprof import Run

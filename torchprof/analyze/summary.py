@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from torchprof.analyze.columns import Column
 from torchprof.analyze.figures import (
@@ -25,6 +26,7 @@ from torchprof.run.formats import (
     format_count,
     format_memory,
     format_number,
+    format_rate,
     format_share,
     format_time,
     ranks_in_words,
@@ -34,6 +36,9 @@ from torchprof.run.meta import Peak
 from torchprof.run.run import Node, Run
 from torchprof.run.samples import SampleKey
 from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE
+
+if TYPE_CHECKING:
+    from torchprof.profile.benchmark import BenchmarkResult, Latency
 
 _SHAPES_SHOWN = 3
 _COUNTED = {measure.fields[0][0]: measure for measure in MEASURES}
@@ -257,3 +262,35 @@ def _share_of_peak(achieved: float, peak: Peak) -> ReportCell:
     share = format_share(achieved / peak.flops_per_s)
     of = f"{format_count(peak.flops_per_s)} FLOP/s ({peak.dtype} product on {peak.device}{threads})"
     return share.written(f"{share} of {of}")
+
+
+# The table of ``torchprof.benchmark``
+
+
+def benchmark_table(result: BenchmarkResult) -> Section:
+    """The result of ``torchprof.benchmark`` as text."""
+    headings = ["Batch size", "Mean ± std", "Median", "P95", "Min", "Max", "Samples/s"]
+    sentences = [
+        f"{result.model}, {result.step} on {result.device}: {result.repeat} calls at each batch size, "
+        f"after {result.warmup} that were not timed.",
+        *(f"Batch size {row.batch_size} did not fit in memory: {row.error}" for row in result.rows if row.error),
+        *result.warnings,
+    ]
+    return stacked([ReportTable.of_cells(headings, [_cells(row) for row in result.rows]), "", *sentences])
+
+
+def _cells(row: Latency) -> list[Cell]:
+    mean, std, rate = row.mean, row.std, row.samples_per_s
+    if mean is None:
+        return [format_number(row.batch_size), "out of memory", *[UNKNOWN] * 5]
+    spread = UNKNOWN if std is None else _time(std)
+    return [
+        format_number(row.batch_size),
+        format_time(mean * 1e9).written(f"{_time(mean)} ± {spread}"),
+        *(_time(value) for value in (row.median, row.p95, row.min, row.max)),
+        UNKNOWN if rate is None else format_rate(rate),
+    ]
+
+
+def _time(seconds: float | None) -> Cell:
+    return UNKNOWN if seconds is None else format_time(seconds * 1e9)
