@@ -157,6 +157,11 @@ class Entry:
         return ReportCell(text or self.name, self.id, ids=self.ids) if self.id else text or self.name
 
     @property
+    def each(self) -> tuple[Entry, ...]:
+        """The rows that this one stands for: those that it is the sum of, or itself."""
+        return self.parts or (self,)
+
+    @property
     def below(self) -> list[Entry]:
         """The rows directly below this one: operators, labels and regions, then layers."""
         return [*self.ops, *self.children]
