@@ -17,6 +17,8 @@ from torchprof.run.run import Run
 from torchprof.run.words import FORWARD
 
 CALLS = "Number of Calls"
+MEASURE_OF = {measure.fields[0][0]: measure for measure in MEASURES}
+"""The measures by their field of ``Cost``; those of memory by the allocated bytes."""
 
 
 @dataclass(frozen=True)
@@ -72,15 +74,6 @@ class Column:
     def ranking(self) -> Column:
         """The column that ranks layers by their self, without the layers below."""
         return replace(self, is_self=True) if self.what in _SELF_AND_TOTAL else self
-
-    @property
-    def with_below(self) -> Column:
-        """The column that ranks layers with all layers below included."""
-        return replace(self, is_self=False)
-
-    def is_called(self, name: str) -> bool:
-        """Whether a user's ``name`` means this column: its heading, or the heading in lower case with underscores."""
-        return name in (self.heading, as_key(self.heading), self.key)
 
     def figure(self, figures: Figures) -> Figure:
         """The figure of a row: exact, a lower bound, unknown or blank."""
@@ -197,10 +190,8 @@ def measures_of_records(run: Run) -> list[Measure]:
         if len(fields) > 1:
             where, _, _ = fields[0][0].partition("_")
             measures.append(Measure(_with_unit(f"{where}_net", measure), measure.unit, tuple(fields)))
-        if fields and measure.lower_bound_if is not None:
-            counters[measure.lower_bound_if] = Measure(
-                measure.lower_bound_if, Unit.COUNT, ((measure.lower_bound_if, 1),)
-            )
+        if fields and (counter := measure.lower_bound_if) is not None:
+            counters[counter] = Measure(counter, Unit.COUNT, ((counter, 1),))
     return [*measures, *counters.values()]
 
 
@@ -213,9 +204,10 @@ def _with_unit(name: str, measure: Measure) -> str:
 
 
 def column_called(name: str, columns: Sequence[Column]) -> Column:
-    """The column of that name. Raises TorchprofError if there is none, or if it was not measured."""
+    """The column of that name: its heading, or the heading in lower case with underscores. Raises TorchprofError if
+    there is none, or if it was not measured."""
     for column in columns:
-        if column.is_called(name):
+        if name in (column.heading, as_key(column.heading), column.key):
             if not column.measured:
                 raise TorchprofError(f"{column.heading!r} was not measured in this run: there is no order by it.")
             return column

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import NamedTuple
 
 from torchprof.analyze.columns import CALLS, Column, column_called, columns_of, default_column, hot_path_column
-from torchprof.analyze.figures import Figures, figures_of_layers
+from torchprof.analyze.figures import Figures, figures_of_layers, figures_of_no_layer
 from torchprof.analyze.ops import (
     SUM_OF_PHASES,
     Whole,
@@ -44,8 +44,6 @@ from torchprof.run.words import (
     BETWEEN_OPS,
     FORWARD,
     LAUNCHED_BEFORE,
-    NO_LAYERS,
-    OUTSIDE,
     RANGES,
     FrameKind,
     is_overhead,
@@ -218,16 +216,11 @@ def entries_of(run: Run, show_events: bool = False, phases: Sequence[str] | None
         if line.figures.total and index[path] in has_ops:
             line.ops = _op_lines({phase: ops[phase].get(index[path], []) for phase in ops}, line.id, show_events)
     lines = [line for path, line in by_path.items() if len(path) == 1]
-    for key, name in NO_LAYERS.items():
-        costs = {phase: run.no_layer(phase, selected=key == OUTSIDE) for phase in phases}
-        if any(costs.values()):
-            line = Entry(name, Figures(costs, costs), is_layer=False)
+    for key, name, figures in figures_of_no_layer(run, phases):
+        lines.append(Entry(name, figures, is_layer=False))
+        if not figures.left_over:
             in_phases = {phase: [op for op in ops[phase].get(key, []) if op.name != LAUNCHED_BEFORE] for phase in ops}
-            line.ops = _op_lines(in_phases, name, show_events)
-            lines.append(line)
-    if run.left_over:
-        costs = {FORWARD: run.left_over}
-        lines.append(Entry(LAUNCHED_BEFORE, Figures(costs, costs, left_over=True), is_layer=False))
+            lines[-1].ops = _op_lines(in_phases, name, show_events)
     return lines
 
 
@@ -293,7 +286,7 @@ def down_to(lines: Sequence[Entry], depth: int | None) -> None:
 def keep_top(lines: list[Entry], column: Column, top: int) -> str:
     """Hide all layers but those with the largest self of a column, and the layers above them. Returns a sentence that
     says so. A layer with hidden layers below it is ranked by its total, because it stands for them."""
-    by_self, by_total = column.ranking.of, column.with_below.of
+    by_self, by_total = column.ranking.of, replace(column, is_self=False).of
     layers = [line for line in all_entries(lines) if line.is_layer]
     known = [line for line in layers if line.figures.total and not line.figures.unknown]
     known.sort(key=lambda line: -(by_total if line.hidden else by_self)(line.figures))

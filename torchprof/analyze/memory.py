@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import KINDS, Memory, Timeline
 from torchprof.run.words import FORWARD, NO_LAYERS, NOT_SELECTED, OUTSIDE, PHASES, phase_of
 
-# The memory peak of each device: when and where it was reached, and what was live then.
+# The memory peak of each device
 
 _MODELS_OWN = ("parameters", "buffers", "gradients")  # the kinds whose size at the start is known
 _FREED_SINCE = "(live at the start, freed since)"
@@ -66,9 +66,7 @@ def about_peak(run: Run, memory: Memory, samples: _Samples, depth: int | None, s
         yield _by_layer(run, memory, depth, shown)
     if memory.allocator:
         headings = [f"torch's allocator of {device}", "At the start", "At the end"]
-        rows: list[list[Cell]] = [
-            [name, format_memory(start), format_memory(end)] for name, start, end in memory.allocator
-        ]
+        rows = [[name, format_memory(start), format_memory(end)] for name, start, end in memory.allocator]
         yield ReportTable.of_cells(headings, rows).of("allocator", device=memory.device, rank=memory.rank)
     if memory.before is None:
         yield "Memory from before the recording is unknown, and its frees: the peak may be lower than shown."
@@ -92,22 +90,21 @@ def _where_reached(run: Run, memory: Memory, samples: _Samples) -> str:
 
 def _by_kind(memory: Memory) -> ReportTable:
     """The memory that was live at the peak by kind, and what the model had at the start."""
-    sums: dict[str, list[int]] = {}
+    sizes, blocks = Counter[str](), Counter[str]()
     for held in memory.held:
         kind = held.kind if held.nbytes >= 0 else _FREED_SINCE
-        entry = sums.setdefault(kind, [0, 0])
-        entry[0] += held.nbytes
-        entry[1] += held.blocks
+        sizes[kind] += held.nbytes
+        blocks[kind] += held.blocks
     before = dict(memory.before or ())
     rows: list[TableRow] = []
-    for kind in sorted({*sums, *before}, key=lambda kind: (-sums.get(kind, [0])[0], kind)):
-        nbytes, blocks = sums.get(kind, (0, 0))
+    for kind in sorted({*sizes, *before}, key=lambda kind: (-sizes[kind], kind)):
+        is_freed = kind == _FREED_SINCE
         is_known = kind in _MODELS_OWN and memory.before is not None
-        there = format_memory(before.get(kind, 0)) if is_known else "" if kind == _FREED_SINCE else UNKNOWN
-        share = "" if kind == _FREED_SINCE else _share(nbytes, memory)
-        cells: list[Cell] = [kind, format_memory(nbytes), share, format_number(blocks) if blocks else "", there]
-        rows.append(TableRow(cells, is_part=kind != _FREED_SINCE))
-    share = "" if _FREED_SINCE in sums else format_share(1)
+        there = format_memory(before.get(kind, 0)) if is_known else "" if is_freed else UNKNOWN
+        share = "" if is_freed else _share(sizes[kind], memory)
+        count = format_number(blocks[kind]) if blocks[kind] else ""
+        rows.append(TableRow([kind, format_memory(sizes[kind]), share, count, there], is_part=not is_freed))
+    share = "" if _FREED_SINCE in sizes else format_share(1)
     rows.append(TableRow(["all", format_memory(memory.peak_bytes), share, "", ""], is_part=False))
     drawn = ReportTable(["Kind", "At the peak", "Share", "Blocks", "Live at the start"], rows)
     return drawn.of("live_by_kind", device=memory.device, rank=memory.rank)
@@ -115,27 +112,25 @@ def _by_kind(memory: Memory) -> ReportTable:
 
 def _by_layer(run: Run, memory: Memory, depth: int | None, shown: int) -> ReportTable:
     """The memory that was live at the peak by layer, phase and kind, largest first; hidden rows are summed in one."""
-    number = run.layers.index_of
-    sums: defaultdict[tuple[int, str, str], list[int]] = defaultdict(lambda: [0, 0])
+    sizes, blocks = Counter[tuple[int, str, str]](), Counter[tuple[int, str, str]]()
     for held in memory.held:
         if held.nbytes >= 0:
             path = run.layers[held.layer].path if held.layer >= 0 else ()
-            layer = number[path[: depth + 1]] if path and depth is not None else held.layer
-            entry = sums[layer, held.phase, held.kind]
-            entry[0] += held.nbytes
-            entry[1] += held.blocks
-    largest = sorted(sums.items(), key=lambda item: (-item[1][0], item[0]))
+            layer = run.layers.index_of[path[: depth + 1]] if path and depth is not None else held.layer
+            sizes[layer, held.phase, held.kind] += held.nbytes
+            blocks[layer, held.phase, held.kind] += held.blocks
+    largest = sorted(sizes, key=lambda place: (-sizes[place], place))
 
-    def cells(name: str, phase: Cell, kind: str, nbytes: int, blocks: int) -> list[Cell]:
-        return [name, phase, kind, format_memory(nbytes), _share(nbytes, memory), format_number(blocks)]
+    def figures(places: Sequence[tuple[int, str, str]]) -> list[Cell]:
+        nbytes, count = (sum(of[place] for place in places) for of in (sizes, blocks))
+        return [format_memory(nbytes), _share(nbytes, memory), format_number(count)]
 
-    rows = [
-        TableRow(cells(name_of_layer(run, layer), phase_cell(phase_of(layer, phase)), kind, *entry), layer=layer)
-        for (layer, phase, kind), entry in largest[:shown]
-    ]
-    if len(largest) > shown:
-        nbytes, blocks = (sum(entry[field] for _, entry in largest[shown:]) for field in (0, 1))
-        rows.append(TableRow(cells(f"({len(largest) - shown} more)", "", "", nbytes, blocks), is_part=False))
+    rows = []
+    for layer, phase, kind in largest[:shown]:
+        where = [name_of_layer(run, layer), phase_cell(phase_of(layer, phase)), kind]
+        rows.append(TableRow([*where, *figures([(layer, phase, kind)])], layer=layer))
+    if rest := largest[shown:]:
+        rows.append(TableRow([f"({len(rest)} more)", "", "", *figures(rest)], is_part=False))
     drawn = ReportTable(["Made in", "Phase", "Kind", "At the peak", "Share", "Blocks"], rows)
     return drawn.of("live_by_layer", device=memory.device, rank=memory.rank)
 
@@ -204,7 +199,9 @@ def memory(
         table = ReportTable(headings, rows)
         parts += [table.of("layers", device=device_memory.device, rank=device_memory.rank), *hidden]
     if not run.memory:
-        parts.append(_why_no_peaks(run))
+        has_allocated = not run.rows.nonzero.isdisjoint(("cpu_allocated", "device_allocated"))
+        older = 'This run has no peaks: an older torchprof wrote it. What each layer allocated is in the "tree" report.'
+        parts.append(older if has_allocated else "No allocation was recorded.")
     return spaced([*parts, stacked(_below_tables(run, used))])
 
 
@@ -216,12 +213,6 @@ def _phases(run: Run, phase: str | None) -> list[str]:
             "or its trace with torch.profiler.profile(profile_memory=True)."
         )
     return list(run.phases()) if phase is None else [phase]
-
-
-def _why_no_peaks(run: Run) -> str:
-    if not run.rows.nonzero.isdisjoint(("cpu_allocated", "device_allocated")):
-        return 'This run has no peaks: an older torchprof wrote it. What each layer allocated is in the "tree" report.'
-    return "No allocation was recorded."
 
 
 def _below_tables(run: Run, used: Sequence[MemoryUse]) -> Iterator[Part]:
@@ -264,9 +255,8 @@ class MemoryUse:
     @classmethod
     def of(cls, run: Run) -> list[MemoryUse]:
         """The memory use of each device in ``run.memory``, in one pass over the rows."""
-        uses: dict[tuple[str, int], dict[tuple[int, str], Cost]] = {
-            (memory.device, memory.rank): {} for memory in run.memory
-        }
+        uses: dict[tuple[str, int], dict[tuple[int, str], Cost]]
+        uses = {(memory.device, memory.rank): {} for memory in run.memory}
         sums = run.rows.summed(("device", "rank", "layer", "phase"), _FIELDS)
         for (device, rank, layer, phase), values in sums.items():
             if (own := uses.get((run.rows.devices[device], rank))) is not None:
@@ -277,10 +267,6 @@ class MemoryUse:
     def by_layers(self) -> bool:
         """Whether any of it was in a layer."""
         return any(cost and layer != OUTSIDE for (layer, _), cost in self.own.items())
-
-    def forward_bytes(self, layer: int) -> int:
-        """The bytes allocated in the forward of a layer and all layers below it."""
-        return _ALLOCATED.of(self.total.get((layer, FORWARD), Cost()))
 
 
 def entries_of_device(
@@ -299,30 +285,32 @@ def entries_of_device(
     here, per_call = used[device], _PerCall.of(run.layers, samples)
     of_rank = [other for other, memory in enumerate(run.memory) if memory.rank == run.memory[device].rank]
 
+    def allocated(other: int, layer: int) -> int:
+        """The bytes allocated on a device in the forward of a layer and all layers below it."""
+        return _ALLOCATED.of(used[other].total.get((layer, FORWARD), Cost()))
+
     def of_device(layer: int, is_unknown: bool) -> Figures:
         figures = Figures(
             {phase: here.own.get((layer, phase), Cost()) for phase in phases},
             {phase: here.total.get((layer, phase), Cost()) for phase in phases},
             unknown=is_unknown,
         )
-        main_device = max(of_rank, key=lambda other: (used[other].forward_bytes(layer), run.memory[other].peak_bytes))
+        main_device = max(of_rank, key=lambda other: (allocated(other, layer), run.memory[other].peak_bytes))
         returned = run.layers[layer].output_bytes if main_device == device else None
         activations = figure_of(returned, "first" if varying[run.layers[layer].path] is not False else "")
         figures.more = {("activations", FORWARD, False): activations, **per_call.figures(layer, figures)}
         return figures
 
-    lines = entries_by_path(
-        {
-            path: of_device(run.layers.index_of[path], of_layer.unknown) if of_layer.total else Figures()
-            for path, of_layer in figures_of_layers(run, run.phases()).items()
-        }
-    )
-    models = [line for path, line in lines.items() if len(path) == 1]
+    figures = {
+        path: of_device(run.layers.index_of[path], of_layer.unknown) if of_layer.total else Figures()
+        for path, of_layer in figures_of_layers(run, run.phases()).items()
+    }
+    lines = [line for path, line in entries_by_path(figures).items() if len(path) == 1]
     for layer, name in NO_LAYERS.items():
         costs = {phase: here.own.get((layer, phase), Cost()) for phase in phases}
         if any(costs.values()):
-            models.append(Entry(name, Figures(costs, costs), is_layer=False))
-    return models
+            lines.append(Entry(name, Figures(costs, costs), is_layer=False))
+    return lines
 
 
 @dataclass(frozen=True)
@@ -401,10 +389,8 @@ def picture(run: Run, memory: Memory) -> Iterator[str]:
     seen = [kind for number, kind in enumerate(_FILLS) if any(moment[number] for moment in moments)]
     legend = "   ".join(f"{_FILLS[kind]} {kind}" for kind in seen)
     cycle = " of the last cycle" if run.meta.cycles > 1 else ""
-    title = (
-        f"Memory on {memory.device} above the start{cycle}, over time: a column is {format_time(end / _WIDTH)}, a row "
-        f"{format_memory(round(high))}."
-    )
+    scale = f"a column is {format_time(end / _WIDTH)}, a row {format_memory(round(high))}"
+    title = f"Memory on {memory.device} above the start{cycle}, over time: {scale}."
     if timeline.dropped:
         title += f" The last {timeline.dropped:,} allocations and frees were not kept."
     yield "\n".join([title, legend, *rows, axis, times])

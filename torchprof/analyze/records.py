@@ -1,8 +1,8 @@
-"""A run as flat tables of plain values, for spreadsheets, data frames and databases.
+"""A run as flat tables of plain values, for spreadsheets, data frames and databases; and as a dict of numbers.
 
-An unknown value is None, never 0: what could not be measured, the costs of a layer that was never called, and a sum
-with no known part. ``lower_bounds`` names the columns whose value is a lower bound. Times are in nanoseconds, memory in
-bytes; the names of columns end in the unit.
+In tables, an unknown value is None, never 0: what could not be measured, the costs of a layer that was never called,
+and a sum with no known part. ``lower_bounds`` names the columns whose value is a lower bound. Times are in nanoseconds,
+memory in bytes; the names of columns end in the unit.
 """
 
 from __future__ import annotations
@@ -11,22 +11,21 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
-from torchprof.analyze.columns import measures_of_records
-from torchprof.analyze.figures import Figures, figures_of_layers, measured_by_all, mfu
+from torchprof.analyze.columns import MEASURE_OF, measures_of_records
+from torchprof.analyze.figures import Figures, figures_of_layers, figures_of_no_layer, measured_by_all, mfu
 from torchprof.errors import TorchprofError, suggest
-from torchprof.run.cost import MEASURES, Cost, Measure
+from torchprof.run.cost import Cost, Measure
 from torchprof.run.formats import Bound, Figure
 from torchprof.run.layers import find
 from torchprof.run.operators import Op, operators_of_layers
 from torchprof.run.rows import Around
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.samples import SampleKey
 from torchprof.run.words import (
     BACKWARD,
     BETWEEN_OPS,
     FORWARD,
     LAUNCHED_BEFORE,
-    NO_LAYERS,
     NOT_SELECTED,
     OUTSIDE,
     PHASES,
@@ -80,20 +79,21 @@ def layer_records(run: Run) -> Table:
     }
     records: list[tuple[RecordValue, ...]] = []
     for of_rank in run.of_ranks([meta.rank for meta in run.metas]):
-        for of_layer in _layers_in_phases(of_rank, run.phases()):
-            index, phase = of_layer.number, of_layer.phase
-            records.append(
-                (
-                    *of_layer.names,
-                    phase_of(index, phase),
-                    of_rank.meta.rank,
-                    of_layer.calls,
-                    *_values(figures, of_layer.figures, phase, frozenset(of_rank.meta.measured)),
-                    *(_durations(of_rank, index, phase) if durations else ()),
-                    *(_peak(of_rank, index, phase, name == "cpu") for name in peaks),
-                    *of_layer.holds,
+        for row in _rows_of_layers(of_rank, run.phases()):
+            for phase in [FORWARD] if row.figures.left_over else run.phases():
+                values = _values(figures, row.figures, phase, frozenset(of_rank.meta.measured))
+                records.append(
+                    (
+                        *row.names,
+                        phase_of(row.index, phase),
+                        of_rank.meta.rank,
+                        _calls(of_rank, row, phase),
+                        *values,
+                        *(_durations(of_rank, row.index, phase) if durations else ()),
+                        *(_peak(of_rank, row.index, phase, name == "cpu") for name in peaks),
+                        *row.holds,
+                    )
                 )
-            )
     return Table(columns, records)
 
 
@@ -149,18 +149,8 @@ def row_records(run: Run) -> Table:
     columns = {
         **_typed(str, "layer", "kind", "phase"),
         **_typed(int, "rank"),
-        **_typed(
-            str,
-            "device",
-            "shared_by",
-            "within",
-            "inside",
-            "operator",
-            "operator_kind",
-            "input_shapes",
-            "dtypes",
-            "source",
-        ),
+        **_typed(str, "device", "shared_by", "within", "inside", "operator", "operator_kind"),
+        **_typed(str, "input_shapes", "dtypes", "source"),
         **_typed(int, "calls", *(f"self_{figure.heading}" for figure in figures)),
         **_typed(str, "lower_bounds"),
     }
@@ -225,43 +215,34 @@ def _values(
     yield ", ".join(lower_bounds) or None
 
 
-class _LayerInPhase(NamedTuple):
-    """A layer, or the work of no layer, in one phase: ``names`` are the cells before the phase, ``holds`` those after
-    the figures."""
+class _Row(NamedTuple):
+    """A layer, or the work of no layer: ``names`` are the cells before the phase, ``holds`` those after the figures."""
 
-    number: int
-    phase: str
-    names: tuple[RecordValue, ...]
-    calls: int | None
+    index: int
     figures: Figures
-    holds: tuple[RecordValue, ...]
+    names: tuple[RecordValue, ...]
+    holds: tuple[RecordValue, ...] = (None,) * 5
 
 
-def _layers_in_phases(run: Run, phases: Sequence[str]) -> Iterator[_LayerInPhase]:
-    """Each layer in each phase, depth first, then the work of no layer. The costs of a layer that was never called are
-    unknown."""
+def _rows_of_layers(run: Run, phases: Sequence[str]) -> Iterator[_Row]:
+    """The layers, depth first, then the work of no layer."""
     params = run.total_params()
-    for path, of_layer in figures_of_layers(run, phases).items():
+    for path, figures in figures_of_layers(run, phases).items():
         index = run.layers.index_of[path]
         layer = run.layers[index]
         names = (layer.name, layer.kind or None, layer.settings or None, len(path) - 1)
         shapes = _as_json(layer.input_shapes), _as_json(layer.output_shapes)
-        holds = (layer.params, params[path], layer.trainable_params, *shapes)
-        are_calls_known = of_layer.number_of_calls().is_known
-        for phase in phases:
-            _, calls = run.rows.by_layer.get((index, PHASES.index(phase)), (None, 0))
-            known_calls = calls if are_calls_known and phase != BACKWARD else None
-            yield _LayerInPhase(index, phase, names, known_calls, of_layer, holds)
-    for number, name in NO_LAYERS.items():
-        spent = {phase: run.no_layer(phase, selected=number == OUTSIDE) for phase in phases}
-        if any(spent.values()):
-            of_none = Figures(spent, spent)
-            for phase in phases:
-                yield _LayerInPhase(number, phase, (name, None, None, None), None, of_none, (None,) * 5)
-    if run.left_over:
-        left_over = {FORWARD: run.left_over}
-        of_none = Figures(left_over, left_over)
-        yield _LayerInPhase(OUTSIDE, FORWARD, (LAUNCHED_BEFORE, None, None, None), None, of_none, (None,) * 5)
+        yield _Row(index, figures, names, (layer.params, params[path], layer.trainable_params, *shapes))
+    for index, name, figures in figures_of_no_layer(run, phases):
+        yield _Row(index, figures, (name, None, None, None))
+
+
+def _calls(run: Run, row: _Row, phase: str) -> int | None:
+    """The calls of a layer in a phase; None if they are unknown, and for work of no layer."""
+    if row.index < 0 or phase == BACKWARD or not row.figures.number_of_calls().is_known:
+        return None
+    _, calls = run.rows.by_layer.get((row.index, PHASES.index(phase)), (None, 0))
+    return calls
 
 
 def _as_json(value: Sequence[Any]) -> str | None:
@@ -313,13 +294,10 @@ def _cells_of_frames(frames: Sequence[Frame]) -> tuple[RecordValue, ...]:
 
 # A run as a flat dict of numbers, for the tools that track training runs. docs/metrics.md lists the names.
 
-Named = tuple[str, Figure]
-
+_Named = tuple[str, Figure]
 _NS_PER_MS = 1e6
-_BY_FIELD = {measure.fields[0][0]: measure for measure in MEASURES}
-_TIMES = {"cpu_ms": _BY_FIELD["cpu_ns"], "device_ms": _BY_FIELD["device_ns"]}
-_COUNTS = {"flops": _BY_FIELD["flops"], "macs": _BY_FIELD["macs"]}
-_NO_LAYER = {OUTSIDE: "outside", NOT_SELECTED: "not_selected"}
+_TIMES = {"cpu_ms": MEASURE_OF["cpu_ns"], "device_ms": MEASURE_OF["device_ns"]}
+_COUNTS = {"flops": MEASURE_OF["flops"], "macs": MEASURE_OF["macs"]}
 
 
 def metrics(run: Run, layers: int | str | Iterable[str | tuple[str, ...]] | None = None) -> dict[str, int | float]:
@@ -348,7 +326,7 @@ def _chosen(run: Run, layers: int | str | Iterable[str | tuple[str, ...]] | None
     return [run.layers[number].path for number in sorted(numbers)]
 
 
-def _of_work(run: Run, models: Sequence[Figures]) -> Iterator[Named]:
+def _of_work(run: Run, models: Sequence[Figures]) -> Iterator[_Named]:
     """Time, FLOPs and MACs of all layers by phase, and the time of work of no layer; sums over ranks."""
     measured = measured_by_all(run)
     walls = [meta.wall_ns for meta in run.metas]
@@ -368,10 +346,11 @@ def _of_work(run: Run, models: Sequence[Figures]) -> Iterator[Named]:
             yield f"{name}/{phase}", whole.measure(measure, phase, measured=measure.fields[0][0] in measured)
         if "flops" in measured and not whole.unknown:
             yield f"uncounted/{phase}", Figure(cost.uncounted)
-    for layer, name in _NO_LAYER.items():
+    for layer, name in ((OUTSIDE, "outside"), (NOT_SELECTED, "not_selected")):
         costs = [run.no_layer(phase, selected=layer == OUTSIDE) for phase in PHASES]
         if layer == OUTSIDE or any(costs):
-            yield from _times(f"time/{name}", _of_one_phase(sum(costs, Cost())), FORWARD, measured)
+            in_all = {FORWARD: sum(costs, Cost())}
+            yield from _times(f"time/{name}", Figures(in_all, in_all), FORWARD, measured)
     if "device_ns" in measured:
         yield "time/launched_before/device_ms", Figure(run.left_over.device_ns / _NS_PER_MS)
         busy = [ns / meta.wall_ns for meta in run.metas if meta.wall_ns for ns in meta.busy_devices.values()]
@@ -382,34 +361,25 @@ def _of_work(run: Run, models: Sequence[Figures]) -> Iterator[Named]:
         yield "mfu", share
 
 
-def _of_one_phase(cost: Cost) -> Figures:
-    return Figures({FORWARD: cost}, {FORWARD: cost})
-
-
-def _times(prefix: str, figures: Figures, phase: str, measured: Set[str]) -> Iterator[Named]:
+def _times(prefix: str, figures: Figures, phase: str, measured: Set[str]) -> Iterator[_Named]:
     for name, measure in _TIMES.items():
         time = figures.measure(measure, phase, measured=measure.fields[0][0] in measured)
         yield f"{prefix}/{name}", time._replace(value=time.value / _NS_PER_MS)
 
 
-def _of_steps(run: Run) -> Iterator[Named]:
+def _of_steps(run: Run) -> Iterator[_Named]:
     """The duration of a step on the rank with the longest mean; and the number of steps."""
     spreads = [spread for key, spread in run.samples.items() if key.measure == "step_ns" and spread.count]
     if not spreads:
         return
-    slowest: Spread = max(spreads, key=lambda spread: spread.sum / spread.count)
+    slowest = max(spreads, key=lambda spread: spread.sum / spread.count)
     yield "steps/count", Figure(max(spread.count for spread in spreads))
-    durations = {
-        "mean": slowest.sum / slowest.count,
-        "median": slowest.median,
-        "p95": slowest.quantile(0.95),
-        "max": slowest.max,
-    }
-    for name, ns in durations.items():
+    mean, p95 = slowest.sum / slowest.count, slowest.quantile(0.95)
+    for name, ns in (("mean", mean), ("median", slowest.median), ("p95", p95), ("max", slowest.max)):
         yield f"time/step/{name}_ms", Figure(ns / _NS_PER_MS)
 
 
-def _of_memory(run: Run) -> Iterator[Named]:
+def _of_memory(run: Run) -> Iterator[_Named]:
     """The highest peaks above the start, of the CPU and of any one device, over all ranks."""
     for name, is_cpu in (("cpu", True), ("device", False)):
         peaks = [memory.peak_bytes for memory in run.memory if (memory.device == "cpu") is is_cpu and memory.peak_bytes]
@@ -417,7 +387,7 @@ def _of_memory(run: Run) -> Iterator[Named]:
             yield f"memory/{name}/peak_bytes", Figure(max(peaks))
 
 
-def _of_models(models: Sequence[Figures]) -> Iterator[Named]:
+def _of_models(models: Sequence[Figures]) -> Iterator[_Named]:
     """The forward calls and the parameters of all models; only if they are known of each."""
     for name, figures in (
         ("calls/forward", [model.number_of_calls() for model in models]),
@@ -427,7 +397,7 @@ def _of_models(models: Sequence[Figures]) -> Iterator[Named]:
             yield name, Figure(sum(figure.value for figure in figures))
 
 
-def _of_layer(run: Run, name: str, figures: Figures) -> Iterator[Named]:
+def _of_layer(run: Run, name: str, figures: Figures) -> Iterator[_Named]:
     """The totals of a layer, with the layers below it, by phase."""
     measured = measured_by_all(run)
     for phase in run.phases():

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from torchprof.analyze.columns import Column
+from torchprof.analyze.columns import MEASURE_OF, Column
 from torchprof.analyze.figures import (
     Figures,
     dtype_of_most_macs,
@@ -17,7 +17,6 @@ from torchprof.analyze.figures import (
 )
 from torchprof.analyze.report import Part, ReportTable, Section, TableRow, branches, printable, report, spaced, stacked
 from torchprof.analyze.sentences import warnings_below
-from torchprof.run.cost import MEASURES
 from torchprof.run.formats import (
     UNKNOWN,
     Cell,
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from torchprof.profile.benchmark import BenchmarkResult, Latency
 
 _SHAPES_SHOWN = 3
-_COUNTED = {measure.fields[0][0]: measure for measure in MEASURES}
 
 _Path = tuple[str, ...]
 
@@ -116,9 +114,9 @@ def _table(
 def _about_model(run: Run, model: Node, figures: Figures, work_varies: Mapping[_Path, bool | None]) -> str:
     """The figures of one model, a line for each."""
     path = model.layer.path
-    lines = list(_figures(run, model, run.total_params()[path], figures, work_varies[path]))
-    width = max(len(name) for name, _ in lines)
-    return "\n".join([printable(model.layer.name), *(f"  {name:<{width}}  {value}" for name, value in lines)])
+    lines = dict(_figures(run, model, run.total_params()[path], figures, work_varies[path]))
+    width = max(map(len, lines))
+    return "\n".join([printable(model.layer.name), *(f"  {name:<{width}}  {value}" for name, value in lines.items())])
 
 
 def _about_processors(run: Run) -> Iterator[str]:
@@ -190,10 +188,8 @@ def _of_time(run: Run, root: Node, figures: Figures, varies: bool | None) -> Ite
     in_all_calls = root.calls <= 1 or root.layer.same_shapes or (root.layer.same_shapes is None and varies is False)
     batch = first[0] if in_all_calls and len(first) > 1 and first[0] > 0 else None
     rate = batch / latency * 1e9 if batch is not None and latency else None
-    yield (
-        "Throughput",
-        _known(rate, lambda per_s: f"{per_s:,.2f} samples/s ({batch}, the first size of the first input)"),
-    )
+    about = f"samples/s ({batch}, the first size of the first input)"
+    yield "Throughput", _known(rate, lambda per_s: f"{per_s:,.2f} {about}")
     measured = {"flops", "device_ns" if on_device else "cpu_ns"} <= set(run.meta.measured)
     achieved = figures.rate(FORWARD, on_device, measured)
     yield "FLOP/s (mean)", achieved.text(format_count) or UNKNOWN
@@ -243,7 +239,7 @@ def _known(value: float | None, text: Callable[[float], Cell]) -> Cell:
 
 def _count(run: Run, figures: Figures, field: str, calls: int, varies: bool | None, phase: str = FORWARD) -> Cell:
     """The cell of MACs or FLOPs for one forward call of the model; blank for layers that were not selected."""
-    column = Column(field, "cost", phase, _COUNTED[field], measured=field in run.meta.measured and calls > 0)
+    column = Column(field, "cost", phase, MEASURE_OF[field], measured=field in run.meta.measured and calls > 0)
     count = column.figure(figures)
     mean = "mean" if varies is not False and count.value else ""
     return Figure(count.value / max(calls, 1), count.bound, mean).text(format_count)
@@ -253,7 +249,7 @@ def _shapes(shapes: tuple[tuple[int, ...], ...], vary: bool | None) -> str:
     if not shapes:
         return ""
     shown = [str(list(shape)).replace("-1", "?") for shape in shapes[:_SHAPES_SHOWN]]
-    text = ", ".join([*shown, *(["…"] if len(shapes) > _SHAPES_SHOWN else [])])
+    text = ", ".join([*shown, *["…"] * (len(shapes) > _SHAPES_SHOWN)])
     return text if vary is False else f"first {text}"
 
 
