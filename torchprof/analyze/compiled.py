@@ -48,19 +48,14 @@ def compiled(run: Run) -> Part:
     table = []
     for use in uses:
         guards = sum((part.guards for part in use.phases.values()), Cost())
-        cells: list[Cell] = [
-            printable(use.name),
-            name_of_layer(run, use.layer),
-            UNKNOWN if use.known is None else printable(python_name(use.known)),
-            format_number(use.calls),
-        ]
+        code = UNKNOWN if use.known is None else printable(python_name(use.known))
+        cells: list[Cell] = [printable(use.name), name_of_layer(run, use.layer), code, format_number(use.calls)]
         cells.append(format_time(guards.cpu_ns))
         for phase in phases:
             texts = _texts(run, use.phases[phase]) if phase in use.phases else {}
             cells += [texts.get(part, "") for part in parts]
         table.append(cells)
-    text = ReportTable.of_cells(headings, table)
-    return spaced([stacked([text, *history]), stacked(sentences)])
+    return spaced([stacked([ReportTable.of_cells(headings, table), *history]), stacked(sentences)])
 
 
 def compiled_in_short(run: Run) -> str:
@@ -102,21 +97,14 @@ def _history(run: Run) -> Iterator[Part]:
     headings += ["Lowering", *(["Kernels"] if knows_kernels else []), "Why"]
     table = []
     for meta, compilation in every:
-        times = [compilation.ns, compilation.tracing_ns, compilation.autograd_ns, compilation.lowering_ns]
+        when = f"step {(compilation.step or 0) + 1}" if meta.marked_steps else "recorded"
         cells: list[Cell] = [printable(compilation.name), *([str(meta.rank)] if has_ranks else []), compilation.phase]
-        cells.append(_when(compilation, meta.marked_steps))
-        cells += map(format_time, times)
-        if knows_kernels:
-            cells.append(time_cell(compilation.kernels_ns))
+        cells.append("before" if compilation.step is None else when)
+        times = compilation.ns, compilation.tracing_ns, compilation.autograd_ns, compilation.lowering_ns
+        cells += [*map(format_time, times), *([time_cell(compilation.kernels_ns)] if knows_kernels else [])]
         table.append([*cells, printable(_why(compilation))])
     yield ""
     yield ReportTable.of_cells(headings, table)
-
-
-def _when(compilation: Compilation, steps: int) -> str:
-    if compilation.step is None:
-        return "before"
-    return f"step {compilation.step + 1}" if steps else "recorded"
 
 
 def _why(compilation: Compilation) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from torchprof.advise import Advice, findings_table, judge, place, share_of
@@ -96,14 +97,11 @@ def _of_steps(run: Run, rank: int) -> Spread | None:
 
 def _spread(spreads: Sequence[Spread], of: str, what: str = "") -> str:
     """The median and the spread of the steps or calls of all ranks. ``spreads``: one for each rank."""
-    whole = spreads[0]
-    for spread in spreads[1:]:
-        whole += spread
+    whole = sum(spreads[1:], spreads[0])
     if whole.count == 1:
         return f"1 {of}{what}: {short_time(whole.sum)}"
-    counts = {spread.count for spread in spreads}
-    of_each = len(spreads) > 1 and len(counts) == 1
-    count = counts.pop() if of_each else whole.count
+    of_each = len(spreads) > 1 and len({spread.count for spread in spreads}) == 1
+    count = spreads[0].count if of_each else whole.count
     many = f"{count:,} {of}{'s' * (count != 1)}{what}{' each' * of_each}"
     median = short_time(whole.median)
     if whole.count < _CALLS_FOR_PERCENTILES:
@@ -129,11 +127,8 @@ def _rate(run: Run) -> str:
     if not layer.input_shapes or not (layer.same_shapes or calls == 1):
         return ""
     shape = layer.input_shapes[0]
-    if (
-        len(shape) == 2
-        and min(shape) > 0
-        and any(other.kind == "Embedding" and other.input_shapes == (shape,) for other in run.layers)
-    ):
+    is_embedded = any(other.kind == "Embedding" and other.input_shapes == (shape,) for other in run.layers)
+    if len(shape) == 2 and min(shape) > 0 and is_embedded:
         return f"{_number(calls * shape[0] * shape[1] * 1e9 / wall_ns)} tokens/s"
     # Three dimensions may be (time, batch, features).
     if len(shape) not in (2, 4, 5) or shape[0] < 1 or any(map(_may_have_time_first, run.layers)):
@@ -171,15 +166,12 @@ def _peaks(run: Run) -> Iterator[str]:
     memory = max(run.memory, key=lambda device: device.peak_bytes, default=None)
     if memory is None or memory.peak_bytes <= 0:
         return
-    by_layer: dict[int, int] = {}
+    by_layer: Counter[int] = Counter()
     for held in memory.held:
-        if held.nbytes > 0:
-            by_layer[held.layer] = by_layer.get(held.layer, 0) + held.nbytes
+        by_layer[held.layer] += max(held.nbytes, 0)
     text = f"{memory.device} peak +{format_memory(memory.peak_bytes)}"
-    if by_layer:
-        largest = max(by_layer, key=by_layer.__getitem__)
-        text += f", {by_layer[largest] / sum(by_layer.values()):.0%} of it in {name_of_layer(run, largest)}"
-    yield text
+    [(largest, nbytes)] = by_layer.most_common(1) or [(OUTSIDE, 0)]
+    yield f"{text}, {nbytes / by_layer.total():.0%} of it in {name_of_layer(run, largest)}" if nbytes else text
 
 
 # The parts of the time
@@ -224,8 +216,7 @@ def first_findings(run: Run, findings: Sequence[Advice] | None = None) -> list[A
 
 def in_short(advice: Advice, evidence: Evidence) -> tuple[str, str]:
     """A finding in two sentences: the gain, the place and the cause; and the remedy."""
-    cause = f"{short_gain(advice, evidence)}{place(advice)}: {advice.cause}"
-    return cause, advice.action
+    return f"{short_gain(advice, evidence)}{place(advice)}: {advice.cause}", advice.action
 
 
 def _drawn(number: int, cause: str, remedy: str, width: int) -> str:
@@ -262,22 +253,19 @@ def _percent(share: float) -> str:
     return f"{share:.0%}" if share < 1 else "100%"
 
 
-def _nothing(run: Run) -> str:
-    """That no finding is worth 3 % of the run, and what bounds it."""
-    if "cpu_ns" not in run.meta.measured and "device_ns" not in run.meta.measured:
-        return ""
-    return f"No change was found that saves {FIRST_SHARE:.0%} of the time.{_bound(run)}"
-
-
 def _has_product(frames: Iterable[Frame]) -> bool:
     return any(frame.kind == FrameKind.OP and frame.name in _PRODUCTS for frame in frames)
 
 
-def _bound(run: Run) -> str:
-    """How much of the time are products, which only less work or a faster format makes shorter."""
+def _nothing(run: Run) -> str:
+    """That no finding is worth 3 % of the run, and how much of the time are products, which only less work or a faster
+    format makes shorter."""
+    if "cpu_ns" not in run.meta.measured and "device_ns" not in run.meta.measured:
+        return ""
+    nothing = f"No change was found that saves {FIRST_SHARE:.0%} of the time."
     field = next(measures_of(run), ("cpu_ns", ""))[0]
     whole = run.rows.of_recording.total(field)
     ns = run.rows.total(field, frames=_has_product)
     if whole <= 0 or ns < _MOST * whole:
-        return ""
-    return f" Matrix products and convolutions take {ns / whole:.0%} of it: to save time there, compute less."
+        return nothing
+    return f"{nothing} Matrix products and convolutions take {ns / whole:.0%} of it: to save time there, compute less."
