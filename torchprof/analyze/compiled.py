@@ -147,7 +147,8 @@ def _times(run: Run, usage: Compiled) -> Iterator[str]:
         times = f"{usage.compiled} time{'s' if usage.compiled > 1 else ''}"
         yield f"torch.compile compiled {times}: {format_time(usage.compiling.cpu_ns)}."
     for phase, shares in usage.shares.items():
-        times_of = shares.times(run)
+        of_one_layer, of_several, unknown_times = shares.times(run)
+        times_of = of_one_layer, of_several, sum(unknown_times.values())
         if whole := sum(times_of):
             of_one, several, unknown = (f"{time / whole:.1%}" for time in times_of)
             yield (

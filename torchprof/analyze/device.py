@@ -67,40 +67,33 @@ def about_device(time: DeviceTime, meta: Meta) -> list[Part]:
     kernels = sum(stream.kernels for stream in time.streams)
     rows.append(TableRow(_cells("(all)", kernels, whole, time.span_ns), is_part=False))
     table = ReportTable(_HEADINGS, rows, "streams", {"device": time.device, "rank": time.rank})
-    return [table, stacked(_sentences(time, meta))]
+    span, communication = time.span_ns, time.communication_ns
+    sentences = [
+        f"From its first work to its last: {format_time(span)}, busy for {_with_share(time.busy_ns, span)}, idle for "
+        f"{_with_share(time.idle_ns, span)}."
+    ]
+    if communication:
+        sentences.append(
+            f"Communication: {format_time(communication)}, {_with_share(time.overlap_ns, communication)} of it at the "
+            f"same time as computing, {_with_share(time.exposed_ns, communication)} exposed."
+        )
+    if meta.wall_ns:
+        cycles = f" in {meta.cycles} cycles" if meta.cycles > 1 else ""
+        sentences.append(f"Recorded for: {format_time(meta.wall_ns)}{cycles}.")
+    return [table, stacked(sentences)]
 
 
 def _cells(stream: str, kernels: int, times: tuple[int, ...], span: int) -> list[Cell]:
     busy, *kinds = times
-    return [stream, format_number(kernels), format_time(busy), _share(busy, span), *map(format_time, kinds)]
-
-
-def _share(part: int, whole: int) -> Cell:
-    return format_share(part / whole) if whole else ""
+    share = format_share(busy / span) if span else ""
+    return [stream, format_number(kernels), format_time(busy), share, *map(format_time, kinds)]
 
 
 def _with_share(part: int, whole: int) -> str:
     return f"{format_time(part)} ({part / whole:.1%})" if whole else str(format_time(part))
 
 
-def _sentences(time: DeviceTime, meta: Meta) -> Iterator[str]:
-    span = time.span_ns
-    yield (
-        f"From its first work to its last: {format_time(span)}, busy for {_with_share(time.busy_ns, span)}, idle for "
-        f"{_with_share(time.idle_ns, span)}."
-    )
-    if time.communication_ns:
-        communication = time.communication_ns
-        yield (
-            f"Communication: {format_time(communication)}, {_with_share(time.overlap_ns, communication)} of it at the "
-            f"same time as computing, {_with_share(time.exposed_ns, communication)} exposed."
-        )
-    if meta.wall_ns:
-        cycles = f" in {meta.cycles} cycles" if meta.cycles > 1 else ""
-        yield f"Recorded for: {format_time(meta.wall_ns)}{cycles}."
-
-
-# The kernels report: work on devices by kernel, operator, layer and phase, and the busy and idle time of devices.
+# The kernels report: work on devices by kernel, operator, layer and phase
 
 # Also casts; not the suffix of a copy ("Memcpy DtoH (…)"), which follows a space.
 _ARGUMENTS = re.compile(r"(?<=\S)\([^()]*\)|\([^()]*\)(?=\d)")

@@ -250,26 +250,16 @@ def dtype_of_most_macs(run: Run, model: str | None = None) -> str | None:
 _Path = tuple[str, ...]
 
 
-def varying_calls(run: Run) -> dict[_Path, bool | None]:
+def varying_calls(run: Run, *, of_model: bool = False) -> dict[_Path, bool | None]:
     """For each layer, whether the shapes in its forward calls varied from call to call, layers below it included. A
     layer that is used twice in each call of the model, on two shapes, varies.
 
     True: the model was called with different shapes (``Layer.same_shapes``), or an operator ran on some shapes only in
     some of the calls. None: unknown. The shapes of operators are known with ``record_shapes`` or ``with_flops``.
+
+    ``of_model``: whether its work varied from one forward call of the model to the next: in shapes, or in how often a
+    layer was called. That is not detected if the sum of the calls is a multiple of the model's.
     """
-    return _varying(run, of_model=False)
-
-
-def varying_work(run: Run) -> dict[_Path, bool | None]:
-    """For each layer, whether its work, layers below included, varied from one forward call of the model to the next:
-    in shapes, as for ``varying_calls``, or in how often a layer was called. None: unknown.
-
-    Numbers of calls that vary are not detected if their sum is a multiple of the model's calls.
-    """
-    return _varying(run, of_model=True)
-
-
-def _varying(run: Run, of_model: bool) -> dict[_Path, bool | None]:
     calls, ran, counts = _counts(run)
     lineages = [run.layers.lineage(index) for index in range(len(run.layers))]
     groups: defaultdict[int, list[Counter[object]]] = defaultdict(list)  # of operators at or below a layer

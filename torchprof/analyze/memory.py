@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchprof.analyze.columns import Column, column_called
@@ -282,7 +282,7 @@ def entries_of_device(
     ``used``: the memory use of each device of the run; ``device``: the index of the device to show, which has these
     ``samples``. ``varying``: what ``varying_calls`` returns.
     """
-    here, per_call = used[device], _PerCall.of(run.layers, samples)
+    here, figures_of_calls = used[device], _figures_of_calls(run.layers, samples)
     of_rank = [other for other, memory in enumerate(run.memory) if memory.rank == run.memory[device].rank]
 
     def allocated(other: int, layer: int) -> int:
@@ -298,7 +298,7 @@ def entries_of_device(
         main_device = max(of_rank, key=lambda other: (allocated(other, layer), run.memory[other].peak_bytes))
         returned = run.layers[layer].output_bytes if main_device == device else None
         activations = figure_of(returned, "first" if varying[run.layers[layer].path] is not False else "")
-        figures.more = {("activations", FORWARD, False): activations, **per_call.figures(layer, figures)}
+        figures.more = {("activations", FORWARD, False): activations, **figures_of_calls(layer, figures)}
         return figures
 
     figures = {
@@ -313,46 +313,39 @@ def entries_of_device(
     return lines
 
 
-@dataclass(frozen=True)
-class _PerCall:
-    """Memory of single calls, by layer: the largest peak in each phase; the bytes that all calls saved for backward,
-    self and total; and how many calls these were."""
+def _figures_of_calls(
+    layers: Layers, samples: Iterable[tuple[SampleKey, Spread]]
+) -> Callable[[int, Figures], dict[tuple[str, str, bool], Figure]]:
+    """A function from a layer and its figures to those of single calls: the peak in each phase, unknown if the layer
+    worked and has none; and what a call saved for backward."""
+    peaks: defaultdict[int, dict[str, int]] = defaultdict(dict)
+    saved = [0] * len(layers)
+    calls: dict[int, int] = {}
+    for key, spread in samples:
+        if key.measure == "peak_bytes":
+            peaks[key.layer][key.phase] = spread.max
+        elif key.measure == "kept_bytes":
+            saved[key.layer], calls[key.layer] = spread.sum, spread.count
+    for layer in calls:  # a layer that was called before the first allocation has no sample of a peak
+        peaks[layer].setdefault(FORWARD, 0)
+    for layer, above in enumerate(layers.parent):
+        if above >= 0:  # a layer that is never called itself is used in the calls of its parent
+            calls.setdefault(layer, calls.get(above, 0))
+    all_saved = layers.roll_up(saved)
 
-    peaks: Mapping[int, Mapping[str, int]]
-    saved: Sequence[int]
-    all_saved: Sequence[int]
-    calls: Mapping[int, int]
-
-    @classmethod
-    def of(cls, layers: Layers, samples: Iterable[tuple[SampleKey, Spread]]) -> _PerCall:
-        peaks: defaultdict[int, dict[str, int]] = defaultdict(dict)
-        saved: dict[int, int] = {}
-        calls: dict[int, int] = {}
-        for key, spread in samples:
-            if key.measure == "peak_bytes":
-                peaks[key.layer][key.phase] = spread.max
-            elif key.measure == "kept_bytes":
-                saved[key.layer], calls[key.layer] = spread.sum, spread.count
-        for layer in saved:  # a layer that was called before the first allocation has no sample of a peak
-            peaks[layer].setdefault(FORWARD, 0)
-        for layer, above in enumerate(layers.parent):
-            if above >= 0:  # a layer that is never called itself is used in the calls of its parent
-                calls.setdefault(layer, calls.get(above, 0))
-        by_layer = [saved.get(layer, 0) for layer in range(len(layers))]
-        return cls(peaks, by_layer, layers.roll_up(by_layer), calls)
-
-    def figures(self, layer: int, of_layer: Figures) -> dict[tuple[str, str, bool], Figure]:
-        """The peak in each phase, unknown if the layer worked and has none; and what a call saved for backward."""
-        peaks, calls = self.peaks.get(layer, {}), 0 if of_layer.unknown else self.calls.get(layer, 0)
-        saved = {False: self.all_saved[layer], True: self.saved[layer]}
-        return {
-            ("peak", phase, False): figure_of(peaks.get(phase))
+    def figures(layer: int, of_layer: Figures) -> dict[tuple[str, str, bool], Figure]:
+        count = 0 if of_layer.unknown else calls.get(layer, 0)
+        of_peaks = {
+            ("peak", phase, False): figure_of(peaks[layer].get(phase))
             for phase, total in of_layer.total.items()
-            if phase in peaks or of_layer.unknown or total
-        } | {
-            ("saved", FORWARD, is_self): figure_of(nbytes / calls if calls else None)
-            for is_self, nbytes in saved.items()
+            if phase in peaks[layer] or of_layer.unknown or total
         }
+        return of_peaks | {
+            ("saved", FORWARD, is_self): figure_of(nbytes[layer] / count if count else None)
+            for is_self, nbytes in ((False, all_saved), (True, saved))
+        }
+
+    return figures
 
 
 # Memory over time

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import PurePath
 
 from torchprof.analyze.compiled_regions import compiled_in
-from torchprof.analyze.figures import varying_work
+from torchprof.analyze.figures import varying_calls
 from torchprof.analyze.report import Section, printable
 from torchprof.run.formats import ranks_in_words
 from torchprof.run.meta import Meta
@@ -104,7 +104,8 @@ def about_start(run: Run, is_merged: bool = False) -> Iterator[RunWarning]:
         later = (spread.sum - spread.first) / (spread.count - 1) if spread.count > 1 else 0
         if 0 < later * _SLOW_START < spread.first:
             layer = run.layers[key.layer]
-            shapes = {False: "same", True: "" if is_merged else "varying", None: ""}[varying_work(run)[layer.path]]
+            varies = varying_calls(run, of_model=True)[layer.path]
+            shapes = "same" if varies is False else "varying" if varies and not is_merged else ""
             yield RunWarning.of("slow_start", [layer.name], first_ns=spread.first, later_ns=later, shapes=shapes)
 
 

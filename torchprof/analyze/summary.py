@@ -13,7 +13,6 @@ from torchprof.analyze.figures import (
     figures_of_layers,
     peak_of,
     varying_calls,
-    varying_work,
 )
 from torchprof.analyze.report import Part, ReportTable, Section, TableRow, branches, printable, report, spaced, stacked
 from torchprof.analyze.sentences import warnings_below
@@ -70,7 +69,7 @@ def summary(run: Run, *, depth: int | None = None) -> Section:
     if not models:
         sections: list[Part] = ["This run has no layers: all its work is outside of them."]
     else:
-        varying = varying_calls(run), varying_work(run)
+        varying = varying_calls(run), varying_calls(run, of_model=True)
         figures = figures_of_layers(run, run.phases())
         sections = [_table(run, models, figures, *varying, depth)]
         sections += [_about_model(run, model, figures[model.layer.path], varying[1]) for model in models]
@@ -86,7 +85,7 @@ def _table(
     work_varies: Mapping[_Path, bool | None],
     depth: int | None,
 ) -> ReportTable:
-    """The table of layers. ``calls_vary``, ``work_varies``: as ``varying_calls`` and ``varying_work`` return them."""
+    """The table of layers. ``calls_vary``, ``work_varies``: as ``varying_calls`` returns them."""
     params = run.total_params()
 
     def below(node: Node) -> list[Node]:

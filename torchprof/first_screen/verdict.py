@@ -66,7 +66,7 @@ def what_ran(run: Run) -> str:
 
 def _times(run: Run) -> str:
     """The median of a step, or of a call of the model, with the smallest and the largest."""
-    steps = [spread for meta in run.metas if (spread := _of_steps(run, meta.rank)) is not None]
+    steps = _spreads(run, OUTSIDE, "step_ns")
     ranks = f"{count_of_ranks(run)} ranks, " if len(run.metas) > 1 else ""
     if steps and (any(meta.marked_steps for meta in run.metas) or BACKWARD in run.phases()):
         behind = max(ns_behind_the_cpu(run, meta) for meta in run.metas)
@@ -75,7 +75,7 @@ def _times(run: Run) -> str:
     roots = [root for root in run.layers.roots if run.rows.forward_calls(root)]
     if not roots:
         return ranks.removesuffix(", ")
-    spreads = {root: [run.samples[key] for key in _keys(run, root) if key in run.samples] for root in roots}
+    spreads = {root: _spreads(run, root, "cpu_ns") for root in roots}
     root = max(roots, key=lambda index: sum(spread.sum for spread in spreads[index]))
     others = f" (and {len(roots) - 1} more model{'s' * (len(roots) > 2)})" if len(roots) > 1 else ""
     name = run.layers[root].name + others
@@ -87,12 +87,10 @@ def _times(run: Run) -> str:
     return f"{ranks}{_spread(spreads[root], 'forward call', f' of {name}')}"
 
 
-def _keys(run: Run, root: int) -> Iterator[SampleKey]:
-    return (SampleKey(root, FORWARD, meta.rank, "cpu", "cpu_ns") for meta in run.metas)
-
-
-def _of_steps(run: Run, rank: int) -> Spread | None:
-    return run.samples.get(SampleKey(OUTSIDE, FORWARD, rank, "cpu", "step_ns"))
+def _spreads(run: Run, layer: int, measure: str) -> list[Spread]:
+    """The distribution of each rank that has one."""
+    keys = (SampleKey(layer, FORWARD, meta.rank, "cpu", measure) for meta in run.metas)
+    return [run.samples[key] for key in keys if key in run.samples]
 
 
 def _spread(spreads: Sequence[Spread], of: str, what: str = "") -> str:

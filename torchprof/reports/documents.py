@@ -198,13 +198,13 @@ def markdown(
     Names are code spans, so that Markdown finds no links, mentions or tags in them. Raises TorchprofError as "tree".
     """
     content = tree(run, show_events=show_events, depth=depth, sort_by=sort_by, top=top, percent=percent, hot=hot)
-    parts = [*tables_and_sentences(content)]
-    lines = ["".join(f"{fact}\n" for fact in _facts(run))]
-    for table in parts:
-        if isinstance(table, ReportTable):
-            lines += lines_of(table)
-    notes = [f"- {plain(sentence)}" for sentence in parts if isinstance(sentence, str)]
-    return "\n".join([*lines, *([""] if notes else []), *notes])
+    lines, notes = ["".join(f"{fact}\n" for fact in _facts(run))], []
+    for part in tables_and_sentences(content):
+        if isinstance(part, ReportTable):
+            lines += lines_of(part)
+        else:
+            notes.append(f"- {plain(part)}")
+    return "\n".join([*lines, *[""] * bool(notes), *notes])
 
 
 def lines_of(table: ReportTable) -> Iterator[str]:
@@ -213,7 +213,7 @@ def lines_of(table: ReportTable) -> Iterator[str]:
     yield _line([":--", *["--:"] * (len(table.headings) - 1)])
     for row in table.rows:
         lead = row.lead[:-4].replace(" ", "\u00a0") + row.lead[-4:]
-        name = _cell(lead + printable(str(row.cells[0]))) + (f" {HOT}" if row.is_hot else "")
+        name = _BEFORE_A_BAR.sub(r"\1\1\\|", code(lead + printable(str(row.cells[0])))) + f" {HOT}" * row.is_hot
         yield _line([name, *(plain(str(figure)) for figure in row.cells[1:])])
 
 
@@ -250,11 +250,6 @@ def code(name: str) -> str:
     fence = "`" * (max(map(len, re.findall("`+", name)), default=0) + 1)
     pad = " " if name.startswith(("`", " ")) or name.endswith(("`", " ")) or not name else ""
     return f"{fence}{pad}{name}{pad}{fence}"
-
-
-def _cell(name: str) -> str:
-    """A name as a code span in a cell of a table."""
-    return _BEFORE_A_BAR.sub(r"\1\1\\|", code(name))
 
 
 @report("markdown", "the table for pull requests", suffix=".md", of="diff")
@@ -320,8 +315,7 @@ def notebook(run: Run, *, depth: int | None = None) -> str:
     parts: list[Part] = []
     if depth is None:
         depth = fitting_depth(run, _ROWS_SHOWN)
-        hidden = sum(len(layer.path) > depth + 1 for layer in run.layers)
-        if hidden:
+        if hidden := sum(len(layer.path) > depth + 1 for layer in run.layers):
             parts.append(f"Deeper layers are hidden: {hidden}. The page that run.show() shows has them all.")
     return html_of(stacked([tree(run, depth=depth), *parts]))
 

@@ -14,7 +14,6 @@ from torchprof.comparison.table import diff_headline
 from torchprof.errors import TorchprofError
 from torchprof.run.file import json_of_run, stripped
 from torchprof.run.run import Run
-from torchprof.run.warnings import RunWarning
 
 if TYPE_CHECKING:
     import pandas
@@ -27,11 +26,8 @@ def json(run: Run, *, strip: bool = False) -> str:
     ``strip=True`` leaves the names of files and machines out.
     """
     run = stripped(run) if strip else run
-    return json_of_run(run, strip=strip, computed={"warnings": map(_data, run.warnings)})
-
-
-def _data(warning: RunWarning) -> dict[str, Any]:
-    return {**warning.to_json(), "ranks": warning.ranks, "sentence": str(warning)}
+    warnings = ({**warning.to_json(), "ranks": warning.ranks, "sentence": str(warning)} for warning in run.warnings)
+    return json_of_run(run, strip=strip, computed={"warnings": warnings})
 
 
 _SCHEMA = 1

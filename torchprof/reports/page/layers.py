@@ -40,22 +40,20 @@ class Take(NamedTuple):
 class Tree:
     """The layers of all takes, each once, depth first."""
 
-    layers: tuple[Layer, ...]
-    names: tuple[str, ...]
-    parents: tuple[int, ...]
-    nodes: tuple[dict[int, int], ...]  # by take: the index of a layer in its run → its node
+    layers: Sequence[Layer]
+    names: Sequence[str]
+    parents: Sequence[int]
+    nodes: Sequence[Mapping[int, int]]  # by take: the index of a layer in its run → its node
 
     @classmethod
     def of(cls, takes: Sequence[Take]) -> Tree:
         layers: dict[Path, Layer] = {}
-        for take in reversed(takes):  # if several takes have a layer, the first one describes it
-            for layer in take.run.layers:
-                layers[take.paths.get(layer.path, layer.path)] = layer
         order: dict[Path, list[Path]] = {(): []}
         for take in takes:
             for layer in take.run.layers:
                 path = take.paths.get(layer.path, layer.path)
-                if path not in order:
+                if path not in order:  # if several takes have a layer, the first one describes it
+                    layers[path] = layer
                     order[path] = []
                     order[path[:-1]].append(path)
         paths: list[Path] = []
@@ -65,30 +63,22 @@ class Tree:
             paths.append(path)
             waiting.extend(reversed(order[path]))
         number = {path: index for index, path in enumerate(paths)}
+        of_none = {-1: len(paths), NOT_SELECTED: len(paths) + 1, LEFT_OVER: len(paths) + 2}
+        nodes = [
+            {index: number[take.paths.get(layer.path, layer.path)] for index, layer in enumerate(take.run.layers)}
+            for take in takes
+        ]
         return cls(
-            tuple(layers[path] for path in paths),
-            tuple(path[-1] for path in paths),
-            tuple(number.get(path[:-1], -1) for path in paths),
-            tuple(
-                {index: number[take.paths.get(layer.path, layer.path)] for index, layer in enumerate(take.run.layers)}
-                | {-1: len(paths), NOT_SELECTED: len(paths) + 1, LEFT_OVER: len(paths) + 2}
-                for take in takes
-            ),
+            [layers[path] for path in paths],
+            [path[-1] for path in paths],
+            [number.get(path[:-1], -1) for path in paths],
+            [of_take | of_none for of_take in nodes],
         )
 
 
 _READ = attrgetter(
-    "kind",
-    "settings",
-    "params",
-    "dtype_bytes",
-    "input_shapes",
-    "output_shapes",
-    "training",
-    "shared_with",
-    "param_bytes",
-    "output_bytes",
-    "tied",
+    *("kind", "settings", "params", "dtype_bytes", "input_shapes", "output_shapes", "training"),
+    *("shared_with", "param_bytes", "output_bytes", "tied"),
 )
 """All that the description of a layer is made of."""
 
@@ -133,14 +123,8 @@ def traffic_bytes(layer: Layer) -> int | None:
     Inputs are assumed to have the type of the outputs. None if unknown: with a dynamic size, outputs of unknown or of
     several types, parameters that cannot be counted, or parameters that are counted at another layer.
     """
-    sizes = [*layer.input_shapes, *layer.output_shapes]
-    if (
-        layer.param_bytes is None
-        or layer.tied
-        or not layer.output_bytes
-        or not layer.input_shapes
-        or any(-1 in size for size in sizes)
-    ):
+    is_dynamic = any(-1 in size for size in (*layer.input_shapes, *layer.output_shapes))
+    if layer.param_bytes is None or layer.tied or not layer.output_bytes or not layer.input_shapes or is_dynamic:
         return None
     of_outputs = sum(prod(shape) for shape in layer.output_shapes)
     if not of_outputs or layer.output_bytes % of_outputs:
