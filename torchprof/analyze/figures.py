@@ -149,7 +149,7 @@ def figures_of_no_layer(run: Run, phases: Sequence[str]) -> Iterator[tuple[int, 
         yield OUTSIDE, LAUNCHED_BEFORE, Figures(costs, costs, left_over=True)
 
 
-def incomplete_phases(run: Run) -> dict[tuple[str, ...], tuple[Set[str], Set[str]]]:
+def incomplete_phases(run: Run) -> Mapping[tuple[str, ...], tuple[Set[str], Set[str]]]:
     """The phases in which the total of a layer is incomplete, and those in which its self is, by path.
 
     One cause are compiled kernels that worked for several layers at once: they count for a layer above these. The other

@@ -66,7 +66,7 @@ def about_peak(run: Run, memory: Memory, samples: _Samples, depth: int | None, s
         yield _by_layer(run, memory, depth, shown)
     if memory.allocator:
         headings = [f"torch's allocator of {device}", "At the start", "At the end"]
-        rows = [[name, format_memory(start), format_memory(end)] for name, start, end in memory.allocator]
+        rows = [(name, format_memory(start), format_memory(end)) for name, start, end in memory.allocator]
         yield ReportTable.of_cells(headings, rows).of("allocator", device=memory.device, rank=memory.rank)
     if memory.before is None:
         yield "Memory from before the recording is unknown, and its frees: the peak may be lower than shown."

@@ -85,12 +85,12 @@ def layer_records(run: Run) -> Table:
                 records.append(
                     (
                         *row.names,
-                        phase_of(row.index, phase),
+                        phase_of(row.number, phase),
                         of_rank.meta.rank,
                         _calls(of_rank, row, phase),
                         *values,
-                        *(_durations(of_rank, row.index, phase) if durations else ()),
-                        *(_peak(of_rank, row.index, phase, name == "cpu") for name in peaks),
+                        *(_durations(of_rank, row.number, phase) if durations else ()),
+                        *(_peak(of_rank, row.number, phase, name == "cpu") for name in peaks),
                         *row.holds,
                     )
                 )
@@ -218,7 +218,7 @@ def _values(
 class _Row(NamedTuple):
     """A layer, or the work of no layer: ``names`` are the cells before the phase, ``holds`` those after the figures."""
 
-    index: int
+    number: int
     figures: Figures
     names: tuple[RecordValue, ...]
     holds: tuple[RecordValue, ...] = (None,) * 5
@@ -239,9 +239,9 @@ def _rows_of_layers(run: Run, phases: Sequence[str]) -> Iterator[_Row]:
 
 def _calls(run: Run, row: _Row, phase: str) -> int | None:
     """The calls of a layer in a phase; None if they are unknown, and for work of no layer."""
-    if row.index < 0 or phase == BACKWARD or not row.figures.number_of_calls().is_known:
+    if row.number < 0 or phase == BACKWARD or not row.figures.number_of_calls().is_known:
         return None
-    _, calls = run.rows.by_layer.get((row.index, PHASES.index(phase)), (None, 0))
+    _, calls = run.rows.by_layer.get((row.number, PHASES.index(phase)), (None, 0))
     return calls
 
 

@@ -68,7 +68,7 @@ def short_tree(run: Run, limit: int, width: int | None, whole: str, *, color: bo
     short = outline(lines, kinds, lambda of_row: _size(of_row, by), limit)
     leads, entries = zip(*branches(short, lambda line: line.below))
     names: list[Cell] = ["Module", *(_with_class(entry, kinds) for entry in entries)]
-    cells: _Columns = {
+    cells: dict[Column, Sequence[Cell]] = {
         column: [column.heading, *(column.text(entry.figures, None) for entry in entries)] for column in columns
     }
     if any(entry.parts for entry in entries):
