@@ -88,7 +88,6 @@ def _share(part: int, whole: int) -> str:
 
 
 def _history(run: Run) -> Iterator[Part]:
-    """A table with every compilation, after an empty line."""
     every = [(meta, compilation) for meta in run.metas for compilation in meta.compilations]
     if not every:
         return
@@ -108,7 +107,6 @@ def _history(run: Run) -> Iterator[Part]:
 
 
 def _why(compilation: Compilation) -> str:
-    """Why it was compiled, or why it was not."""
     if compilation.failure:
         return f"failed: {compilation.failure}" + (f"; {compilation.reason}" if compilation.reason else "")
     is_first = compilation.name.rpartition("/")[2] == "0"

@@ -268,7 +268,6 @@ def _line(operator: Operator, sums: Sums) -> TableLine:
 
 
 def _is_left_over(operator: Operator) -> bool:
-    """Whether it is the work that was launched before the recording."""
     return operator.kind == FrameKind.LABEL and operator.name == LAUNCHED_BEFORE
 
 

@@ -194,10 +194,8 @@ def _typed(kind: type, *names: str) -> dict[str, type]:
     return dict.fromkeys(names, kind)
 
 
-def _self_and_total(figures: Sequence[Measure]) -> Iterator[str]:
-    for figure in figures:
-        yield f"self_{figure.heading}"
-        yield f"total_{figure.heading}"
+def _self_and_total(figures: Sequence[Measure]) -> list[str]:
+    return [f"{which}_{figure.heading}" for figure in figures for which in ("self", "total")]
 
 
 def _values(

@@ -111,7 +111,6 @@ def _table(
 
 
 def _about_model(run: Run, model: Node, figures: Figures, work_varies: Mapping[_Path, bool | None]) -> str:
-    """The figures of one model, a line for each."""
     path = model.layer.path
     lines = dict(_figures(run, model, run.total_params()[path], figures, work_varies[path]))
     width = max(map(len, lines))
@@ -137,11 +136,9 @@ def _about_shapes(run: Run, *varying: Mapping[tuple[str, ...], bool | None]) -> 
 
 def _about_missing(run: Run) -> Iterator[str]:
     """A sentence: which measures are unknown because they were not requested, and how to request them."""
-    missing = []
-    if "flops" not in run.meta.requested:
-        missing.append("MACs and FLOPs (with_flops=True, --flops)")
-    if "cpu_allocated" not in run.meta.requested:
-        missing.append("memory (profile_memory=True, --memory)")
+    options = {"flops": "MACs and FLOPs (with_flops=True, --flops)"}
+    options["cpu_allocated"] = "memory (profile_memory=True, --memory)"
+    missing = [option for name, option in options.items() if name not in run.meta.requested]
     if missing and "cpu_ns" in run.meta.requested:
         yield f"Not recorded: {' and '.join(missing)}."
 

@@ -253,7 +253,6 @@ def _largest_work(run: Run, measured: _Measured, parts: Parts) -> list[_Clause]:
 
 
 def _described(measured: _Measured, kind: KindOfWork) -> str:
-    """A phrase for a kind of work."""
     _, label, work = kind
     if label == LAUNCH_NOT_RECORDED:
         return f"in the kernel `{shortened(work)}`"

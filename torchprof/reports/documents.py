@@ -1,4 +1,4 @@
-"""The tree and the table of a comparison in GitHub Flavored Markdown (https://github.github.com/gfm)."""
+"""Reports as text for terminals, as data, as GitHub Flavored Markdown, and as HTML for notebooks."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ from torchprof.run.formats import UNKNOWN, Cell, ReportCell, as_key, format_time
 from torchprof.run.processes import paused_gc
 from torchprof.run.run import Run
 
+# Text for terminals
+
 _BOLD = "1"
 # The smallest share of the whole for each color, the hottest first, as SGR codes (ECMA-48). The colors are of xterm's
 # cube of 256, which nearly every terminal shows alike; the 16 basic colors depend on the user's theme (yellow is often
@@ -61,7 +63,6 @@ def text_of(part: Part, look: str | None = None) -> str:
 
 
 def _texts(row: TableRow) -> list[str]:
-    """The text of each cell of a row."""
     return [row.first, *map(str, row.cells[1:])]
 
 
@@ -114,7 +115,7 @@ def terminal_width() -> int:
     return get_terminal_size((160, 50)).columns
 
 
-# The data of a report: the rows of its tables with their figures in base units, and its sentences.
+# Data: the rows of tables with their figures in base units, and sentences
 
 
 def data_of(name: str, content: Part) -> dict[str, Any]:
@@ -174,7 +175,7 @@ def _data_of_row(keys: Sequence[str], row: Sequence[Cell]) -> dict[str, Any]:
     return {**data, "at_least": bounds} if bounds else data
 
 
-# Markdown
+# GitHub Flavored Markdown (https://github.github.com/gfm)
 
 # A backslash escapes these characters. GitHub reads a user's name after "@" even if that is escaped, so an empty
 # comment separates them.
@@ -236,7 +237,6 @@ def _facts(run: Run) -> Iterator[str]:
 
 
 def _line(cells: list[str]) -> str:
-    """A row of a Markdown table."""
     return f"| {' | '.join(cells)} |"
 
 
@@ -270,10 +270,9 @@ def diff_markdown(diff: Diff, *, depth: int | None = None, sort_by: str | None =
     return "\n".join(lines)
 
 
-# The tree table for notebooks: a piece of HTML without a script, for light and dark themes.
+# HTML for notebooks: without a script, for light and dark themes
 
 _ROWS_SHOWN = 500  # a row takes some hundred bytes of the notebook's file
-
 _FITS = 25  # characters fit in the first column of 50ch, also wide ones, which take 2ch
 
 # Headings and names stay visible while the table is scrolled, so they need opaque backgrounds: those of JupyterLab, VS
@@ -348,7 +347,6 @@ def _cells(row: TableRow, table: ReportTable, kinds: Sequence[str]) -> Iterator[
 
 
 def _text(text: str) -> str:
-    """Text escaped for HTML."""
     return escape(printable(text))
 
 

@@ -38,10 +38,8 @@ from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import KINDS, DeviceTime
 from torchprof.run.words import LAUNCHED_BEFORE, NOT_SELECTED_NAME, OUTSIDE_NAME, PHASES, Frame, is_left_over
 
-_POINTS = 24
-"""The number of values that show the distribution of a layer's calls."""
-_PLACES = 5
-"""As many as the report "overview" shows."""
+_POINTS = 24  # values that show the distribution of a layer's calls
+_PLACES = 5  # as many as the report "overview" shows
 _PER_CALL = ("cpu_ns", "step_cpu_ns", "step_device_ns")
 
 

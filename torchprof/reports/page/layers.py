@@ -1,4 +1,4 @@
-"""The description of the page's layers: class, parameters, shapes and memory traffic."""
+"""The page's layers: their tree, descriptions and memory traffic; the bounds of their figures."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from torchprof.run.formats import Bound
 from torchprof.run.layers import Layer
 from torchprof.run.run import Run
 from torchprof.run.words import LAUNCHED_BEFORE, NOT_SELECTED, NOT_SELECTED_NAME, OUTSIDE_NAME, PHASES
-
-# The layer tree of the page: the layers of all its runs, each once.
 
 LEFT_OVER = -3
 """The index of a layer for work that was launched before the recording."""
@@ -133,10 +131,9 @@ def traffic_bytes(layer: Layer) -> int | None:
     return layer.param_bytes + layer.output_bytes + itemsize * sum(prod(shape) for shape in layer.input_shapes)
 
 
-# What the page's script does not compute from rows: the bound of each figure, and the figures of ranges.
+# What the page's script does not compute from rows: the bound of each figure, and the figures of ranges
 
-_OF_NO_LAYER = (OUTSIDE_NAME, NOT_SELECTED_NAME, LAUNCHED_BEFORE)
-"""The rows of work of no layer, in the order of their nodes."""
+_OF_NO_LAYER = (OUTSIDE_NAME, NOT_SELECTED_NAME, LAUNCHED_BEFORE)  # in the order of their nodes
 _NO_ROW = len(Bound)
 _NUMBER = {bound: number for number, bound in enumerate(Bound)}
 _EXACT = _NUMBER[Bound.EXACT]
