@@ -1,7 +1,7 @@
 """Tables of layers: the reports "tree", "calls" and "types", and the rows of layers as trees.
 
-A report makes its rows, calls those functions on the list of the topmost ones that its options ask for, and
-``table_rows`` makes the rows of the table.
+A report on layers makes a list of ``Entry``, the topmost rows. Its options choose which of ``sort_entries``,
+``mark_hot``, ``down_to`` and ``keep_top`` change the list; ``table_rows`` makes a table of it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,7 @@ from typing import NamedTuple
 
 from torchprof.analyze.columns import CALLS, Column, column_called, columns_of, default_column, hot_path_column
 from torchprof.analyze.figures import Figures, figures_of_layers, figures_of_no_layer
-from torchprof.analyze.ops import (
-    SUM_OF_PHASES,
-    Whole,
-    figure_columns,
-    largest_by,
-    line_of_figures,
-    ranked,
-)
+from torchprof.analyze.ops import SUM_OF_PHASES, Whole, figure_columns, largest_by, line_of_figures, ranked
 from torchprof.analyze.report import (
     HOT,
     Part,
@@ -40,15 +33,7 @@ from torchprof.run.cost import NO_COST, Cost, sum_of_costs
 from torchprof.run.formats import Cell, ReportCell, format_number, format_time
 from torchprof.run.operators import Op, operators_of_layers, rows_in_ranges
 from torchprof.run.run import Run
-from torchprof.run.words import (
-    BETWEEN_OPS,
-    FORWARD,
-    LAUNCHED_BEFORE,
-    RANGES,
-    FrameKind,
-    is_overhead,
-    range_in_words,
-)
+from torchprof.run.words import BETWEEN_OPS, FORWARD, LAUNCHED_BEFORE, RANGES, FrameKind, is_overhead, range_in_words
 
 
 @report("tree", "every layer, with self and total of all that was measured", answers="time", suffix=".txt")
