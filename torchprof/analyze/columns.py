@@ -200,9 +200,6 @@ def _with_unit(name: str, measure: Measure) -> str:
     return name if measure.unit is Unit.COUNT or name.endswith(f"_{unit}") else f"{name}_{unit}"
 
 
-# Choosing one column
-
-
 def column_called(name: str, columns: Sequence[Column]) -> Column:
     """The column of that name: its heading, or the heading in lower case with underscores. Raises TorchprofError if
     there is none, or if it was not measured."""
@@ -232,8 +229,6 @@ def hot_path_column(columns: Sequence[Column], figures: Sequence[Figures], asked
             f"{asked.heading!r} has no total that a hottest path could follow. Sort by one of "
             f"{', '.join(column.key for column in totals)}, or by nothing."
         )
-    here = [column for column in totals if column.phase == FORWARD and column.measured]
-    times = [column for column in here if column.unit is Unit.TIME]
-    counts = [column for column in here if column.unit is Unit.COUNT]
-    preferred = [*reversed(times), *reversed(counts)]
+    here = [column for column in reversed(totals) if column.phase == FORWARD and column.measured]
+    preferred = (column for unit in (Unit.TIME, Unit.COUNT) for column in here if column.unit is unit)
     return next((column for column in preferred if any(map(column.of, figures))), default_column(columns))

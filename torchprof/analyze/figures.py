@@ -245,7 +245,7 @@ def dtype_of_most_macs(run: Run, model: str | None = None) -> str | None:
     return macs.most_common(1)[0][0] if macs else None
 
 
-# Whether all forward calls of a layer had inputs of the same shapes. Only then can a mean be shown with a shape.
+# Whether all forward calls of a layer had inputs of the same shapes: only then can a mean be shown with a shape
 
 _Path = tuple[str, ...]
 

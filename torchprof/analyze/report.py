@@ -16,7 +16,6 @@ from torchprof.run.words import OTHER, number_of_phase
 _Branch = TypeVar("_Branch")
 _Result = TypeVar("_Result")
 
-
 HOT = "◄"
 """The sign after the names of layers on the hottest path."""
 

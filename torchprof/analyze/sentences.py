@@ -65,7 +65,9 @@ def following_from(run: Run, is_merged: bool = False) -> Iterator[RunWarning]:
     ``is_merged``: the run was taken out of a run of several ranks, and has the layers of all ranks.
     """
     yield from about_start(run, is_merged)
-    yield from about_left_over(run)
+    if kernels := run.rows.total("calls", frames=is_left_over):
+        times = {"device_ns": run.left_over.device_ns, "all_ns": run.rows.total("device_ns")}
+        yield RunWarning.of("launched_before", kernels=kernels, device=run.meta.device_heading, **times)
     yield from about_compiled(run)
     if "flops" in run.meta.measured:
         yield from about_uncounted(run.rows, operators_without_shapes(run.meta.warnings))
@@ -107,18 +109,6 @@ def about_start(run: Run, is_merged: bool = False) -> Iterator[RunWarning]:
             varies = varying_calls(run, of_model=True)[layer.path]
             shapes = "same" if varies is False else "varying" if varies and not is_merged else ""
             yield RunWarning.of("slow_start", [layer.name], first_ns=spread.first, later_ns=later, shapes=shapes)
-
-
-def about_left_over(run: Run) -> Iterator[RunWarning]:
-    """Device work that was launched before the recording began."""
-    if kernels := run.rows.total("calls", frames=is_left_over):
-        yield RunWarning.of(
-            "launched_before",
-            kernels=kernels,
-            device=run.meta.device_heading,
-            device_ns=run.left_over.device_ns,
-            all_ns=run.rows.total("device_ns"),
-        )
 
 
 def about_compiled(run: Run) -> Iterator[RunWarning]:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _SHAPES_SHOWN = 3
 
 _Path = tuple[str, ...]
+_Varying = Mapping[_Path, bool | None]  # of ``varying_calls``
 
 
 @report("summary", "every layer with shapes and parameters; latency, FLOPs and MFU of the model", answers="fit")
@@ -65,21 +66,17 @@ def summary(run: Run, *, depth: int | None = None) -> Section:
     else:
         varying = varying_calls(run), varying_calls(run, of_model=True)
         figures = figures_of_layers(run, run.phases())
-        sections = [_table(run, models, figures, *varying, depth)]
+        sections = [_table(run, models, figures, varying, depth)]
         sections += [_about_model(run, model, figures[model.layer.path], varying[1]) for model in models]
         sentences = [*_about_shapes(run, *varying), *_about_missing(run), *sentences]
     return spaced([*sections, stacked(sentences)])
 
 
 def _table(
-    run: Run,
-    models: Sequence[Node],
-    figures: Mapping[_Path, Figures],
-    calls_vary: Mapping[_Path, bool | None],
-    work_varies: Mapping[_Path, bool | None],
-    depth: int | None,
+    run: Run, models: Sequence[Node], figures: Mapping[_Path, Figures], varying: Sequence[_Varying], depth: int | None
 ) -> ReportTable:
-    """The table of layers. ``calls_vary``, ``work_varies``: as ``varying_calls`` returns them."""
+    """The table of layers. ``varying``: the calls of each layer, and its work."""
+    calls_vary, work_varies = varying
     params = run.total_params()
 
     def below(node: Node) -> list[Node]:
@@ -104,7 +101,7 @@ def _table(
     return ReportTable(["Module", "Type", "Depth", "Input shape", "Output shape", "Params", "MACs"], table)
 
 
-def _about_model(run: Run, model: Node, figures: Figures, work_varies: Mapping[_Path, bool | None]) -> str:
+def _about_model(run: Run, model: Node, figures: Figures, work_varies: _Varying) -> str:
     path = model.layer.path
     lines = dict(_figures(run, model, run.total_params()[path], figures, work_varies[path]))
     width = max(map(len, lines))
@@ -119,7 +116,7 @@ def _about_processors(run: Run) -> Iterator[str]:
         yield f"CPU time of the process: {format_time(used)} in {format_time(wall)}, {used / wall:.0%} of one CPU."
 
 
-def _about_shapes(run: Run, *varying: Mapping[tuple[str, ...], bool | None]) -> Iterator[str]:
+def _about_shapes(run: Run, *varying: _Varying) -> Iterator[str]:
     """A sentence that explains "first" and "mean", if they are shown."""
     states = {state for of_layers in varying for state in of_layers.values()}
     shown = any(layer.input_shapes or layer.output_shapes for layer in run.layers) or "macs" in run.meta.measured
@@ -200,13 +197,11 @@ def _activations(run: Run, root: Node) -> int | None:
         if node.layer.path in around:
             continue
         by_op = shapes.get(node.layer.path)
-        if node.calls == 1:
-            alike = True
-        elif by_op is not None:
+        if by_op is not None:
             alike = all(len(seen) == 1 for seen in by_op.values())
         else:  # its ops recorded no shapes (an embedding): as other layers, if it is called once per call of the model
             alike = all_alike and node.calls == root.calls
-        if node.layer.output_bytes is None or not alike:
+        if node.layer.output_bytes is None or not (alike or node.calls == 1):
             return None
         total += node.layer.output_bytes * node.calls
     return total // root.calls

@@ -134,7 +134,6 @@ def largest_parts(run: Run, limit: int, width: int | None = None) -> list[Part]:
 
 
 def title_of_parts(run: Run) -> str:
-    """The title above the largest parts."""
     return "Where the FLOPs are" if {"cpu_ns", "device_ns"}.isdisjoint(run.meta.measured) else "Where the time goes"
 
 
@@ -216,14 +215,19 @@ def _fit(headings: Sequence[str], table: list[list[Cell]], width: int) -> None:
     """Shorten the names of layers and work to lines of so many characters: first "(between ops)" before a source line
     and the folders of its file, then the middle of the longer names, then that of classes."""
     name, kind, work = 2, 3, 5
-    if _line_width(headings, table) > width:
+
+    def excess() -> int:
+        widths = (max(len(str(cell)) for cell in column) for column in zip(headings, *table))
+        return sum(widths) + _GAP * (len(headings) - 1) - width
+
+    if excess() > 0:
         for row in table:
             row[work] = _shown_as(row[work], _FOLDERS.sub("", str(row[work]).removeprefix(f"{BETWEEN_OPS}, ")))
     longest = [max((len(str(row[column])) for row in table), default=0) for column in (name, work)]
-    room = sum(longest) - max(_line_width(headings, table) - width, 0)
+    room = sum(longest) - max(excess(), 0)
     for column, length, other in zip((name, work), longest, reversed(longest)):
         _shorten(table, column, max(room - other, room // 2, _LEAST_NAME) - length)
-    _shorten(table, kind, width - _line_width(headings, table))
+    _shorten(table, kind, -excess())
 
 
 def _shorten(table: list[list[Cell]], column: int, change: int) -> None:
@@ -238,10 +242,6 @@ def _shown_as(cell: Cell, text: str) -> Cell:
     if isinstance(cell, ReportCell):
         return cell.written(text)
     return cell if cell == text else ReportCell(text, cell)
-
-
-def _line_width(headings: Sequence[str], table: Sequence[Sequence[Cell]]) -> int:
-    return sum(max(len(str(cell)) for cell in column) for column in zip(headings, *table)) + _GAP * (len(headings) - 1)
 
 
 class _Row(NamedTuple):
@@ -343,17 +343,17 @@ def _work(frames: Sequence[Frame]) -> str:
 
 def source_lines(run: Run) -> dict[Where, Counter[SourceLine]]:
     """The number of samples of each source line between operators, by place."""
+
+    def is_between_ops(frames: Sequence[Frame]) -> bool:
+        return sampled_line(frames) is not None and all(frame.kind == FrameKind.LABEL for frame in frames[:-1])
+
     lines: defaultdict[Where, Counter[SourceLine]] = defaultdict(Counter)
-    sampled = run.rows.summed(("layer", "phase", "frames"), "calls", frames=_is_line_between_ops)
+    sampled = run.rows.summed(("layer", "phase", "frames"), "calls", frames=is_between_ops)
     for (layer, phase, chain), samples in sampled.items():
         frames = run.rows.frames[chain]
         if (line := sampled_line(frames)) is not None:
             lines[Where(layer, phase, _label(frames))][line] += samples
     return dict(lines)
-
-
-def _is_line_between_ops(frames: Sequence[Frame]) -> bool:
-    return sampled_line(frames) is not None and all(frame.kind == FrameKind.LABEL for frame in frames[:-1])
 
 
 def most_sampled(seen: Counter[SourceLine]) -> tuple[str, float] | None:

@@ -18,7 +18,6 @@ from torchprof.ranks.balance import balance_of
 from torchprof.ranks.pipeline_report import pipelines_in_short
 from torchprof.ranks.sentences import straggler
 from torchprof.run.formats import format_count, format_memory, short_time
-from torchprof.run.layers import Layer
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.torch_names import CONVOLUTIONS, FACTORS
@@ -60,7 +59,8 @@ def ran(run: Run) -> list[str]:
 
 def what_ran(run: Run) -> str:
     """Steps or calls with their times, the rate, the size of the model and its peak memory, in one line."""
-    timed = [_times(run), _no_grad(run)]
+    no_grad = [spread for key, spread in run.samples.items() if key.measure == "no_grad_ns"]  # in a run with backward
+    timed = [_times(run), _spread(no_grad, "call", " without gradients") if no_grad else ""]
     return printable(" · ".join(filter(None, [*timed, _rate(run), _params(run), _macs(run), *_peaks(run)])))
 
 
@@ -108,12 +108,6 @@ def _spread(spreads: Sequence[Spread], of: str, what: str = "") -> str:
     return f"{many}: median {median}, 90% in {from_to(low, high)}"
 
 
-def _no_grad(run: Run) -> str:
-    """The calls of models without gradients, in a run with backward."""
-    spreads = [spread for key, spread in run.samples.items() if key.measure == "no_grad_ns"]
-    return _spread(spreads, "call", " without gradients") if spreads else ""
-
-
 def _rate(run: Run) -> str:
     """Tokens or samples a second of recorded time, if all calls had the same batch and its dimension is known."""
     wall_ns = max((meta.wall_ns for meta in run.metas), default=0)
@@ -128,14 +122,12 @@ def _rate(run: Run) -> str:
     is_embedded = any(other.kind == "Embedding" and other.input_shapes == (shape,) for other in run.layers)
     if len(shape) == 2 and min(shape) > 0 and is_embedded:
         return f"{_number(calls * shape[0] * shape[1] * 1e9 / wall_ns)} tokens/s"
-    # Three dimensions may be (time, batch, features).
-    if len(shape) not in (2, 4, 5) or shape[0] < 1 or any(map(_may_have_time_first, run.layers)):
+    may_have_time_first = any(
+        other.kind.startswith(_NO_BATCH_FIRST) and "batch_first=True" not in other.settings for other in run.layers
+    )
+    if len(shape) not in (2, 4, 5) or shape[0] < 1 or may_have_time_first:  # three may be (time, batch, features)
         return ""
     return f"{_number(calls * shape[0] * 1e9 / wall_ns)} samples/s"
-
-
-def _may_have_time_first(layer: Layer) -> bool:
-    return layer.kind.startswith(_NO_BATCH_FIRST) and "batch_first=True" not in layer.settings
 
 
 def _number(value: float) -> str:
@@ -240,15 +232,11 @@ def short_gain(advice: Advice, evidence: Evidence) -> str:
     if advice.gain_ns and evidence.recorded_ns:
         per_step = evidence.per_step(advice.gain_ns)
         ns = short_time(advice.gain_ns) if per_step is None else f"{short_time(per_step)} a step"
-        parts.append(f"{_percent(advice.gain_ns / evidence.recorded_ns)} ({ns})")
+        parts.append(f"{min(advice.gain_ns / evidence.recorded_ns, 1):.0%} ({ns})")
     if advice.gain_bytes and evidence.peak_bytes:
-        share = _percent(advice.gain_bytes / evidence.peak_bytes)
-        parts.append(f"{share} of the peak ({format_memory(advice.gain_bytes)})")
+        share = min(advice.gain_bytes / evidence.peak_bytes, 1)
+        parts.append(f"{share:.0%} of the peak ({format_memory(advice.gain_bytes)})")
     return f"Up to {' and '.join(parts)}" if parts else "Gain unknown"
-
-
-def _percent(share: float) -> str:
-    return f"{share:.0%}" if share < 1 else "100%"
 
 
 def _has_product(frames: Iterable[Frame]) -> bool:
