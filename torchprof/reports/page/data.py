@@ -68,9 +68,10 @@ def page_data(takes: Sequence[Take], compared: Run | None = None) -> dict[str, A
     columns = columns_shown(takes)
     shown = []  # each rank if ranks are sources, then all ranks together
     for take, nodes in zip(takes, tree.nodes):
-        ranks = [meta.rank for meta in take.run.metas] if sources.are_ranks and len(take.run.metas) > 1 else []
+        metas = take.run.metas
+        ranks = take.run.of_ranks([meta.rank for meta in metas]) if sources.are_ranks and len(metas) > 1 else ()
         nodes_of = {path: nodes[index] for path, index in take.run.layers.index_of.items()}
-        shown += [(run, nodes_of) for run in (*take.run.of_ranks(ranks), take.run)]
+        shown += [(run, nodes_of) for run in (*ranks, take.run)]
     return {
         "phases": [phase for phase in PHASES if any(phase in take.run.phases() for take in takes)],
         "allPhases": PHASES,
