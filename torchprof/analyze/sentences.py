@@ -66,8 +66,8 @@ def following_from(run: Run, is_merged: bool = False) -> Iterator[RunWarning]:
     """
     yield from about_start(run, is_merged)
     if kernels := run.rows.total("calls", frames=is_left_over):
-        times = {"device_ns": run.left_over.device_ns, "all_ns": run.rows.total("device_ns")}
-        yield RunWarning.of("launched_before", kernels=kernels, device=run.meta.device_heading, **times)
+        device, left, whole = run.meta.device_heading, run.left_over.device_ns, run.rows.total("device_ns")
+        yield RunWarning.of("launched_before", kernels=kernels, device=device, device_ns=left, all_ns=whole)
     yield from about_compiled(run)
     if "flops" in run.meta.measured:
         yield from about_uncounted(run.rows, operators_without_shapes(run.meta.warnings))
