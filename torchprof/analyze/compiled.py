@@ -117,13 +117,9 @@ def _why(compilation: Compilation) -> str:
 
 
 def _texts(run: Run, part: PhaseOfRegion) -> dict[str, Cell]:
-    is_measured = "device_ns" in run.meta.measured
-    return {
-        "overhead": format_time(part.overhead.cpu_ns),
-        "graph": format_time(part.graph.cpu_ns),
-        "kernels": format_time(part.graph.device_ns) if is_measured else UNKNOWN,
-        "beside": format_time(part.beside.cpu_ns),
-    }
+    times = {"overhead": part.overhead.cpu_ns, "graph": part.graph.cpu_ns, "beside": part.beside.cpu_ns}
+    kernels_ns = part.graph.device_ns if "device_ns" in run.meta.measured else None
+    return {name: time_cell(ns) for name, ns in (times | {"kernels": kernels_ns}).items()}
 
 
 def _breaks(run: Run, usage: Compiled) -> Iterator[str]:

@@ -122,10 +122,8 @@ def kernels(run: Run, *, layer: Any = None, phase: str | None = None) -> dict[Ke
         phase = phase_of(of_layer, PHASES[of_phase])
         key = Kernel(kernel.name, op.name, run.layers.name_of(of_layer), phase, rows.devices[device])
         sums = sums_of.setdefault(key, Sums())
-        cost = Cost(*costs)
         sums.calls += calls
-        sums.self += cost
-        sums.total += cost
+        sums.self = sums.total = sums.self + Cost(*costs)
     return sums_of
 
 

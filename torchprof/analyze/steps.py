@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from torchprof.analyze.columns import Column
 from torchprof.analyze.figures import Figures
@@ -101,16 +102,14 @@ def ns_behind_the_cpu(run: Run, meta: Meta) -> float:
     for key, spread in run.samples.items():
         if key.measure == "step_device_ns" and key.rank == meta.rank and key.layer in wholes:
             launched[key.device] += spread.sum
-    all_work = {
-        run.rows.devices[device]: ns for device, ns in run.rows.summed("device", "device_ns", rank=meta.rank).items()
-    }
+    on_devices = run.rows.summed("device", "device_ns", rank=meta.rank)
+    all_work = {run.rows.devices[device]: ns for device, ns in on_devices.items()}
     of_device = (launched[name] * min(1, ns / all_work[name]) for name, ns in meta.busy_ns if all_work.get(name))
     behind = max(of_device, default=0) / steps.count
     return behind if behind > _AHEAD * steps.sum / steps.count else 0
 
 
-@dataclass(frozen=True)
-class _Device:
+class _Device(NamedTuple):
     """A device: its name in the run, and in headings. ``measured``: False if its times are unknown."""
 
     name: str
@@ -229,11 +228,10 @@ def _mean(device: _Device, total: int, count: int) -> Cell:
 def _tree(loop: _Loop, depth: int | None, top: int | None) -> ReportTable:
     """The table of layers."""
     columns = [(phase, device) for phase in loop.phases for device in (loop.cpu, *loop.accelerators)]
-    headings = [
-        f"{'' if phase == FORWARD else phase.capitalize() + ' '}{device.heading} {figure}"
-        for phase, device in columns
-        for figure in ("median", "P95", "IQR")
-    ]
+    headings = ["Module"]
+    for phase, device in columns:
+        lead = "" if phase == FORWARD else f"{phase.capitalize()} "
+        headings += [f"{lead}{device.heading} {figure}" for figure in ("median", "P95", "IQR")]
     lines = _lines(loop)
     down_to(lines, depth)
     if top is not None:
@@ -250,7 +248,7 @@ def _tree(loop: _Loop, depth: int | None, top: int | None) -> ReportTable:
             else:
                 yield from _distribution(loop.of_layer(layer, phase, device))
 
-    return ReportTable(["Module", *headings], table_rows(lines, cells)).of("layers")
+    return ReportTable(headings, table_rows(lines, cells)).of("layers")
 
 
 def _lines(loop: _Loop) -> list[Entry]:

@@ -1,4 +1,4 @@
-"""The summary report: the layers of each model with shapes, parameters and MACs, and the figures of the whole model."""
+"""The summary report: layers with shapes, parameters and MACs, and the figures of models; the table of a benchmark."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def _change(change: Change) -> dict[str, Any]:
     }
 
 
-# The records of a run as comma-separated values, for spreadsheets. The columns are described in docs/exports.md.
+# The records of a run, for spreadsheets and data frames (docs/exports.md)
 
 # Characters at which a spreadsheet reads a cell as a formula (OWASP, "CSV Injection"), with their full-width forms; and
 # the apostrophe that prevents it.
@@ -120,9 +120,6 @@ def csv(run: Run, *, of: str = "layers") -> str:
 
 def _cell(value: RecordValue) -> RecordValue:
     return f"'{value}" if isinstance(value, str) and value.startswith(_STARTS_A_FORMULA) else value
-
-
-# A run's records as a pandas ``DataFrame``. pandas is optional, so it is imported only when it is used.
 
 
 def dataframe(run: Run, of: str = "layers") -> pandas.DataFrame:

@@ -1,6 +1,6 @@
-"""The timeline of a run as a trace for Perfetto (https://ui.perfetto.dev), chrome://tracing and speedscope.
+"""Files for viewers: the timeline as a Chrome trace, for Perfetto (https://ui.perfetto.dev), and stacks for speedscope.
 
-Format: the JSON object form of "Trace Event Format", Google, 2016
+The trace is in the JSON object form of "Trace Event Format", Google, 2016
 (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU).
 """
 
