@@ -106,7 +106,7 @@ def test_the_calls_of_layers_inside_compiled_code_are_unknown_together_too() -> 
 
 def test_layers_of_a_trace_without_classes_are_one_group() -> None:
     run = run_of([row(1, cpu_ns=5)], layers=[Layer(("a",), ""), Layer(("a", "b"), "")])
-    assert [(one.kind, len(one.members)) for one in by_class(run)] == [(UNKNOWN_CLASS, 2)]
+    assert [(one.name, len(one.members)) for one in by_class(run)] == [(UNKNOWN_CLASS, 2)]
 
 
 def test_classes_of_a_recorded_model_by_torchs_own_count() -> None:

@@ -12,7 +12,7 @@ from build.hand_made import NET, op, row, run_of
 from torch import nn
 
 import torchprof
-from torchprof.analyze.figures import varying_calls, varying_work
+from torchprof.analyze.figures import varying_calls
 from torchprof.run.run import Run
 
 
@@ -49,7 +49,7 @@ A, B = (4, 8), (2, 8)
 )
 def test_shapes_of_operators_show_whether_calls_varied(rows: list[Any], expected: bool | None) -> None:
     run = calls_of_b(*rows)
-    assert states(varying_calls(run)) == states(varying_work(run)) == [expected, False, expected, False]
+    assert states(varying_calls(run)) == states(varying_calls(run, of_model=True)) == [expected, False, expected, False]
 
 
 def test_input_shapes_of_the_model_decide_if_those_of_operators_are_unknown() -> None:
@@ -64,7 +64,7 @@ def test_a_layer_called_twice_per_model_call_varies_in_calls_not_in_work() -> No
     """Each call has another shape: its own calls vary, but its work per call of the model does not."""
     run = calls_of_b(row(2, op("x", A), calls=2), row(2, op("x", B), calls=2), calls=4)
     assert states(varying_calls(of_model(run, True))) == [False, False, True, False]
-    assert states(varying_work(of_model(run, True))) == [False] * 4
+    assert states(varying_calls(of_model(run, True), of_model=True)) == [False] * 4
 
 
 def test_a_single_call_does_not_vary() -> None:
@@ -89,7 +89,7 @@ def test_the_inputs_of_all_calls_of_a_model_are_compared(sizes: list[int], expec
 def test_a_layer_that_only_some_calls_of_the_model_repeat() -> None:
     """On the same shapes each time: 4 and then 1 calls of Net.b are other work."""
     run = of_model(calls_of_b(row(2, op("x", A), calls=5), calls=5), True)
-    assert states(varying_work(run)) == [True, False, True, False]
+    assert states(varying_calls(run, of_model=True)) == [True, False, True, False]
     assert states(varying_calls(run)) == [False] * 4
 
 

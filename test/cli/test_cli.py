@@ -28,7 +28,7 @@ from torchprof.analyze.report import QUESTIONS
 from torchprof.analyze.sentences import legend
 from torchprof.cli import main, parser
 from torchprof.reports import known
-from torchprof.reports.text import terminal_width
+from torchprof.reports.documents import terminal_width
 from torchprof.run.lockstep import NOT_RECORDED
 from torchprof.run.run import Run
 from torchprof.run.words import BACKWARD, FORWARD

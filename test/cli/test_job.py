@@ -23,7 +23,7 @@ from torchprof.cli import main
 from torchprof.cli.files import Files, saved_runs
 from torchprof.ranks.sentences import with_comparison
 from torchprof.reports import content_of
-from torchprof.reports.text import text_of
+from torchprof.reports.documents import text_of
 from torchprof.run import saved as job_folder
 from torchprof.run.run import Run
 from torchprof.run.saved import load, load_to_compare

@@ -164,7 +164,7 @@ def test_the_shares_of_kernel_time_by_layers() -> None:
     forward = shares[FORWARD]
     assert (forward.of_one.cpu_ns, forward.of_several.cpu_ns) == (30, 40)
     assert {reason: cost.cpu_ns for reason, cost in forward.unknown.items()} == {"compiled before": 60}
-    assert shares[BACKWARD].times(run) == (40, 0, 0)
+    assert shares[BACKWARD].times(run) == (40, 0, {})
     table = run.report("compiled")
     shares = "23.1% are of one layer each, 30.8% of several at once or between layers, and 46.2% not attributable."
     assert f"Of 0.130us in kernels of the forward phase {shares}" in table

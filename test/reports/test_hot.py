@@ -23,7 +23,7 @@ from tabulate import tabulate_formats
 
 import torchprof
 from torchprof import TorchprofError
-from torchprof.reports.text import heat
+from torchprof.reports.documents import heat
 from torchprof.run.run import Run
 from torchprof.run.words import BACKWARD, OUTSIDE
 

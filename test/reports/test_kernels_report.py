@@ -43,6 +43,12 @@ def test_the_table_of_kernels(golden: Callable[..., None]) -> None:
     )
 
 
+def test_the_cpu_is_no_device() -> None:
+    """Its busy time is in the run, too, and says nothing about the device, on which nothing ran here."""
+    run = run_of(STEP[:1], wall_ns=10_000, busy_ns=(("cpu", 9_000),), **CUDA)
+    assert run.report("kernels").splitlines()[0] == "Nothing ran on the device in 10.000us."
+
+
 @pytest.mark.parametrize(
     ("options", "modules"),
     [

@@ -16,8 +16,8 @@ from torch import nn
 import torchprof
 from torchprof import Run
 from torchprof.analyze.figures import Figures
-from torchprof.analyze.layer_reports import outline
 from torchprof.analyze.layers import Entry, all_entries, entries_of
+from torchprof.first_screen.overview import outline
 from torchprof.run.formats import Bound
 from torchprof.run.layers import Layer
 

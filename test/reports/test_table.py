@@ -19,7 +19,7 @@ from torch import nn
 import torchprof
 from torchprof import Profile, TorchprofError
 from torchprof.analyze.report import ReportTable
-from torchprof.reports.text import text_of
+from torchprof.reports.documents import text_of
 from torchprof.run.layers import Layer
 from torchprof.run.meta import Meta
 from torchprof.run.rows import Around

@@ -22,7 +22,7 @@ from torchprof.analyze.steps import device_parts, percents, time_parts
 from torchprof.analyze.top import largest_parts
 from torchprof.first_screen import verdict
 from torchprof.first_screen.verdict import parts_of_time, ran, what_ran, what_would_help
-from torchprof.reports.text import text_of
+from torchprof.reports.documents import text_of
 from torchprof.run.formats import short_time
 from torchprof.run.layers import Layer
 from torchprof.run.measures import SampleKey, Spread

@@ -26,8 +26,7 @@ import torchprof
 from torchprof import Run, compare
 from torchprof.analyze.records import records_of as records
 from torchprof.analyze.report import ReportTable, TableRow, stacked
-from torchprof.reports.documents import html_of, lines_of
-from torchprof.reports.text import data_of, text_of
+from torchprof.reports.documents import data_of, html_of, lines_of, text_of
 from torchprof.run.formats import AT_LEAST, UNKNOWN, ReportCell, format_count, format_memory, format_time
 from torchprof.run.meta import RunWarning
 from torchprof.run.words import FORWARD, PHASES

@@ -1,1 +1,1 @@
-"""Questions to one run, or to two."""
+"""Questions to one run."""

@@ -17,6 +17,8 @@ from torchprof.run.run import Run
 from torchprof.run.words import FORWARD
 
 CALLS = "Number of Calls"
+MEASURE_OF = {measure.fields[0][0]: measure for measure in MEASURES}
+"""The measures by their field of ``Cost``; those of memory by the allocated bytes."""
 
 
 @dataclass(frozen=True)
@@ -72,15 +74,6 @@ class Column:
     def ranking(self) -> Column:
         """The column that ranks layers by their self, without the layers below."""
         return replace(self, is_self=True) if self.what in _SELF_AND_TOTAL else self
-
-    @property
-    def with_below(self) -> Column:
-        """The column that ranks layers with all layers below included."""
-        return replace(self, is_self=False)
-
-    def is_called(self, name: str) -> bool:
-        """Whether a user's ``name`` means this column: its heading, or the heading in lower case with underscores."""
-        return name in (self.heading, as_key(self.heading), self.key)
 
     def figure(self, figures: Figures) -> Figure:
         """The figure of a row: exact, a lower bound, unknown or blank."""
@@ -197,10 +190,8 @@ def measures_of_records(run: Run) -> list[Measure]:
         if len(fields) > 1:
             where, _, _ = fields[0][0].partition("_")
             measures.append(Measure(_with_unit(f"{where}_net", measure), measure.unit, tuple(fields)))
-        if fields and measure.lower_bound_if is not None:
-            counters[measure.lower_bound_if] = Measure(
-                measure.lower_bound_if, Unit.COUNT, ((measure.lower_bound_if, 1),)
-            )
+        if fields and (counter := measure.lower_bound_if) is not None:
+            counters[counter] = Measure(counter, Unit.COUNT, ((counter, 1),))
     return [*measures, *counters.values()]
 
 
@@ -209,13 +200,11 @@ def _with_unit(name: str, measure: Measure) -> str:
     return name if measure.unit is Unit.COUNT or name.endswith(f"_{unit}") else f"{name}_{unit}"
 
 
-# Choosing one column
-
-
 def column_called(name: str, columns: Sequence[Column]) -> Column:
-    """The column of that name. Raises TorchprofError if there is none, or if it was not measured."""
+    """The column of that name: its heading, or the heading in lower case with underscores. Raises TorchprofError if
+    there is none, or if it was not measured."""
     for column in columns:
-        if column.is_called(name):
+        if name in (column.heading, as_key(column.heading), column.key):
             if not column.measured:
                 raise TorchprofError(f"{column.heading!r} was not measured in this run: there is no order by it.")
             return column
@@ -240,8 +229,6 @@ def hot_path_column(columns: Sequence[Column], figures: Sequence[Figures], asked
             f"{asked.heading!r} has no total that a hottest path could follow. Sort by one of "
             f"{', '.join(column.key for column in totals)}, or by nothing."
         )
-    here = [column for column in totals if column.phase == FORWARD and column.measured]
-    times = [column for column in here if column.unit is Unit.TIME]
-    counts = [column for column in here if column.unit is Unit.COUNT]
-    preferred = [*reversed(times), *reversed(counts)]
+    here = [column for column in reversed(totals) if column.phase == FORWARD and column.measured]
+    preferred = (column for unit in (Unit.TIME, Unit.COUNT) for column in here if column.unit is unit)
     return next((column for column in preferred if any(map(column.of, figures))), default_column(columns))

@@ -48,19 +48,14 @@ def compiled(run: Run) -> Part:
     table = []
     for use in uses:
         guards = sum((part.guards for part in use.phases.values()), Cost())
-        cells: list[Cell] = [
-            printable(use.name),
-            name_of_layer(run, use.layer),
-            UNKNOWN if use.known is None else printable(python_name(use.known)),
-            format_number(use.calls),
-        ]
+        code = UNKNOWN if use.known is None else printable(python_name(use.known))
+        cells: list[Cell] = [printable(use.name), name_of_layer(run, use.layer), code, format_number(use.calls)]
         cells.append(format_time(guards.cpu_ns))
         for phase in phases:
             texts = _texts(run, use.phases[phase]) if phase in use.phases else {}
             cells += [texts.get(part, "") for part in parts]
         table.append(cells)
-    text = ReportTable.of_cells(headings, table)
-    return spaced([stacked([text, *history]), stacked(sentences)])
+    return spaced([stacked([ReportTable.of_cells(headings, table), *history]), stacked(sentences)])
 
 
 def compiled_in_short(run: Run) -> str:
@@ -93,7 +88,6 @@ def _share(part: int, whole: int) -> str:
 
 
 def _history(run: Run) -> Iterator[Part]:
-    """A table with every compilation, after an empty line."""
     every = [(meta, compilation) for meta in run.metas for compilation in meta.compilations]
     if not every:
         return
@@ -102,25 +96,17 @@ def _history(run: Run) -> Iterator[Part]:
     headings += ["Lowering", *(["Kernels"] if knows_kernels else []), "Why"]
     table = []
     for meta, compilation in every:
-        times = [compilation.ns, compilation.tracing_ns, compilation.autograd_ns, compilation.lowering_ns]
+        when = f"step {(compilation.step or 0) + 1}" if meta.marked_steps else "recorded"
         cells: list[Cell] = [printable(compilation.name), *([str(meta.rank)] if has_ranks else []), compilation.phase]
-        cells.append(_when(compilation, meta.marked_steps))
-        cells += map(format_time, times)
-        if knows_kernels:
-            cells.append(time_cell(compilation.kernels_ns))
+        cells.append("before" if compilation.step is None else when)
+        times = compilation.ns, compilation.tracing_ns, compilation.autograd_ns, compilation.lowering_ns
+        cells += [*map(format_time, times), *([time_cell(compilation.kernels_ns)] if knows_kernels else [])]
         table.append([*cells, printable(_why(compilation))])
     yield ""
     yield ReportTable.of_cells(headings, table)
 
 
-def _when(compilation: Compilation, steps: int) -> str:
-    if compilation.step is None:
-        return "before"
-    return f"step {compilation.step + 1}" if steps else "recorded"
-
-
 def _why(compilation: Compilation) -> str:
-    """Why it was compiled, or why it was not."""
     if compilation.failure:
         return f"failed: {compilation.failure}" + (f"; {compilation.reason}" if compilation.reason else "")
     is_first = compilation.name.rpartition("/")[2] == "0"
@@ -131,13 +117,9 @@ def _why(compilation: Compilation) -> str:
 
 
 def _texts(run: Run, part: PhaseOfRegion) -> dict[str, Cell]:
-    is_measured = "device_ns" in run.meta.measured
-    return {
-        "overhead": format_time(part.overhead.cpu_ns),
-        "graph": format_time(part.graph.cpu_ns),
-        "kernels": format_time(part.graph.device_ns) if is_measured else UNKNOWN,
-        "beside": format_time(part.beside.cpu_ns),
-    }
+    times = {"overhead": part.overhead.cpu_ns, "graph": part.graph.cpu_ns, "beside": part.beside.cpu_ns}
+    kernels_ns = part.graph.device_ns if "device_ns" in run.meta.measured else None
+    return {name: time_cell(ns) for name, ns in (times | {"kernels": kernels_ns}).items()}
 
 
 def _breaks(run: Run, usage: Compiled) -> Iterator[str]:
@@ -159,7 +141,8 @@ def _times(run: Run, usage: Compiled) -> Iterator[str]:
         times = f"{usage.compiled} time{'s' if usage.compiled > 1 else ''}"
         yield f"torch.compile compiled {times}: {format_time(usage.compiling.cpu_ns)}."
     for phase, shares in usage.shares.items():
-        times_of = shares.times(run)
+        of_one_layer, of_several, unknown_times = shares.times(run)
+        times_of = of_one_layer, of_several, sum(unknown_times.values())
         if whole := sum(times_of):
             of_one, several, unknown = (f"{time / whole:.1%}" for time in times_of)
             yield (

@@ -68,19 +68,12 @@ class Shares:
     of_several: Cost = field(default_factory=Cost)
     unknown: dict[str, Cost] = field(default_factory=dict)
 
-    def times(self, run: Run) -> tuple[int, int, int]:
-        """Of one layer, of several, and unknown: in ns of the device if any ran there, else of the CPU."""
-        of_one, several, *unknown = self._times(run)
-        return of_one, several, sum(unknown)
-
-    def unknown_times(self, run: Run) -> dict[str, int]:
-        """The time of kernels of unknown layers, by the reason."""
-        return dict(zip(self.unknown, self._times(run)[2:]))
-
-    def _times(self, run: Run) -> list[int]:
+    def times(self, run: Run) -> tuple[int, int, dict[str, int]]:
+        """Of one layer, of several, and unknown by the reason: ns of the device if any ran there, else of the CPU."""
         costs = (self.of_one, self.of_several, *self.unknown.values())
         on_device = "device_ns" in run.meta.measured and any(cost.device_ns for cost in costs)
-        return [cost.device_ns if on_device else cost.cpu_ns for cost in costs]
+        of_one, of_several, *unknown = (cost.device_ns if on_device else cost.cpu_ns for cost in costs)
+        return of_one, of_several, dict(zip(self.unknown, unknown))
 
 
 @dataclass
@@ -105,10 +98,12 @@ class Compiled:
     def unknown_times(self, run: Run) -> dict[str, tuple[int, float]]:
         """The time of kernels whose layers are unknown, in ns and as a share of that of all kernels, by the reason, the
         largest first."""
-        whole = sum(sum(shares.times(run)) for shares in self.shares.values())
         times: Counter[str] = Counter()
+        whole = 0
         for shares in self.shares.values():
-            times.update(shares.unknown_times(run))
+            of_one, of_several, unknown = shares.times(run)
+            times.update(unknown)
+            whole += of_one + of_several + sum(unknown.values())
         return {reason: (time, time / whole) for reason, time in times.most_common() if whole}
 
     @property

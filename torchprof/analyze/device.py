@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torchprof.analyze.operators import Kernel, kernels
-from torchprof.analyze.ops import about_wholes, figure_columns, line_of, ranked, shares_of, shortened
+from torchprof.analyze.ops import Whole, figure_columns, line_of, ranked, shortened
 from torchprof.analyze.report import (
     Part,
     ReportTable,
@@ -44,7 +44,11 @@ def device(run: Run) -> Section:
 
     Raises TorchprofError for a run without a device or without the times of its streams.
     """
-    _refuse_unknown(run)
+    check_device(run, "has no device times")
+    if not run.device_times and "device_ns" in run.rows.nonzero:
+        raise TorchprofError(
+            'This run has no times by stream. run.report("kernels") says how long its device was busy.'
+        )
     metas = {meta.rank: meta for meta in run.metas}
     texts: list[Part] = []
     for time in run.device_times:
@@ -63,48 +67,33 @@ def about_device(time: DeviceTime, meta: Meta) -> list[Part]:
     kernels = sum(stream.kernels for stream in time.streams)
     rows.append(TableRow(_cells("(all)", kernels, whole, time.span_ns), is_part=False))
     table = ReportTable(_HEADINGS, rows, "streams", {"device": time.device, "rank": time.rank})
-    return [table, stacked(_sentences(time, meta))]
-
-
-def _refuse_unknown(run: Run) -> None:
-    check_device(run, "has no device times")
-    if not run.device_times and "device_ns" in run.rows.nonzero:
-        raise TorchprofError(
-            'This run has no times by stream. run.report("kernels") says how long its device was busy.'
+    span, communication = time.span_ns, time.communication_ns
+    sentences = [
+        f"From its first work to its last: {format_time(span)}, busy for {_with_share(time.busy_ns, span)}, idle for "
+        f"{_with_share(time.idle_ns, span)}."
+    ]
+    if communication:
+        sentences.append(
+            f"Communication: {format_time(communication)}, {_with_share(time.overlap_ns, communication)} of it at the "
+            f"same time as computing, {_with_share(time.exposed_ns, communication)} exposed."
         )
+    if meta.wall_ns:
+        cycles = f" in {meta.cycles} cycles" if meta.cycles > 1 else ""
+        sentences.append(f"Recorded for: {format_time(meta.wall_ns)}{cycles}.")
+    return [table, stacked(sentences)]
 
 
 def _cells(stream: str, kernels: int, times: tuple[int, ...], span: int) -> list[Cell]:
     busy, *kinds = times
-    return [stream, format_number(kernels), format_time(busy), _share(busy, span), *map(format_time, kinds)]
-
-
-def _share(part: int, whole: int) -> Cell:
-    return format_share(part / whole) if whole else ""
+    share = format_share(busy / span) if span else ""
+    return [stream, format_number(kernels), format_time(busy), share, *map(format_time, kinds)]
 
 
 def _with_share(part: int, whole: int) -> str:
     return f"{format_time(part)} ({part / whole:.1%})" if whole else str(format_time(part))
 
 
-def _sentences(time: DeviceTime, meta: Meta) -> Iterator[str]:
-    span = time.span_ns
-    yield (
-        f"From its first work to its last: {format_time(span)}, busy for {_with_share(time.busy_ns, span)}, idle for "
-        f"{_with_share(time.idle_ns, span)}."
-    )
-    if time.communication_ns:
-        communication = time.communication_ns
-        yield (
-            f"Communication: {format_time(communication)}, {_with_share(time.overlap_ns, communication)} of it at the "
-            f"same time as computing, {_with_share(time.exposed_ns, communication)} exposed."
-        )
-    if meta.wall_ns:
-        cycles = f" in {meta.cycles} cycles" if meta.cycles > 1 else ""
-        yield f"Recorded for: {format_time(meta.wall_ns)}{cycles}."
-
-
-# The kernels report: work on devices by kernel, operator, layer and phase, and the busy and idle time of devices.
+# The kernels report: work on devices by kernel, operator, layer and phase
 
 # Also casts; not the suffix of a copy ("Memcpy DtoH (…)"), which follows a space.
 _ARGUMENTS = re.compile(r"(?<=\S)\([^()]*\)|\([^()]*\)(?=\d)")
@@ -140,8 +129,7 @@ def kernels_report(
     def is_left_over(kernel: Kernel) -> bool:
         return kernel.op == LAUNCHED_BEFORE and kernel.layer == OUTSIDE_NAME
 
-    recorded = (sums.total for kernel, sums in sums_of.items() if not is_left_over(kernel))
-    wholes = shares_of(columns, Cost(), sum(recorded, Cost()))
+    recorded = sum((sums.total for kernel, sums in sums_of.items() if not is_left_over(kernel)), Cost())
     several = len({kernel.device for kernel in sums_of}) > 1
     table = ranked(
         run,
@@ -162,8 +150,7 @@ def kernels_report(
         ],
         columns,
         columns[0],
-        wholes=wholes,
-        sentences=about_wholes("what all rows took", wholes),
+        Whole("what all rows took", recorded, recorded),
         sort_by=sort_by,
         top=top,
     )
@@ -190,9 +177,9 @@ def _devices(run: Run) -> Iterator[str]:
     for meta in run.metas:
         wall = meta.wall_ns
         of_rank = f" of rank {meta.rank}" if len(run.metas) > 1 else ""
-        for device, busy in meta.busy_ns:
+        for device, busy in meta.busy_devices.items():
             idle = max(0, wall - busy)
             of = f" of {format_time(wall)}, idle for {format_time(idle)} ({idle / wall:.1%})" if wall else ""
             yield f"{device}{of_rank} was busy for {format_time(busy)}{of}."
-        if not meta.busy_ns:
+        if not meta.busy_devices:
             yield f"Nothing ran on the device{of_rank}{f' in {format_time(wall)}' if wall else ''}."

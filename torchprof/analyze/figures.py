@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -11,9 +11,9 @@ from torchprof.analyze.compiled_regions import may_be_of_layers_below
 from torchprof.run.formats import Bound, Figure, Unit
 from torchprof.run.measures import NO_COST, Cost, Measure
 from torchprof.run.meta import Meta, Peak
-from torchprof.run.run import Node, Run
+from torchprof.run.run import Run
 from torchprof.run.torch_names import DTYPES
-from torchprof.run.words import BACKWARD, FORWARD, PHASES, Frame, FrameKind
+from torchprof.run.words import BACKWARD, FORWARD, LAUNCHED_BEFORE, NO_LAYERS, OUTSIDE, PHASES, Frame, FrameKind
 
 _PREPARES = ("aten::empty", "aten::copy_", "aten::clone")
 """Prefixes of the ops with which a compiled graph prepares its inputs and results. No layer calls them."""
@@ -66,9 +66,8 @@ class Figures:
 
     def is_exact(self, phase: str) -> bool:
         """Whether every measured figure of a phase is exact: a fast check that is true for most rows."""
-        return (
-            phase in self.total and not (self.unknown or phase in self.incomplete) and not self.total[phase].uncounted
-        )
+        lacks = self.unknown or phase in self.incomplete
+        return phase in self.total and not lacks and not self.total[phase].uncounted
 
     def average(self, measure: Measure, phase: str, measured: bool = True) -> Figure:
         """The total of a measure per call. Unknown if the number of calls is a lower bound."""
@@ -117,37 +116,40 @@ def figures_of_layers(run: Run, phases: Sequence[str]) -> dict[tuple[str, ...], 
     params = run.total_params()
     selected = None if run.meta.paths is None else set(run.meta.paths)
     incomplete = incomplete_phases(run)
-    nothing: tuple[Set[str], Set[str]] = (frozenset(), frozenset())
     figures_of = {}
     for root in range(len(run.roots)):
         for nodes in zip(*(run.tree(phase, root).walk() for phase in phases)):
-            path = nodes[0].layer.path
-            if selected is None or path in selected:
-                figures_of[path] = _figures(phases, nodes, params[path], *incomplete.get(path, nothing))
-            else:
-                figures_of[path] = Figures()
+            layer, calls = nodes[0].layer, nodes[0].calls
+            figures_of[layer.path] = Figures()
+            if selected is None or layer.path in selected:
+                totals, selves = incomplete.get(layer.path, (frozenset(), frozenset()))
+                figures_of[layer.path] = Figures(
+                    {phase: node.self for phase, node in zip(phases, nodes)},
+                    {phase: node.total for phase, node in zip(phases, nodes)},
+                    calls,
+                    params[layer.path],
+                    layer.params,
+                    has_params=True,
+                    unknown=not any(node.calls or node.total for node in nodes),
+                    inlined=layer.compiled and not calls,
+                    incomplete=totals,
+                    incomplete_self=selves,
+                )
     return figures_of
 
 
-def _figures(
-    phases: Sequence[str], nodes: Sequence[Node], params: int | None, incomplete: Set[str], incomplete_self: Set[str]
-) -> Figures:
-    layer = nodes[0].layer
-    return Figures(
-        {phase: node.self for phase, node in zip(phases, nodes)},
-        {phase: node.total for phase, node in zip(phases, nodes)},
-        nodes[0].calls,
-        params,
-        layer.params,
-        has_params=True,
-        unknown=not any(node.calls or node.total for node in nodes),
-        inlined=layer.compiled and not nodes[0].calls,
-        incomplete=incomplete,
-        incomplete_self=incomplete_self,
-    )
+def figures_of_no_layer(run: Run, phases: Sequence[str]) -> Iterator[tuple[int, str, Figures]]:
+    """The work of no layer, by its key in ``NO_LAYERS`` and its name; last what was launched before the recording."""
+    for key, name in NO_LAYERS.items():
+        costs = {phase: run.no_layer(phase, selected=key == OUTSIDE) for phase in phases}
+        if any(costs.values()):
+            yield key, name, Figures(costs, costs)
+    if run.left_over:
+        costs = {FORWARD: run.left_over}
+        yield OUTSIDE, LAUNCHED_BEFORE, Figures(costs, costs, left_over=True)
 
 
-def incomplete_phases(run: Run) -> dict[tuple[str, ...], tuple[Set[str], Set[str]]]:
+def incomplete_phases(run: Run) -> Mapping[tuple[str, ...], tuple[Set[str], Set[str]]]:
     """The phases in which the total of a layer is incomplete, and those in which its self is, by path.
 
     One cause are compiled kernels that worked for several layers at once: they count for a layer above these. The other
@@ -167,7 +169,7 @@ def incomplete_phases(run: Run) -> dict[tuple[str, ...], tuple[Set[str], Set[str
                 totals.add(PHASES[phase])
                 if steps == len(path):
                     selves.add(PHASES[phase])
-    return dict(incomplete)
+    return incomplete
 
 
 def _group_of_kernels(frames: Sequence[Frame]) -> Frame | None:
@@ -208,7 +210,8 @@ def mfu(run: Run) -> Figure | None:
     possible = 0.0
     for meta in run.metas:
         peak = peak_of(meta, dtype)
-        if peak is None or not meta.wall_ns or _devices_used(run, meta.rank) > 1:
+        devices = sum(map(bool, run.rows.summed("device", "device_ns", rank=meta.rank).values()))  # without the CPU
+        if peak is None or not meta.wall_ns or devices > 1:
             return None
         possible += peak.flops_per_s * meta.wall_ns / 1e9
     phases = {PHASES.index(FORWARD), PHASES.index(BACKWARD)}
@@ -242,36 +245,21 @@ def dtype_of_most_macs(run: Run, model: str | None = None) -> str | None:
     return macs.most_common(1)[0][0] if macs else None
 
 
-def _devices_used(run: Run, rank: int) -> int:
-    """How many devices a rank used, the CPU not counted."""
-    return sum(map(bool, run.rows.summed("device", "device_ns", rank=rank).values()))
-
-
-# Whether all forward calls of a layer had inputs of the same shapes. Only then can a mean be shown with a shape.
+# Whether all forward calls of a layer had inputs of the same shapes: only then can a mean be shown with a shape
 
 _Path = tuple[str, ...]
 
 
-def varying_calls(run: Run) -> dict[_Path, bool | None]:
+def varying_calls(run: Run, *, of_model: bool = False) -> dict[_Path, bool | None]:
     """For each layer, whether the shapes in its forward calls varied from call to call, layers below it included. A
     layer that is used twice in each call of the model, on two shapes, varies.
 
     True: the model was called with different shapes (``Layer.same_shapes``), or an operator ran on some shapes only in
     some of the calls. None: unknown. The shapes of operators are known with ``record_shapes`` or ``with_flops``.
+
+    ``of_model``: whether its work varied from one forward call of the model to the next: in shapes, or in how often a
+    layer was called. That is not detected if the sum of the calls is a multiple of the model's.
     """
-    return _varying(run, of_model=False)
-
-
-def varying_work(run: Run) -> dict[_Path, bool | None]:
-    """For each layer, whether its work, layers below included, varied from one forward call of the model to the next:
-    in shapes, as for ``varying_calls``, or in how often a layer was called. None: unknown.
-
-    Numbers of calls that vary are not detected if their sum is a multiple of the model's calls.
-    """
-    return _varying(run, of_model=True)
-
-
-def _varying(run: Run, of_model: bool) -> dict[_Path, bool | None]:
     calls, ran, counts = _counts(run)
     lineages = [run.layers.lineage(index) for index in range(len(run.layers))]
     groups: defaultdict[int, list[Counter[object]]] = defaultdict(list)  # of operators at or below a layer

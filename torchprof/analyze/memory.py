@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchprof.analyze.columns import Column, column_called
@@ -29,7 +29,7 @@ from torchprof.run.run import Run
 from torchprof.run.timeline import KINDS, Memory, Timeline
 from torchprof.run.words import FORWARD, NO_LAYERS, NOT_SELECTED, OUTSIDE, PHASES, phase_of
 
-# The memory peak of each device: when and where it was reached, and what was live then.
+# The memory peak of each device
 
 _MODELS_OWN = ("parameters", "buffers", "gradients")  # the kinds whose size at the start is known
 _FREED_SINCE = "(live at the start, freed since)"
@@ -65,9 +65,7 @@ def about_peak(run: Run, memory: Memory, samples: _Samples, depth: int | None, s
         yield _by_layer(run, memory, depth, shown)
     if memory.allocator:
         headings = [f"torch's allocator of {device}", "At the start", "At the end"]
-        rows: list[list[Cell]] = [
-            [name, format_memory(start), format_memory(end)] for name, start, end in memory.allocator
-        ]
+        rows = [(name, format_memory(start), format_memory(end)) for name, start, end in memory.allocator]
         yield ReportTable.of_cells(headings, rows).of("allocator", device=memory.device, rank=memory.rank)
     if memory.before is None:
         yield "Memory from before the recording is unknown, and its frees: the peak may be lower than shown."
@@ -91,22 +89,21 @@ def _where_reached(run: Run, memory: Memory, samples: _Samples) -> str:
 
 def _by_kind(memory: Memory) -> ReportTable:
     """The memory that was live at the peak by kind, and what the model had at the start."""
-    sums: dict[str, list[int]] = {}
+    sizes, blocks = Counter[str](), Counter[str]()
     for held in memory.held:
         kind = held.kind if held.nbytes >= 0 else _FREED_SINCE
-        entry = sums.setdefault(kind, [0, 0])
-        entry[0] += held.nbytes
-        entry[1] += held.blocks
+        sizes[kind] += held.nbytes
+        blocks[kind] += held.blocks
     before = dict(memory.before or ())
     rows: list[TableRow] = []
-    for kind in sorted({*sums, *before}, key=lambda kind: (-sums.get(kind, [0])[0], kind)):
-        nbytes, blocks = sums.get(kind, (0, 0))
+    for kind in sorted({*sizes, *before}, key=lambda kind: (-sizes[kind], kind)):
+        is_freed = kind == _FREED_SINCE
         is_known = kind in _MODELS_OWN and memory.before is not None
-        there = format_memory(before.get(kind, 0)) if is_known else "" if kind == _FREED_SINCE else UNKNOWN
-        share = "" if kind == _FREED_SINCE else _share(nbytes, memory)
-        cells: list[Cell] = [kind, format_memory(nbytes), share, format_number(blocks) if blocks else "", there]
-        rows.append(TableRow(cells, is_part=kind != _FREED_SINCE))
-    share = "" if _FREED_SINCE in sums else format_share(1)
+        there = format_memory(before.get(kind, 0)) if is_known else "" if is_freed else UNKNOWN
+        share = "" if is_freed else _share(sizes[kind], memory)
+        count = format_number(blocks[kind]) if blocks[kind] else ""
+        rows.append(TableRow([kind, format_memory(sizes[kind]), share, count, there], is_part=not is_freed))
+    share = "" if _FREED_SINCE in sizes else format_share(1)
     rows.append(TableRow(["all", format_memory(memory.peak_bytes), share, "", ""], is_part=False))
     drawn = ReportTable(["Kind", "At the peak", "Share", "Blocks", "Live at the start"], rows)
     return drawn.of("live_by_kind", device=memory.device, rank=memory.rank)
@@ -114,27 +111,25 @@ def _by_kind(memory: Memory) -> ReportTable:
 
 def _by_layer(run: Run, memory: Memory, depth: int | None, shown: int) -> ReportTable:
     """The memory that was live at the peak by layer, phase and kind, largest first; hidden rows are summed in one."""
-    number = run.layers.index_of
-    sums: defaultdict[tuple[int, str, str], list[int]] = defaultdict(lambda: [0, 0])
+    sizes, blocks = Counter[tuple[int, str, str]](), Counter[tuple[int, str, str]]()
     for held in memory.held:
         if held.nbytes >= 0:
             path = run.layers[held.layer].path if held.layer >= 0 else ()
-            layer = number[path[: depth + 1]] if path and depth is not None else held.layer
-            entry = sums[layer, held.phase, held.kind]
-            entry[0] += held.nbytes
-            entry[1] += held.blocks
-    largest = sorted(sums.items(), key=lambda item: (-item[1][0], item[0]))
+            layer = run.layers.index_of[path[: depth + 1]] if path and depth is not None else held.layer
+            sizes[layer, held.phase, held.kind] += held.nbytes
+            blocks[layer, held.phase, held.kind] += held.blocks
+    largest = sorted(sizes, key=lambda place: (-sizes[place], place))
 
-    def cells(name: str, phase: Cell, kind: str, nbytes: int, blocks: int) -> list[Cell]:
-        return [name, phase, kind, format_memory(nbytes), _share(nbytes, memory), format_number(blocks)]
+    def figures(places: Sequence[tuple[int, str, str]]) -> list[Cell]:
+        nbytes, count = (sum(of[place] for place in places) for of in (sizes, blocks))
+        return [format_memory(nbytes), _share(nbytes, memory), format_number(count)]
 
-    rows = [
-        TableRow(cells(name_of_layer(run, layer), phase_cell(phase_of(layer, phase)), kind, *entry), layer=layer)
-        for (layer, phase, kind), entry in largest[:shown]
-    ]
-    if len(largest) > shown:
-        nbytes, blocks = (sum(entry[field] for _, entry in largest[shown:]) for field in (0, 1))
-        rows.append(TableRow(cells(f"({len(largest) - shown} more)", "", "", nbytes, blocks), is_part=False))
+    rows = []
+    for layer, phase, kind in largest[:shown]:
+        where = [name_of_layer(run, layer), phase_cell(phase_of(layer, phase)), kind]
+        rows.append(TableRow([*where, *figures([(layer, phase, kind)])], layer=layer))
+    if rest := largest[shown:]:
+        rows.append(TableRow([f"({len(rest)} more)", "", "", *figures(rest)], is_part=False))
     drawn = ReportTable(["Made in", "Phase", "Kind", "At the peak", "Share", "Blocks"], rows)
     return drawn.of("live_by_layer", device=memory.device, rank=memory.rank)
 
@@ -203,7 +198,9 @@ def memory(
         table = ReportTable(headings, rows)
         parts += [table.of("layers", device=device_memory.device, rank=device_memory.rank), *hidden]
     if not run.memory:
-        parts.append(_why_no_peaks(run))
+        has_allocated = not run.rows.nonzero.isdisjoint(("cpu_allocated", "device_allocated"))
+        older = 'This run has no peaks: an older torchprof wrote it. What each layer allocated is in the "tree" report.'
+        parts.append(older if has_allocated else "No allocation was recorded.")
     return spaced([*parts, stacked(_below_tables(run, used))])
 
 
@@ -215,12 +212,6 @@ def _phases(run: Run, phase: str | None) -> list[str]:
             "or its trace with torch.profiler.profile(profile_memory=True)."
         )
     return list(run.phases()) if phase is None else [phase]
-
-
-def _why_no_peaks(run: Run) -> str:
-    if not run.rows.nonzero.isdisjoint(("cpu_allocated", "device_allocated")):
-        return 'This run has no peaks: an older torchprof wrote it. What each layer allocated is in the "tree" report.'
-    return "No allocation was recorded."
 
 
 def _below_tables(run: Run, used: Sequence[MemoryUse]) -> Iterator[Part]:
@@ -263,9 +254,8 @@ class MemoryUse:
     @classmethod
     def of(cls, run: Run) -> list[MemoryUse]:
         """The memory use of each device in ``run.memory``, in one pass over the rows."""
-        uses: dict[tuple[str, int], dict[tuple[int, str], Cost]] = {
-            (memory.device, memory.rank): {} for memory in run.memory
-        }
+        uses: dict[tuple[str, int], dict[tuple[int, str], Cost]]
+        uses = {(memory.device, memory.rank): {} for memory in run.memory}
         sums = run.rows.summed(("device", "rank", "layer", "phase"), _FIELDS)
         for (device, rank, layer, phase), values in sums.items():
             if (own := uses.get((run.rows.devices[device], rank))) is not None:
@@ -276,10 +266,6 @@ class MemoryUse:
     def by_layers(self) -> bool:
         """Whether any of it was in a layer."""
         return any(cost and layer != OUTSIDE for (layer, _), cost in self.own.items())
-
-    def forward_bytes(self, layer: int) -> int:
-        """The bytes allocated in the forward of a layer and all layers below it."""
-        return _ALLOCATED.of(self.total.get((layer, FORWARD), Cost()))
 
 
 def entries_of_device(
@@ -295,8 +281,12 @@ def entries_of_device(
     ``used``: the memory use of each device of the run; ``device``: the index of the device to show, which has these
     ``samples``. ``varying``: what ``varying_calls`` returns.
     """
-    here, per_call = used[device], _PerCall.of(run.layers, samples)
+    here, figures_of_calls = used[device], _figures_of_calls(run.layers, samples)
     of_rank = [other for other, memory in enumerate(run.memory) if memory.rank == run.memory[device].rank]
+
+    def allocated(other: int, layer: int) -> int:
+        """The bytes allocated on a device in the forward of a layer and all layers below it."""
+        return _ALLOCATED.of(used[other].total.get((layer, FORWARD), Cost()))
 
     def of_device(layer: int, is_unknown: bool) -> Figures:
         figures = Figures(
@@ -304,66 +294,57 @@ def entries_of_device(
             {phase: here.total.get((layer, phase), Cost()) for phase in phases},
             unknown=is_unknown,
         )
-        main_device = max(of_rank, key=lambda other: (used[other].forward_bytes(layer), run.memory[other].peak_bytes))
+        main_device = max(of_rank, key=lambda other: (allocated(other, layer), run.memory[other].peak_bytes))
         returned = run.layers[layer].output_bytes if main_device == device else None
         activations = figure_of(returned, "first" if varying[run.layers[layer].path] is not False else "")
-        figures.more = {("activations", FORWARD, False): activations, **per_call.figures(layer, figures)}
+        figures.more = {("activations", FORWARD, False): activations, **figures_of_calls(layer, figures)}
         return figures
 
-    lines = entries_by_path(
-        {
-            path: of_device(run.layers.index_of[path], of_layer.unknown) if of_layer.total else Figures()
-            for path, of_layer in figures_of_layers(run, run.phases()).items()
-        }
-    )
-    models = [line for path, line in lines.items() if len(path) == 1]
+    figures = {
+        path: of_device(run.layers.index_of[path], of_layer.unknown) if of_layer.total else Figures()
+        for path, of_layer in figures_of_layers(run, run.phases()).items()
+    }
+    lines = [line for path, line in entries_by_path(figures).items() if len(path) == 1]
     for layer, name in NO_LAYERS.items():
         costs = {phase: here.own.get((layer, phase), Cost()) for phase in phases}
         if any(costs.values()):
-            models.append(Entry(name, Figures(costs, costs), is_layer=False))
-    return models
+            lines.append(Entry(name, Figures(costs, costs), is_layer=False))
+    return lines
 
 
-@dataclass(frozen=True)
-class _PerCall:
-    """Memory of single calls, by layer: the largest peak in each phase; the bytes that all calls saved for backward,
-    self and total; and how many calls these were."""
+def _figures_of_calls(
+    layers: Layers, samples: Iterable[tuple[SampleKey, Spread]]
+) -> Callable[[int, Figures], dict[tuple[str, str, bool], Figure]]:
+    """A function from a layer and its figures to those of single calls: the peak in each phase, unknown if the layer
+    worked and has none; and what a call saved for backward."""
+    peaks: defaultdict[int, dict[str, int]] = defaultdict(dict)
+    saved = [0] * len(layers)
+    calls: dict[int, int] = {}
+    for key, spread in samples:
+        if key.measure == "peak_bytes":
+            peaks[key.layer][key.phase] = spread.max
+        elif key.measure == "kept_bytes":
+            saved[key.layer], calls[key.layer] = spread.sum, spread.count
+    for layer in calls:  # a layer that was called before the first allocation has no sample of a peak
+        peaks[layer].setdefault(FORWARD, 0)
+    for layer, above in enumerate(layers.parent):
+        if above >= 0:  # a layer that is never called itself is used in the calls of its parent
+            calls.setdefault(layer, calls.get(above, 0))
+    all_saved = layers.roll_up(saved)
 
-    peaks: Mapping[int, Mapping[str, int]]
-    saved: Sequence[int]
-    all_saved: Sequence[int]
-    calls: Mapping[int, int]
-
-    @classmethod
-    def of(cls, layers: Layers, samples: Iterable[tuple[SampleKey, Spread]]) -> _PerCall:
-        peaks: defaultdict[int, dict[str, int]] = defaultdict(dict)
-        saved: dict[int, int] = {}
-        calls: dict[int, int] = {}
-        for key, spread in samples:
-            if key.measure == "peak_bytes":
-                peaks[key.layer][key.phase] = spread.max
-            elif key.measure == "kept_bytes":
-                saved[key.layer], calls[key.layer] = spread.sum, spread.count
-        for layer in saved:  # a layer that was called before the first allocation has no sample of a peak
-            peaks[layer].setdefault(FORWARD, 0)
-        for layer, above in enumerate(layers.parent):
-            if above >= 0:  # a layer that is never called itself is used in the calls of its parent
-                calls.setdefault(layer, calls.get(above, 0))
-        by_layer = [saved.get(layer, 0) for layer in range(len(layers))]
-        return cls(peaks, by_layer, layers.roll_up(by_layer), calls)
-
-    def figures(self, layer: int, of_layer: Figures) -> dict[tuple[str, str, bool], Figure]:
-        """The peak in each phase, unknown if the layer worked and has none; and what a call saved for backward."""
-        peaks, calls = self.peaks.get(layer, {}), 0 if of_layer.unknown else self.calls.get(layer, 0)
-        saved = {False: self.all_saved[layer], True: self.saved[layer]}
-        return {
-            ("peak", phase, False): figure_of(peaks.get(phase))
+    def figures(layer: int, of_layer: Figures) -> dict[tuple[str, str, bool], Figure]:
+        count = 0 if of_layer.unknown else calls.get(layer, 0)
+        of_peaks = {
+            ("peak", phase, False): figure_of(peaks[layer].get(phase))
             for phase, total in of_layer.total.items()
-            if phase in peaks or of_layer.unknown or total
-        } | {
-            ("saved", FORWARD, is_self): figure_of(nbytes / calls if calls else None)
-            for is_self, nbytes in saved.items()
+            if phase in peaks[layer] or of_layer.unknown or total
         }
+        return of_peaks | {
+            ("saved", FORWARD, is_self): figure_of(nbytes[layer] / count if count else None)
+            for is_self, nbytes in ((False, all_saved), (True, saved))
+        }
+
+    return figures
 
 
 # Memory over time
@@ -400,10 +381,8 @@ def picture(run: Run, memory: Memory) -> Iterator[str]:
     seen = [kind for number, kind in enumerate(_FILLS) if any(moment[number] for moment in moments)]
     legend = "   ".join(f"{_FILLS[kind]} {kind}" for kind in seen)
     cycle = " of the last cycle" if run.meta.cycles > 1 else ""
-    title = (
-        f"Memory on {memory.device} above the start{cycle}, over time: a column is {format_time(end / _WIDTH)}, a row "
-        f"{format_memory(round(high))}."
-    )
+    scale = f"a column is {format_time(end / _WIDTH)}, a row {format_memory(round(high))}"
+    title = f"Memory on {memory.device} above the start{cycle}, over time: {scale}."
     if timeline.dropped:
         title += f" The last {timeline.dropped:,} allocations and frees were not kept."
     yield "\n".join([title, legend, *rows, axis, times])

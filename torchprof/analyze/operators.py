@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Set
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 from torchprof.analyze.report import check_device
@@ -66,17 +67,21 @@ def operators(
     Raises TorchprofError for an unknown layer, and if shapes or source lines were not recorded.
     """
     layers = None if layer is None else _at_or_below(run, layer)
-    if group_by_input_shape:
-        _check_recorded(run, "record_shapes", "input shapes")
-    if group_by_stack_n:
-        _check_recorded(run, "with_stack", "source lines")
+    flags = dict(run.meta.flags)
+    for is_asked, flag, what in (
+        (group_by_input_shape, "record_shapes", "input shapes"),
+        (group_by_stack_n, "with_stack", "source lines"),
+    ):
+        if is_asked and not flags.get(flag):
+            raise TorchprofError(f"This run holds no {what}: record them with Profile(model, {flag}=True).")
 
     def is_selected(of_layer: int, of_phase: str) -> bool | None:
         return ((layers is None or of_layer in layers) and phase in (None, of_phase)) or None
 
     def operator(scope: bool, frame: Frame) -> Operator:
         signature = frame.signature or Signature((), ())
-        shapes = _shapes_of_tensors(signature) if group_by_input_shape else ()
+        inputs = zip(signature.shapes, signature.dtypes) if group_by_input_shape else ()
+        shapes = tuple(shape for shape, dtype in inputs if dtype not in _NO_TENSORS or shape)
         return Operator(frame.name, frame.kind, shapes, signature.stack[:group_by_stack_n])
 
     return _summed(run.rows, is_selected, operator)
@@ -117,10 +122,8 @@ def kernels(run: Run, *, layer: Any = None, phase: str | None = None) -> dict[Ke
         phase = phase_of(of_layer, PHASES[of_phase])
         key = Kernel(kernel.name, op.name, run.layers.name_of(of_layer), phase, rows.devices[device])
         sums = sums_of.setdefault(key, Sums())
-        cost = Cost(*costs)
         sums.calls += calls
-        sums.self += cost
-        sums.total += cost
+        sums.self = sums.total = sums.self + Cost(*costs)
     return sums_of
 
 
@@ -134,20 +137,16 @@ def _summed(
     outermost occurrences. Rows whose scope or key is None are left out.
     """
     number: dict[_Key, int] = {}
-    scopes: dict[tuple[int, int], _Scope | None] = {}
-    steps: dict[tuple[_Scope | None, Frame], int | None] = {}
     ways: dict[tuple[_Scope | None, int], Way] = {}  # the cached ways of rows without surroundings: most rows
 
+    @cache
     def scope_at(layer: int, phase: int) -> _Scope | None:
-        if (layer, phase) not in scopes:
-            scopes[layer, phase] = scope_of(layer, PHASES[phase])
-        return scopes[layer, phase]
+        return scope_of(layer, PHASES[phase])
 
+    @cache
     def step(scope: _Scope | None, frame: Frame) -> int | None:
-        if (scope, frame) not in steps:
-            key = None if scope is None else key_of(scope, frame)
-            steps[scope, frame] = None if key is None else number.setdefault(key, len(number))
-        return steps[scope, frame]
+        key = None if scope is None else key_of(scope, frame)
+        return None if key is None else number.setdefault(key, len(number))
 
     def way_of(key: RowKey) -> Way:
         scope = scope_at(key.layer, key.phase)
@@ -214,12 +213,3 @@ def _at_or_below(run: Run, path: Any) -> Set[int]:
             f"{NOT_SELECTED_NAME}. Choose from {', '.join('.'.join(known) for known in selected[:20])}."
         )
     return chosen
-
-
-def _check_recorded(run: Run, flag: str, what: str) -> None:
-    if not dict(run.meta.flags).get(flag, False):
-        raise TorchprofError(f"This run holds no {what}: record them with Profile(model, {flag}=True).")
-
-
-def _shapes_of_tensors(signature: Signature) -> tuple[Any, ...]:
-    return tuple(shape for shape, dtype in zip(signature.shapes, signature.dtypes) if dtype not in _NO_TENSORS or shape)

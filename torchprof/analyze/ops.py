@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchprof.analyze.columns import Column, column_called, columns_of
 from torchprof.analyze.figures import Figures
@@ -44,6 +44,29 @@ _TORCHS_NAMES = {
     "count": "calls",
 }
 _WIDTH = 60
+
+
+class Whole(NamedTuple):
+    """What 100 % is in the columns of times, in words and as costs: ``own`` in columns of self, ``total`` in others."""
+
+    what: str
+    own: Cost
+    total: Cost
+
+    def of(self, column: Column) -> float | None:
+        """What 100 % is in a column; None if it has no shares."""
+        if not column.is_time or not column.measure:
+            return None
+        return column.measure.of(self.own if column.is_self else self.total)
+
+    def sentence(self, columns: Sequence[Column]) -> Iterator[str]:
+        """What 100 % is in each column of times."""
+        headings: dict[float, str] = {}
+        for column in columns:
+            if ns := self.of(column):
+                headings.setdefault(ns, f"{format_time(ns)} {column.heading}")  # once if self and total are the same
+        if headings:
+            yield f"100 % is {self.what}: {', '.join(headings.values())}."
 
 
 @dataclass
@@ -98,42 +121,23 @@ def largest_by(columns: Sequence[Column], *, of_self: bool) -> Column:
     return [*reversed(times), *columns][0]
 
 
-def shares_of(columns: Sequence[Column], own: Cost, total: Cost) -> dict[Column, float]:
-    """What 100 % is in each column of times: ``own`` in columns of self, ``total`` in columns of totals."""
-    return {
-        column: column.measure.of(own if column.is_self else total)
-        for column in columns
-        if column.is_time and column.measure
-    }
-
-
-def about_wholes(what: str, wholes: Mapping[Column, float]) -> list[str]:
-    """A sentence: what 100 % is in each column of times. ``what`` describes it."""
-    columns: dict[float, str] = {}
-    for column, ns in wholes.items():
-        if ns:
-            columns.setdefault(ns, f"{format_time(ns)} {column.heading}")  # once if self and total are the same
-    return [f"100 % is {what}: {', '.join(columns.values())}."] if columns else []
-
-
 def ranked(
     run: Run,
     texts: Sequence[str],
     lines: Sequence[TableLine],
     columns: Sequence[Column],
     usual: Column,
+    whole: Whole,
     *,
-    wholes: Mapping[Column, float],
     more_texts: Sequence[str] = (),
-    sentences: Sequence[str] = (),
+    sentences: Iterable[str] = (),
     sort_by: str | None = None,
     top: int | None = None,
 ) -> Section:
-    """The lines as a table; below it the sentences, how many rows are hidden, and the run's warnings.
+    """The lines as a table; below it what 100 % is, the sentences, how many rows are hidden, and the run's warnings.
 
     ``texts``: headings of the text columns left of the figures; ``more_texts``: of those right of them. The table is
     sorted by the column ``sort_by``, or by ``usual`` if that is None: figures from the largest, texts from A to Z.
-    ``wholes``: what 100 % is in the columns that show shares.
 
     Raises TorchprofError for an unknown column.
     """
@@ -144,23 +148,19 @@ def ranked(
     else:
         lines = sorted(lines, key=lambda line: -order.of(line))
     shown = lines[:top]
-    table = [row for line in shown for row in _rows(line, every, wholes)]
-    text = ReportTable([column.heading for column in every], table)
-    hidden = [_hidden(len(lines), len(shown), order)] if len(shown) < len(lines) else []
-    below: list[Part] = [*sentences, *hidden, *about_sums(run), warnings_below(run)]
-    return spaced([text, stacked(below)])
+    table = [row for line in shown for row in _rows(line, every, whole)]
+    below: list[Part] = [*whole.sentence(columns), *sentences]
+    if len(shown) < len(lines):
+        which = "first" if order.what == "text" else "largest"
+        below.append(f"{rows_hidden(len(lines) - len(shown), len(shown), which)} by {order.heading}.")
+    below += [*about_sums(run), warnings_below(run)]
+    return spaced([ReportTable([column.heading for column in every], table), stacked(below)])
 
 
-def _hidden(all_lines: int, shown: int, order: Column) -> str:
-    """A sentence: how many rows are hidden, and which rows are shown."""
-    which = "first" if order.what == "text" else "largest"
-    return f"{rows_hidden(all_lines - shown, shown, which)} by {order.heading}."
-
-
-def _rows(line: TableLine, columns: Sequence[Column], wholes: Mapping[Column, float]) -> Iterable[TableRow]:
+def _rows(line: TableLine, columns: Sequence[Column], whole: Whole) -> Iterator[TableRow]:
     """A line as rows of cells: several rows if a text has several lines."""
     cells = [
-        list(line.texts[column.heading]) if column.what == "text" else [column.text(line, wholes.get(column))]
+        list(line.texts[column.heading]) if column.what == "text" else [column.text(line, whole.of(column))]
         for column in columns
     ]
     yield TableRow(
@@ -186,8 +186,7 @@ def _our_name(name: str, columns: Sequence[Column], run: Run) -> str:
 
 def operator_name(operator: Operator) -> str:
     """The name of an operator in tables: long names shortened, ranges marked."""
-    name = shortened(operator.name)
-    return range_in_words(operator.kind, name)
+    return range_in_words(operator.kind, shortened(operator.name))
 
 
 def shortened(name: str, width: int = _WIDTH) -> str:
@@ -244,7 +243,6 @@ def ops(
     )
     columns = figure_columns(run)
     whole = sum((sums.self for operator, sums in sums_of.items() if not _is_left_over(operator)), Cost())
-    wholes = shares_of(columns, whole, whole)
     more = ["Input Shapes"] * bool(group_by_input_shape) + ["Source Lines"] * bool(group_by_stack_n)
     return ranked(
         run,
@@ -252,9 +250,9 @@ def ops(
         [_line(operator, sums) for operator, sums in sums_of.items()],
         columns,
         largest_by(columns, of_self=True),
-        wholes=wholes,
+        Whole("the self of all rows", whole, whole),
         more_texts=more,
-        sentences=[*about_wholes("the self of all rows", wholes), *about_flops(run)],
+        sentences=about_flops(run),
         sort_by=sort_by,
         top=top,
     )
@@ -270,44 +268,28 @@ def _line(operator: Operator, sums: Sums) -> TableLine:
 
 
 def _is_left_over(operator: Operator) -> bool:
-    """Whether it is the work that was launched before the recording."""
     return operator.kind == FrameKind.LABEL and operator.name == LAUNCHED_BEFORE
 
 
-def _shapes(shapes: Sequence[Any]) -> str:
-    shown = [_shape(shape) for shape in shapes[:_SHAPES_SHOWN]]
-    return ", ".join([*shown, *_more(len(shapes) - _SHAPES_SHOWN)])
+def _shapes(shapes: Sequence[Any], limit: int = _SHAPES_SHOWN) -> str:
+    more = [f"… {len(shapes) - limit} more"] if len(shapes) > limit else []
+    return ", ".join([*map(_shape, shapes[:limit]), *more])
 
 
 def _shape(shape: Any) -> str:
     """The shape of a tensor, or of a list of tensors."""
     if shape is None:
         return "[?]"
-    if not any(isinstance(size, tuple) for size in shape):
-        return str(list(shape)).replace("-1", "?")
-    return f"[{', '.join([*map(_shape, shape[:_LIST_SHOWN]), *_more(len(shape) - _LIST_SHOWN)])}]"
-
-
-def _more(number: int) -> list[str]:
-    return [f"… {number} more"] if number > 0 else []
+    is_list = any(isinstance(size, tuple) for size in shape)
+    return f"[{_shapes(shape, _LIST_SHOWN)}]" if is_list else str(list(shape)).replace("-1", "?")
 
 
 def _layers_using(run: Run, op: str, *, phase: str | None, **order: Any) -> Section:
     """A row for each layer that uses the operator ``op`` directly."""
     op = {operator_name(operator): operator.name for operator in operators(run)}.get(op, op)  # by the name in the table
-    sums_of = layers_of_operator(run, op, phase=phase)
     everywhere = [sums for operator, sums in operators(run, phase=phase).items() if operator.name == op]
+    own, total = sum((sums.self for sums in everywhere), Cost()), sum((sums.total for sums in everywhere), Cost())
+    lines = [line_of({"Module": [name]}, sums) for name, sums in layers_of_operator(run, op, phase=phase).items()]
     columns = figure_columns(run)
-    wholes = shares_of(
-        columns, sum((sums.self for sums in everywhere), Cost()), sum((sums.total for sums in everywhere), Cost())
-    )
-    return ranked(
-        run,
-        ["Module"],
-        [line_of({"Module": [name]}, sums) for name, sums in sums_of.items()],
-        columns,
-        largest_by(columns, of_self=False),
-        wholes=wholes,
-        sentences=about_wholes(f"what {op} took everywhere", wholes),
-        **order,
-    )
+    whole = Whole(f"what {op} took everywhere", own, total)
+    return ranked(run, ["Module"], lines, columns, largest_by(columns, of_self=False), whole, **order)

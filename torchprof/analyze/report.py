@@ -16,7 +16,6 @@ from torchprof.run.words import OTHER, number_of_phase
 _Branch = TypeVar("_Branch")
 _Result = TypeVar("_Result")
 
-
 HOT = "◄"
 """The sign after the names of layers on the hottest path."""
 
@@ -272,10 +271,8 @@ def check_device(run: Run, lacks: str) -> None:
             "ProfilerActivity.CUDA in the activities of torch.profiler.profile."
         )
     if all("device_ns" not in meta.measured for meta in run.metas):
-        kind = run.meta.device_heading
-        raise TorchprofError(
-            f"This run {lacks}: {kind} was requested, but could not be recorded. run.warnings says why."
-        )
+        why = f"{run.meta.device_heading} was requested, but could not be recorded. run.warnings says why."
+        raise TorchprofError(f"This run {lacks}: {why}")
 
 
 def phase_cell(phase: str) -> Cell:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import PurePath
 
 from torchprof.analyze.compiled_regions import compiled_in
-from torchprof.analyze.figures import varying_work
+from torchprof.analyze.figures import varying_calls
 from torchprof.analyze.report import Section, printable
 from torchprof.run.formats import ranks_in_words
 from torchprof.run.meta import Meta, RunWarning
@@ -49,18 +49,13 @@ def all_warnings(run: Run) -> tuple[RunWarning, ...]:
     of_one = [run] if len(run.metas) == 1 else run.of_ranks([meta.rank for meta in run.metas])
     ranks_of: dict[RunWarning, list[int]] = {}
     for of_rank in of_one:
-        for warning in dict.fromkeys(_of_rank(of_rank, len(run.metas) > 1)):
+        stored = [warning for warning in of_rank.meta.warnings if warning.code != WITHOUT_SHAPES]
+        last = [warning for warning in stored if warning.code in _AT_THE_END and not warning.added]
+        first = (warning for warning in stored if warning not in last)
+        for warning in dict.fromkeys([*first, *following_from(of_rank, len(run.metas) > 1), *last]):
             ranks_of.setdefault(warning, []).append(of_rank.meta.rank)
     most_first = sorted(ranks_of.items(), key=lambda item: -len(item[1]))
     return tuple(replace(warning, ranks=tuple(ranks)) for warning, ranks in most_first)
-
-
-def _of_rank(run: Run, is_merged: bool) -> Iterator[RunWarning]:
-    stored = [warning for warning in run.meta.warnings if warning.code != WITHOUT_SHAPES]
-    last = [warning for warning in stored if warning.code in _AT_THE_END and not warning.added]
-    yield from (warning for warning in stored if warning not in last)
-    yield from following_from(run, is_merged)
-    yield from last
 
 
 def following_from(run: Run, is_merged: bool = False) -> Iterator[RunWarning]:
@@ -69,7 +64,9 @@ def following_from(run: Run, is_merged: bool = False) -> Iterator[RunWarning]:
     ``is_merged``: the run was taken out of a run of several ranks, and has the layers of all ranks.
     """
     yield from about_start(run, is_merged)
-    yield from about_left_over(run)
+    if kernels := run.rows.total("calls", frames=is_left_over):
+        device, left, whole = run.meta.device_heading, run.left_over.device_ns, run.rows.total("device_ns")
+        yield RunWarning.of("launched_before", kernels=kernels, device=device, device_ns=left, all_ns=whole)
     yield from about_compiled(run)
     if "flops" in run.meta.measured:
         yield from about_uncounted(run.rows, operators_without_shapes(run.meta.warnings))
@@ -108,21 +105,9 @@ def about_start(run: Run, is_merged: bool = False) -> Iterator[RunWarning]:
         later = (spread.sum - spread.first) / (spread.count - 1) if spread.count > 1 else 0
         if 0 < later * _SLOW_START < spread.first:
             layer = run.layers[key.layer]
-            shapes = {False: "same", True: "" if is_merged else "varying", None: ""}[varying_work(run)[layer.path]]
+            varies = varying_calls(run, of_model=True)[layer.path]
+            shapes = "same" if varies is False else "varying" if varies and not is_merged else ""
             yield RunWarning.of("slow_start", [layer.name], first_ns=spread.first, later_ns=later, shapes=shapes)
-
-
-def about_left_over(run: Run) -> Iterator[RunWarning]:
-    """Device work that was launched before the recording began."""
-    kernels = run.rows.total("calls", frames=is_left_over)
-    if kernels:
-        yield RunWarning.of(
-            "launched_before",
-            kernels=kernels,
-            device=run.meta.device_heading,
-            device_ns=run.left_over.device_ns,
-            all_ns=run.rows.total("device_ns"),
-        )
 
 
 def about_compiled(run: Run) -> Iterator[RunWarning]:
@@ -139,61 +124,41 @@ def about_compiled(run: Run) -> Iterator[RunWarning]:
     for reason, (ns, share) in usage.unknown_times(run).items():
         if share > _SHARE_UNKNOWN and not (reason == LAYERS_NOT_RECORDED and is_told):
             yield RunWarning.of("not_attributable", reason=reason, share=share, ns=ns)
-    if not by_layers and not usage.shares and usage.has_graphs and _has_inlined_layers(run):
-        yield RunWarning.of("inside_compiled")
-
-
-def _has_inlined_layers(run: Run) -> bool:
-    """Whether any layer may have run inside compiled code without being called itself."""
-    called = {layer for (layer, _), (_, calls) in run.rows.by_layer.items() if calls}
-    return any(layer.compiled and index not in called for index, layer in enumerate(run.layers))
-
-
-# Work that is missing from the MACs and FLOPs
-
-
-@dataclass
-class _UncountedWork:
-    """Uncounted calls by name, and the names of their layers, in the order of first use."""
-
-    calls: Counter[str] = field(default_factory=Counter)
-    layers: dict[str, None] = field(default_factory=dict)
-
-    @property
-    def count(self) -> int:
-        return sum(self.calls.values())
-
-    def warning(self, code: str) -> RunWarning:
-        names = tuple(name for name, _ in self.calls.most_common())
-        return RunWarning.of(code, list(self.layers), names=names, count=self.count)
+    if not by_layers and not usage.shares and usage.has_graphs:
+        called = {layer for (layer, _), (_, calls) in run.rows.by_layer.items() if calls}
+        if any(layer.compiled and index not in called for index, layer in enumerate(run.layers)):
+            yield RunWarning.of("inside_compiled")
 
 
 def about_uncounted(rows: Rows, without_shapes: Set[str]) -> Iterator[RunWarning]:
-    """A warning for each operator without a formula, most calls first, and one for each other reason why work is not
-    counted.
+    """Work that is missing from the MACs and FLOPs: a warning for each operator without a formula, most calls first,
+    and one for each other reason why work is not counted.
 
     ``without_shapes``: the operators that have a formula, but were recorded without shapes.
     """
-    works: dict[tuple[str, str], _UncountedWork] = {}
+    calls: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)  # by the reason and the operator
+    layers: defaultdict[tuple[str, str], dict[str, None]] = defaultdict(dict)
     for (layer, chain), uncounted in rows.of_recording.summed(("layer", "frames"), "uncounted").items():
         frames = rows.frames[chain]
         if frames and uncounted:  # rows without frames are Python's time: no FLOPs
             reason = _reason(frames, without_shapes)
-            name = frames[-1].name
-            work = works.setdefault((reason, name if reason == _OPERATOR else ""), _UncountedWork())
-            work.calls[name] += uncounted
+            work = reason, frames[-1].name if reason == _OPERATOR else ""
+            calls[work][frames[-1].name] += uncounted
             nowhere = OUTSIDE_NAME if layer == OUTSIDE else NOT_SELECTED_NAME
-            work.layers[rows.layers[layer].name if layer >= 0 else nowhere] = None
-    most_first = sorted(works.items(), key=lambda item: -item[1].count)
-    operators = [work for (reason, _), work in most_first if reason == _OPERATOR]
+            layers[work][rows.layers[layer].name if layer >= 0 else nowhere] = None
+    most_first = sorted(calls, key=lambda work: -calls[work].total())
+    operators = [work for work in most_first if work[0] == _OPERATOR]
+    others = [work for work in most_first if work[0] != _OPERATOR]
     for work in operators[:_OPERATORS]:
-        yield work.warning(_OPERATOR)
-    if len(operators) > _OPERATORS:
-        rest = operators[_OPERATORS:]
-        yield RunWarning.of("uncounted_more", operators=len(rest), calls=sum(work.count for work in rest))
-    for (reason, _), work in most_first:
-        if reason != _OPERATOR:
-            yield work.warning(reason)
+        yield _uncounted(work[0], calls[work], [*layers[work]])
+    if rest := operators[_OPERATORS:]:
+        yield RunWarning.of("uncounted_more", operators=len(rest), calls=sum(calls[work].total() for work in rest))
+    for work in others:
+        yield _uncounted(work[0], calls[work], [*layers[work]])
+
+
+def _uncounted(code: str, calls: Counter[str], layers: Sequence[str]) -> RunWarning:
+    return RunWarning.of(code, layers, names=tuple(name for name, _ in calls.most_common()), count=calls.total())
 
 
 def _reason(frames: Sequence[Frame], without_shapes: Set[str]) -> str:
@@ -249,15 +214,14 @@ def warnings_of(run: Run, without: Collection[str] = ()) -> list[str]:
         is_once_for_all = len(run.metas) > 1 and warning.code == _BUSY
         if not is_once_for_all and warning.code not in without:
             ranks_of.setdefault(str(warning), set()).update(warning.ranks)
-    warnings = []
-    for sentence, ranks in sorted(ranks_of.items(), key=lambda item: -len(item[1])):
-        of_all = len(ranks) == len(run.metas)
-        warnings.append(sentence if of_all else f"{ranks_in_words(sorted(ranks)).capitalize()}: {sentence}")
-    if len(run.metas) > 1 and len(warnings) > _WARNINGS_SHOWN:
-        hidden = len(warnings) - _WARNINGS_SHOWN
-        warnings[_WARNINGS_SHOWN:] = [
-            f"{hidden} more warnings of single ranks are hidden. run.of_rank(N) has those of rank N."
-        ]
+    warnings = [
+        sentence if len(ranks) == len(run.metas) else f"{ranks_in_words(ranks).capitalize()}: {sentence}"
+        for sentence, ranks in sorted(ranks_of.items(), key=lambda item: -len(item[1]))
+    ]
+    hidden = len(warnings) - _WARNINGS_SHOWN
+    if len(run.metas) > 1 and hidden > 0:
+        more = f"{hidden} more warnings of single ranks are hidden. run.of_rank(N) has those of rank N."
+        warnings[_WARNINGS_SHOWN:] = [more]
     return [*about_missing_ranks(run), *warnings, *_about_busy_machines(run)]
 
 
@@ -288,8 +252,8 @@ def lacks_ranks(run: Run) -> bool:
 
 def about_missing_ranks(run: Run) -> Iterator[str]:
     """A sentence that names the ranks of the job that are missing in a run, if any are."""
-    missing = run.missing_ranks
     if lacks_ranks(run):
+        missing = run.missing_ranks
         words, size = ranks_in_words(missing).capitalize(), len(run.metas) + len(missing)
         yield f"{words} of {size} {'is' if len(missing) == 1 else 'are'} missing in this run."
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from torchprof.analyze.columns import Column
 from torchprof.analyze.figures import Figures
@@ -72,8 +73,12 @@ def steps(run: Run, *, depth: int | None = None, top: int | None = None) -> Sect
             texts.append(f"Rank {meta.rank}")
         for table in (_duration(loop), _parts(loop), _tree(loop, depth, top)):
             texts.append(replace(table, ids={"rank": meta.rank}))
-        sentences += _ends_of_steps(loop)
-        sentences += _outside_of_steps(loop)
+        if meta.step_end != StepEnd.MARK:
+            sentences.append(f"The loop marks no steps: a step ends {_WHERE[meta.step_end]}.")
+        left = meta.wall_ns - loop.whole.sum
+        if left > _MATTERS * meta.wall_ns:
+            share = f"{format_time(left)} ({left / meta.wall_ns:.1%})"
+            sentences.append(f"{share} of the recorded time is in no step, but before or after the steps of a cycle.")
         if behind := ns_behind_the_cpu(run, meta):
             sentences.append(
                 f"The CPU runs ahead of the device: on {meta.device_heading}, the work of a step takes "
@@ -96,16 +101,14 @@ def ns_behind_the_cpu(run: Run, meta: Meta) -> float:
     for key, spread in run.samples.items():
         if key.measure == "step_device_ns" and key.rank == meta.rank and key.layer in wholes:
             launched[key.device] += spread.sum
-    all_work = {
-        run.rows.devices[device]: ns for device, ns in run.rows.summed("device", "device_ns", rank=meta.rank).items()
-    }
+    on_devices = run.rows.summed("device", "device_ns", rank=meta.rank)
+    all_work = {run.rows.devices[device]: ns for device, ns in on_devices.items()}
     of_device = (launched[name] * min(1, ns / all_work[name]) for name, ns in meta.busy_ns if all_work.get(name))
     behind = max(of_device, default=0) / steps.count
     return behind if behind > _AHEAD * steps.sum / steps.count else 0
 
 
-@dataclass(frozen=True)
-class _Device:
+class _Device(NamedTuple):
     """A device: its name in the run, and in headings. ``measured``: False if its times are unknown."""
 
     name: str
@@ -121,15 +124,11 @@ class _Loop:
         self.meta = meta
         whole = self.of(OUTSIDE, FORWARD, "step_ns")
         if whole is None:
+            why = (str(warning) for warning in run.warnings if meta.rank in warning.ranks)
             raise TorchprofError(
-                " ".join(
-                    [
-                        "No loop was recorded. Steps end where `prof.step()` marks it, inside the block of a Profile "
-                        "or of torch.profiler.profile; without marks where optimizers make a step, after backward, or "
-                        "after a call of the model, at least twice.",
-                        *(str(warning) for warning in run.warnings if meta.rank in warning.ranks),
-                    ]
-                )
+                "No loop was recorded. Steps end where `prof.step()` marks it, inside the block of a Profile or of "
+                "torch.profiler.profile; without marks where optimizers make a step, after backward, or after a call "
+                f"of the model, at least twice.{''.join(f' {warning}' for warning in why)}"
             )
         self.whole = whole
         self.layers = [
@@ -167,14 +166,10 @@ def _distribution(spread: Spread | None) -> list[Cell]:
 def _duration(loop: _Loop) -> ReportTable:
     """The table of the duration of a step."""
     whole = loop.whole
-    row = [
-        format_number(whole.count),
-        format_number(loop.meta.cycles),
-        format_time(whole.sum / whole.count),
-        *_distribution(whole),
-    ]
+    counts = [format_number(whole.count), format_number(loop.meta.cycles)]
+    ends = format_time(whole.min), format_time(whole.max)
+    row = [*counts, format_time(whole.sum / whole.count), *_distribution(whole), *ends]
     headings = ["Steps", "Cycles", "Mean", "Median", "P95", "IQR", "Min", "Max"]
-    row += [format_time(whole.min), format_time(whole.max)]
     return ReportTable.of_cells(headings, [row]).of("duration")
 
 
@@ -184,44 +179,41 @@ def _parts(loop: _Loop) -> ReportTable:
     launched = dict.fromkeys(loop.accelerators, 0)
     table = []
 
-    def add(name: str, spread: Spread | None, layer: int, phase: str, measure: str | None, sign: int = 1) -> None:
+    def add(name: str, spread: Spread | None, on_device: Sequence[Spread | None] | None, sign: int = 1) -> None:
         total = sign * spread.sum if spread else 0
         row: list[Cell] = [name, format_time(total / count), format_share(total / loop.whole.sum)]
         row += _distribution(spread) if sign > 0 else [""] * 3
-        for device in loop.accelerators:
-            on_device = loop.of(layer, phase, measure, device.name) if measure else None
-            on_it = sign * on_device.sum if on_device else 0
+        for device, launched_work in zip(loop.accelerators, on_device or ()):
+            on_it = sign * launched_work.sum if launched_work else 0
             launched[device] += on_it
-            row.append(_mean(device, on_it, count) if measure else "")
-        table.append(row)
+            row.append(_mean(device, on_it, count))
+        table.append(row if on_device is not None else row + [""] * len(loop.accelerators))
 
     models = [(number, layer.name) for number, layer in loop.layers if len(layer.path) == 1]
     for layer, name in [*models, *([(NOT_SELECTED, NOT_SELECTED_NAME)] if loop.worked(NOT_SELECTED) else [])]:
         for phase in loop.phases:
-            spread = loop.of_layer(layer, phase, loop.cpu)
-            add(f"{name}, {phase}", spread, layer, phase, "step_device_ns")
-
-    def add_outside(name: str, measure: str, on_device: bool = False, sign: int = 1) -> None:
+            on_device = [loop.of_layer(layer, phase, device) for device in loop.accelerators]
+            add(f"{name}, {phase}", loop.of_layer(layer, phase, loop.cpu), on_device)
+    has_device = bool(loop.accelerators)
+    waits = ", waiting for ranks" if any(meta.world_size > 1 for meta in loop.run.metas) else ""
+    are_ranges = bool(loop.run.roots) and not loop.run.meta.model
+    twice = "several threads, or in ranges" if are_ranges else "several threads"
+    for name, measure, launches, is_shown in (  # None: if it was recorded
+        ("data loading", "step_data_ns", True, True),
+        ("optimizer", "step_optimizer_ns", True, True),
+        ("host-device copies", "step_copy_ns", True, has_device),
+        ("waiting for the device", "step_wait_ns", False, has_device),
+        ("garbage collection", "step_gc_ns", False, None),
+        ("backward of no layer", "step_backward_ns", True, None),
+        ("loss and other ops", "step_other_ns", True, True),
+        (f"in no op (Python{waits})", "step_gap_ns", False, True),
+        (f"counted twice ({twice})", "step_overlap_ns", are_ranges, None),
+        ("Step", "step_ns", False, True),
+    ):
         spread = loop.of(OUTSIDE, FORWARD, measure)
-        add(name, spread, OUTSIDE, FORWARD, measure if on_device else None, sign)
-
-    add_outside("data loading", "step_data_ns", on_device=True)
-    add_outside("optimizer", "step_optimizer_ns", on_device=True)
-    if loop.accelerators:
-        add_outside("host-device copies", "step_copy_ns", on_device=True)
-        add_outside("waiting for the device", "step_wait_ns")
-    if loop.of(OUTSIDE, FORWARD, "step_gc_ns") is not None:
-        add_outside("garbage collection", "step_gc_ns")
-    if loop.of(OUTSIDE, FORWARD, "step_backward_ns") is not None:
-        add_outside("backward of no layer", "step_backward_ns", on_device=True)
-    add_outside("loss and other ops", "step_other_ns", on_device=True)
-    waits = any(meta.world_size > 1 for meta in loop.run.metas)
-    add_outside(f"in no op (Python{', waiting for ranks' if waits else ''})", "step_gap_ns")
-    if loop.of(OUTSIDE, FORWARD, "step_overlap_ns") is not None:
-        are_ranges = bool(loop.run.roots) and not loop.run.meta.model
-        why = "several threads, or in ranges" if are_ranges else "several threads"
-        add_outside(f"counted twice ({why})", "step_overlap_ns", on_device=are_ranges, sign=-1)
-    add_outside("Step", "step_ns")
+        if is_shown or (is_shown is None and spread is not None):
+            on_devices = [loop.of(OUTSIDE, FORWARD, measure, device.name) for device in loop.accelerators]
+            add(name, spread, on_devices if launches else None, -1 if measure == "step_overlap_ns" else 1)
     table[-1][6:] = [_mean(device, total, count) for device, total in launched.items()]
     headings = ["Part", "Mean", "Share", "Median", "P95", "IQR"]
     headings += [f"{device.heading} mean" for device in loop.accelerators]
@@ -235,11 +227,10 @@ def _mean(device: _Device, total: int, count: int) -> Cell:
 def _tree(loop: _Loop, depth: int | None, top: int | None) -> ReportTable:
     """The table of layers."""
     columns = [(phase, device) for phase in loop.phases for device in (loop.cpu, *loop.accelerators)]
-    headings = [
-        f"{'' if phase == FORWARD else phase.capitalize() + ' '}{device.heading} {figure}"
-        for phase, device in columns
-        for figure in ("median", "P95", "IQR")
-    ]
+    headings = ["Module"]
+    for phase, device in columns:
+        lead = "" if phase == FORWARD else f"{phase.capitalize()} "
+        headings += [f"{lead}{device.heading} {figure}" for figure in ("median", "P95", "IQR")]
     lines = _lines(loop)
     down_to(lines, depth)
     if top is not None:
@@ -256,7 +247,7 @@ def _tree(loop: _Loop, depth: int | None, top: int | None) -> ReportTable:
             else:
                 yield from _distribution(loop.of_layer(layer, phase, device))
 
-    return ReportTable(["Module", *headings], table_rows(lines, cells)).of("layers")
+    return ReportTable(headings, table_rows(lines, cells)).of("layers")
 
 
 def _lines(loop: _Loop) -> list[Entry]:
@@ -278,21 +269,7 @@ def _lines(loop: _Loop) -> list[Entry]:
     return lines + [Entry(name, Figures(), is_layer=False) for name, layer in _NO_LAYER.items() if loop.worked(layer)]
 
 
-def _ends_of_steps(loop: _Loop) -> Iterator[str]:
-    """A sentence on where steps end, if the loop did not mark it."""
-    if loop.meta.step_end != StepEnd.MARK:
-        yield f"The loop marks no steps: a step ends {_WHERE[loop.meta.step_end]}."
-
-
-def _outside_of_steps(loop: _Loop) -> Iterator[str]:
-    """A sentence if much of the recorded time is in no step."""
-    left = loop.meta.wall_ns - loop.whole.sum
-    if left > _MATTERS * loop.meta.wall_ns:
-        share = f"{format_time(left)} ({left / loop.meta.wall_ns:.1%})"
-        yield f"{share} of the recorded time is in no step, but before or after the steps of a cycle."
-
-
-# The parts of the recorded time: data, forward, backward, optimizer, … They add up to all of it.
+# The parts of the recorded time, which add up to all of it
 
 _NAMES = {
     DATA: "data",
@@ -310,21 +287,8 @@ FIRST_CALL, LATER_CALLS = "first call", "later calls"
 _LONGER = 2
 """The first call of a model is a part of its own if it took this many times as long as the median one."""
 _ORDER = (
-    COMPILING_PART,
-    "data",
-    FIRST_CALL,
-    LATER_CALLS,
-    FORWARD,
-    NO_GRAD,
-    RECOMPUTE,
-    BACKWARD,
-    "optimizer",
-    "copies",
-    _NAMES[WAIT],
-    STAGES,
-    _NAMES[GARBAGE],
-    OTHER,
-    IDLE,
+    *(COMPILING_PART, "data", FIRST_CALL, LATER_CALLS, FORWARD, NO_GRAD, RECOMPUTE, BACKWARD, "optimizer", "copies"),
+    *(_NAMES[WAIT], STAGES, _NAMES[GARBAGE], OTHER, IDLE),
 )
 
 

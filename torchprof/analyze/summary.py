@@ -1,19 +1,13 @@
-"""The summary report: the layers of each model with shapes, parameters and MACs, and the figures of the whole model."""
+"""The summary report: layers with shapes, parameters and MACs, and the figures of models; the table of a benchmark."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from torchprof.analyze.columns import Column
-from torchprof.analyze.figures import (
-    Figures,
-    dtype_of_most_macs,
-    figures_of_layers,
-    peak_of,
-    varying_calls,
-    varying_work,
-)
+from torchprof.analyze.columns import MEASURE_OF, Column
+from torchprof.analyze.figures import Figures, dtype_of_most_macs, figures_of_layers, peak_of, varying_calls
 from torchprof.analyze.report import Part, ReportTable, Section, TableRow, branches, printable, report, spaced, stacked
 from torchprof.analyze.sentences import warnings_below
 from torchprof.run.formats import (
@@ -24,20 +18,24 @@ from torchprof.run.formats import (
     format_count,
     format_memory,
     format_number,
+    format_rate,
     format_share,
     format_time,
     ranks_in_words,
 )
 from torchprof.run.layers import Layer
-from torchprof.run.measures import MEASURES, SampleKey
+from torchprof.run.measures import SampleKey
 from torchprof.run.meta import Peak
 from torchprof.run.run import Node, Run
 from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE
 
+if TYPE_CHECKING:
+    from torchprof.profile.benchmark import BenchmarkResult, Latency
+
 _SHAPES_SHOWN = 3
-_COUNTED = {measure.fields[0][0]: measure for measure in MEASURES}
 
 _Path = tuple[str, ...]
+_Varying = Mapping[_Path, bool | None]  # of ``varying_calls``
 
 
 @report("summary", "every layer with shapes and parameters; latency, FLOPs and MFU of the model", answers="fit")
@@ -66,23 +64,19 @@ def summary(run: Run, *, depth: int | None = None) -> Section:
     if not models:
         sections: list[Part] = ["This run has no layers: all its work is outside of them."]
     else:
-        varying = varying_calls(run), varying_work(run)
+        varying = varying_calls(run), varying_calls(run, of_model=True)
         figures = figures_of_layers(run, run.phases())
-        sections = [_table(run, models, figures, *varying, depth)]
+        sections = [_table(run, models, figures, varying, depth)]
         sections += [_about_model(run, model, figures[model.layer.path], varying[1]) for model in models]
         sentences = [*_about_shapes(run, *varying), *_about_missing(run), *sentences]
     return spaced([*sections, stacked(sentences)])
 
 
 def _table(
-    run: Run,
-    models: Sequence[Node],
-    figures: Mapping[_Path, Figures],
-    calls_vary: Mapping[_Path, bool | None],
-    work_varies: Mapping[_Path, bool | None],
-    depth: int | None,
+    run: Run, models: Sequence[Node], figures: Mapping[_Path, Figures], varying: Sequence[_Varying], depth: int | None
 ) -> ReportTable:
-    """The table of layers. ``calls_vary``, ``work_varies``: as ``varying_calls`` and ``varying_work`` return them."""
+    """The table of layers. ``varying``: the calls of each layer, and its work."""
+    calls_vary, work_varies = varying
     params = run.total_params()
 
     def below(node: Node) -> list[Node]:
@@ -107,12 +101,11 @@ def _table(
     return ReportTable(["Module", "Type", "Depth", "Input shape", "Output shape", "Params", "MACs"], table)
 
 
-def _about_model(run: Run, model: Node, figures: Figures, work_varies: Mapping[_Path, bool | None]) -> str:
-    """The figures of one model, a line for each."""
+def _about_model(run: Run, model: Node, figures: Figures, work_varies: _Varying) -> str:
     path = model.layer.path
-    lines = list(_figures(run, model, run.total_params()[path], figures, work_varies[path]))
-    width = max(len(name) for name, _ in lines)
-    return "\n".join([printable(model.layer.name), *(f"  {name:<{width}}  {value}" for name, value in lines)])
+    lines = dict(_figures(run, model, run.total_params()[path], figures, work_varies[path]))
+    width = max(map(len, lines))
+    return "\n".join([printable(model.layer.name), *(f"  {name:<{width}}  {value}" for name, value in lines.items())])
 
 
 def _about_processors(run: Run) -> Iterator[str]:
@@ -123,7 +116,7 @@ def _about_processors(run: Run) -> Iterator[str]:
         yield f"CPU time of the process: {format_time(used)} in {format_time(wall)}, {used / wall:.0%} of one CPU."
 
 
-def _about_shapes(run: Run, *varying: Mapping[tuple[str, ...], bool | None]) -> Iterator[str]:
+def _about_shapes(run: Run, *varying: _Varying) -> Iterator[str]:
     """A sentence that explains "first" and "mean", if they are shown."""
     states = {state for of_layers in varying for state in of_layers.values()}
     shown = any(layer.input_shapes or layer.output_shapes for layer in run.layers) or "macs" in run.meta.measured
@@ -134,11 +127,9 @@ def _about_shapes(run: Run, *varying: Mapping[tuple[str, ...], bool | None]) -> 
 
 def _about_missing(run: Run) -> Iterator[str]:
     """A sentence: which measures are unknown because they were not requested, and how to request them."""
-    missing = []
-    if "flops" not in run.meta.requested:
-        missing.append("MACs and FLOPs (with_flops=True, --flops)")
-    if "cpu_allocated" not in run.meta.requested:
-        missing.append("memory (profile_memory=True, --memory)")
+    options = {"flops": "MACs and FLOPs (with_flops=True, --flops)"}
+    options["cpu_allocated"] = "memory (profile_memory=True, --memory)"
+    missing = [option for name, option in options.items() if name not in run.meta.requested]
     if missing and "cpu_ns" in run.meta.requested:
         yield f"Not recorded: {' and '.join(missing)}."
 
@@ -184,10 +175,8 @@ def _of_time(run: Run, root: Node, figures: Figures, varies: bool | None) -> Ite
     in_all_calls = root.calls <= 1 or root.layer.same_shapes or (root.layer.same_shapes is None and varies is False)
     batch = first[0] if in_all_calls and len(first) > 1 and first[0] > 0 else None
     rate = batch / latency * 1e9 if batch is not None and latency else None
-    yield (
-        "Throughput",
-        _known(rate, lambda per_s: f"{per_s:,.2f} samples/s ({batch}, the first size of the first input)"),
-    )
+    about = f"samples/s ({batch}, the first size of the first input)"
+    yield "Throughput", _known(rate, lambda per_s: f"{per_s:,.2f} {about}")
     measured = {"flops", "device_ns" if on_device else "cpu_ns"} <= set(run.meta.measured)
     achieved = figures.rate(FORWARD, on_device, measured)
     yield "FLOP/s (mean)", achieved.text(format_count) or UNKNOWN
@@ -208,13 +197,11 @@ def _activations(run: Run, root: Node) -> int | None:
         if node.layer.path in around:
             continue
         by_op = shapes.get(node.layer.path)
-        if node.calls == 1:
-            alike = True
-        elif by_op is not None:
+        if by_op is not None:
             alike = all(len(seen) == 1 for seen in by_op.values())
         else:  # its ops recorded no shapes (an embedding): as other layers, if it is called once per call of the model
             alike = all_alike and node.calls == root.calls
-        if node.layer.output_bytes is None or not alike:
+        if node.layer.output_bytes is None or not (alike or node.calls == 1):
             return None
         total += node.layer.output_bytes * node.calls
     return total // root.calls
@@ -237,7 +224,7 @@ def _known(value: float | None, text: Callable[[float], Cell]) -> Cell:
 
 def _count(run: Run, figures: Figures, field: str, calls: int, varies: bool | None, phase: str = FORWARD) -> Cell:
     """The cell of MACs or FLOPs for one forward call of the model; blank for layers that were not selected."""
-    column = Column(field, "cost", phase, _COUNTED[field], measured=field in run.meta.measured and calls > 0)
+    column = Column(field, "cost", phase, MEASURE_OF[field], measured=field in run.meta.measured and calls > 0)
     count = column.figure(figures)
     mean = "mean" if varies is not False and count.value else ""
     return Figure(count.value / max(calls, 1), count.bound, mean).text(format_count)
@@ -247,7 +234,7 @@ def _shapes(shapes: tuple[tuple[int, ...], ...], vary: bool | None) -> str:
     if not shapes:
         return ""
     shown = [str(list(shape)).replace("-1", "?") for shape in shapes[:_SHAPES_SHOWN]]
-    text = ", ".join([*shown, *(["…"] if len(shapes) > _SHAPES_SHOWN else [])])
+    text = ", ".join([*shown, *["…"] * (len(shapes) > _SHAPES_SHOWN)])
     return text if vary is False else f"first {text}"
 
 
@@ -256,3 +243,35 @@ def _share_of_peak(achieved: float, peak: Peak) -> ReportCell:
     share = format_share(achieved / peak.flops_per_s)
     of = f"{format_count(peak.flops_per_s)} FLOP/s ({peak.dtype} product on {peak.device}{threads})"
     return share.written(f"{share} of {of}")
+
+
+# The table of ``torchprof.benchmark``
+
+
+def benchmark_table(result: BenchmarkResult) -> Section:
+    """The result of ``torchprof.benchmark`` as text."""
+    headings = ["Batch size", "Mean ± std", "Median", "P95", "Min", "Max", "Samples/s"]
+    sentences = [
+        f"{result.model}, {result.step} on {result.device}: {result.repeat} calls at each batch size, "
+        f"after {result.warmup} that were not timed.",
+        *(f"Batch size {row.batch_size} did not fit in memory: {row.error}" for row in result.rows if row.error),
+        *result.warnings,
+    ]
+    return stacked([ReportTable.of_cells(headings, [_cells(row) for row in result.rows]), "", *sentences])
+
+
+def _cells(row: Latency) -> list[Cell]:
+    mean, std, rate = row.mean, row.std, row.samples_per_s
+    if mean is None:
+        return [format_number(row.batch_size), "out of memory", *[UNKNOWN] * 5]
+    spread = UNKNOWN if std is None else _time(std)
+    return [
+        format_number(row.batch_size),
+        format_time(mean * 1e9).written(f"{_time(mean)} ± {spread}"),
+        *(_time(value) for value in (row.median, row.p95, row.min, row.max)),
+        UNKNOWN if rate is None else format_rate(rate),
+    ]
+
+
+def _time(seconds: float | None) -> Cell:
+    return UNKNOWN if seconds is None else format_time(seconds * 1e9)

@@ -129,14 +129,11 @@ def top(run: Run, *, top: int = 8) -> Section:
 def largest_parts(run: Run, limit: int, width: int | None = None) -> list[Part]:
     """The sections of the report "top", without the sentences below it. ``width``: the number of characters of a line;
     names are shortened to it, and no sentences follow: this is for the first screen."""
-    sections: list[Part] = [*about_idle_devices(run)]
-    for field, heading in measures_of(run):
-        sections.append(_table(run, field, heading, limit, width))
-    return sections or ["Neither times nor FLOPs were measured."]
+    tables = (_table(run, field, heading, limit, width) for field, heading in measures_of(run))
+    return [*about_idle_devices(run), *tables] or ["Neither times nor FLOPs were measured."]
 
 
 def title_of_parts(run: Run) -> str:
-    """The title above the largest parts."""
     return "Where the FLOPs are" if {"cpu_ns", "device_ns"}.isdisjoint(run.meta.measured) else "Where the time goes"
 
 
@@ -176,17 +173,12 @@ def _table(run: Run, field: str, heading: str, limit: int, width: int | None) ->
     lines = source_lines(run)
     show = format_count if field == "flops" else format_time
     headings = ["Share", heading, "Layer", "Type", "Phase", "In"]
-    table = [
-        [
-            format_share(row.amount / whole),
-            show(row.amount),
-            _name_of(run, row.work, row.layers),
-            _type_of(run, row.first),
-            phase_cell(row.work.at(row.first).phase_name),
-            _with_line(row, lines, whole),
-        ]
-        for row in shown
-    ]
+    table: list[list[Cell]] = []
+    for row in shown:
+        figures = format_share(row.amount / whole), show(row.amount)
+        where = row.work.at(row.first)
+        name = _name_of(run, row.work, row.layers), _type_of(run, row.first), phase_cell(where.phase_name)
+        table.append([*figures, *name, _with_line(row, lines, whole)])
     if width is not None:
         _fit(headings, table, width)
     table_rows = [TableRow(cells, layer=row.first) for cells, row in zip(table, shown)]
@@ -204,8 +196,8 @@ def _type_of(run: Run, layer: int) -> str:
     """The class of a layer, and the types of its parameters that are unusual; "" for no layer."""
     if layer < 0:
         return ""
-    kind, types = run.layers[layer].kind, [dtype for dtype, _ in run.layers[layer].dtype_bytes]
-    return ", ".join(filter(None, [kind, *(dtype for dtype in types if dtype != _USUAL_TYPE)]))
+    unusual = (dtype for dtype, _ in run.layers[layer].dtype_bytes if dtype != _USUAL_TYPE)
+    return ", ".join(filter(None, [run.layers[layer].kind, *unusual]))
 
 
 def _with_line(row: _Row, lines: Mapping[Where, Counter[SourceLine]], whole: int) -> str:
@@ -223,14 +215,19 @@ def _fit(headings: Sequence[str], table: list[list[Cell]], width: int) -> None:
     """Shorten the names of layers and work to lines of so many characters: first "(between ops)" before a source line
     and the folders of its file, then the middle of the longer names, then that of classes."""
     name, kind, work = 2, 3, 5
-    if _line_width(headings, table) > width:
+
+    def excess() -> int:
+        widths = (max(len(str(cell)) for cell in column) for column in zip(headings, *table))
+        return sum(widths) + _GAP * (len(headings) - 1) - width
+
+    if excess() > 0:
         for row in table:
             row[work] = _shown_as(row[work], _FOLDERS.sub("", str(row[work]).removeprefix(f"{BETWEEN_OPS}, ")))
     longest = [max((len(str(row[column])) for row in table), default=0) for column in (name, work)]
-    room = sum(longest) - max(_line_width(headings, table) - width, 0)
+    room = sum(longest) - max(excess(), 0)
     for column, length, other in zip((name, work), longest, reversed(longest)):
         _shorten(table, column, max(room - other, room // 2, _LEAST_NAME) - length)
-    _shorten(table, kind, width - _line_width(headings, table))
+    _shorten(table, kind, -excess())
 
 
 def _shorten(table: list[list[Cell]], column: int, change: int) -> None:
@@ -242,13 +239,9 @@ def _shorten(table: list[list[Cell]], column: int, change: int) -> None:
 
 def _shown_as(cell: Cell, text: str) -> Cell:
     """A cell with another text; its data stays."""
-    if str(cell) == text:
-        return cell
-    return cell.written(text) if isinstance(cell, ReportCell) else ReportCell(text, cell)
-
-
-def _line_width(headings: Sequence[str], table: Sequence[Sequence[Cell]]) -> int:
-    return sum(max(len(str(cell)) for cell in column) for column in zip(headings, *table)) + _GAP * (len(headings) - 1)
+    if isinstance(cell, ReportCell):
+        return cell.written(text)
+    return cell if cell == text else ReportCell(text, cell)
 
 
 class _Row(NamedTuple):
@@ -313,19 +306,15 @@ def parts_of(run: Run, field: str) -> Parts:
     that was launched before the recording. They are kept with the run, for the other reports: do not change them."""
     known: dict[str, Parts] = vars(run).setdefault("_parts_of_work", {})
     if field not in known:
-        known[field] = _parts_of(run, field)
+        names = [(_label(frames), _work(frames)) for frames in run.rows.frames]
+        parts: Parts = {}
+        sums = run.rows.of_recording.summed(("layer", "phase", "frames"), field)
+        for (layer, phase, chain), amount in sums.items():
+            if amount:
+                part = layer, KindOfWork(phase, *names[chain])
+                parts[part] = parts.get(part, 0) + amount
+        known[field] = {part: amount for part, amount in parts.items() if amount > 0}
     return known[field]
-
-
-def _parts_of(run: Run, field: str) -> Parts:
-    names = [(_label(frames), _work(frames)) for frames in run.rows.frames]
-    parts: Parts = {}
-    sums = run.rows.of_recording.summed(("layer", "phase", "frames"), field)
-    for (layer, phase, chain), amount in sums.items():
-        if amount:
-            part = layer, KindOfWork(phase, *names[chain])
-            parts[part] = parts.get(part, 0) + amount
-    return {part: amount for part, amount in parts.items() if amount > 0}
 
 
 def _label(frames: Sequence[Frame]) -> str:
@@ -354,17 +343,17 @@ def _work(frames: Sequence[Frame]) -> str:
 
 def source_lines(run: Run) -> dict[Where, Counter[SourceLine]]:
     """The number of samples of each source line between operators, by place."""
+
+    def is_between_ops(frames: Sequence[Frame]) -> bool:
+        return sampled_line(frames) is not None and all(frame.kind == FrameKind.LABEL for frame in frames[:-1])
+
     lines: defaultdict[Where, Counter[SourceLine]] = defaultdict(Counter)
-    sampled = run.rows.summed(("layer", "phase", "frames"), "calls", frames=_is_line_between_ops)
+    sampled = run.rows.summed(("layer", "phase", "frames"), "calls", frames=is_between_ops)
     for (layer, phase, chain), samples in sampled.items():
         frames = run.rows.frames[chain]
         if (line := sampled_line(frames)) is not None:
             lines[Where(layer, phase, _label(frames))][line] += samples
     return dict(lines)
-
-
-def _is_line_between_ops(frames: Sequence[Frame]) -> bool:
-    return sampled_line(frames) is not None and all(frame.kind == FrameKind.LABEL for frame in frames[:-1])
 
 
 def most_sampled(seen: Counter[SourceLine]) -> tuple[str, float] | None:
@@ -403,20 +392,13 @@ def python(run: Run, *, top: int | None = 10, lines: int | None = 3) -> Section:
     for where, ns in parts.most_common(top):
         here = seen.get(where, Counter())
         samples = sum(here.values())
-        table.append(
-            [
-                where.name(run),
-                phase_cell(where.phase_name),
-                format_time(ns),
-                format_share(ns / whole),
-                format_number(samples) if seen else UNKNOWN,
-            ]
-        )
+        figures = [format_time(ns), format_share(ns / whole), format_number(samples) if seen else UNKNOWN]
+        table.append([where.name(run), phase_cell(where.phase_name), *figures])
         for line, times in here.most_common(lines):
             part = ns * times / samples
             about = format_time(part).written(f"~{format_time(part)}")
             table.append([ReportCell(f"  {line}", line), "", about, format_share(part / whole), format_number(times)])
     text = ReportTable.of_cells(["Layer, and where in the source", "Phase", "Between ops", "Share", "Samples"], table)
-    hidden = 0 if top is None else max(len(parts) - top, 0)
+    hidden = len(parts) - len(parts.most_common(top))
     more = [f"Layers with less are hidden: {hidden}."] if hidden else []
     return stacked([text, *more, *about_sums(run), warnings_below(run)])

@@ -21,7 +21,7 @@ from torchprof.first_screen.overview import other_sentences, short_tree
 from torchprof.first_screen.verdict import verdict
 from torchprof.ranks.sentences import MOST_WHOLE_RANKS, run_of_chosen
 from torchprof.reports import content_of, options_of
-from torchprof.reports.text import terminal_width, text_of
+from torchprof.reports.documents import terminal_width, text_of
 from torchprof.run.words import FrameKind
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from torchprof.cli.output import in_color, section, sections_of, write_file
 from torchprof.encoding import error_handler_for
 from torchprof.errors import TorchprofError
 from torchprof.reports import PARQUET_RUN, format_of
-from torchprof.reports.text import text_of
+from torchprof.reports.documents import text_of
 from torchprof.run.meta import name_of_job
 from torchprof.run.saved import names_job_folder
 

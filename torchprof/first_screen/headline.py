@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from torchprof.analyze.ops import shortened
@@ -94,8 +95,8 @@ def headline(run: Run) -> str:
     largest = max(buckets, key=lambda bucket: sum(buckets[bucket].values()))
     here, everything = buckets[largest], sum(parts.values())
     if largest >= 0:
-        sentences = [*_about_phase(run, measured, PHASES[largest], here, everything)]
-        return before + sentences[0] if before else " ".join(sentences)
+        first, *more = _about_phase(run, measured, PHASES[largest], here, everything)
+        return before + first if before else " ".join([first, *more])
     clauses = [_Clause(sum(here.values()), _NO_LAYER[largest]), *_largest_work(run, measured, here)]
     return before + _sentence(run, measured, f"the {measured.name}", everything, clauses)
 
@@ -120,12 +121,9 @@ def _about_phase(run: Run, measured: _Measured, phase: str, parts: Parts, everyt
     name = (_PHASES if run.meta.model else _OF_RANGES)[phase]
     name += " of the selected layers" if run.meta.paths is not None else ""
     whole = sum(parts.values())
-    clauses = []
+    of, total, clauses = name if measured.plain else f"the {measured.name} of {name}", whole, []
     if whole < _NEARLY_ALL * everything:
-        of, total = f"the {measured.name}", everything
-        clauses.append(_Clause(whole, f"in {name}"))
-    else:
-        of, total = name if measured.plain else f"the {measured.name} of {name}", whole
+        of, total, clauses = f"the {measured.name}", everything, [_Clause(whole, f"in {name}")]
     tree = _Tree.of(run.layers, parts)
     deepest = tree.deepest_with_most_of(whole)
     named = deepest is not None and (len(run.layers[deepest].path) > 1 or len(run.roots) > 1)
@@ -133,7 +131,7 @@ def _about_phase(run: Run, measured: _Measured, phase: str, parts: Parts, everyt
         clauses.append(_Clause(tree.totals[deepest], f"in `{_name(run, deepest)}`", deepest))
     clauses.extend(_largest_within(run, measured, tree, parts, deepest, "its " if named else ""))
     yield _sentence(run, measured, of, total, clauses)
-    parts_of_model = [] if named else [child for child in tree.children[deepest] if tree.totals[child]]
+    parts_of_model = [] if named else [child for child in tree.children(deepest) if tree.totals[child]]
     first = max(parts_of_model, key=tree.totals.__getitem__, default=None)
     if first is not None and len(parts_of_model) > 1 and clauses[-1].layer != first:
         which = f"layer of {_PHASES[phase]}" if deepest is not None else "model" if run.meta.model else "range"
@@ -145,12 +143,8 @@ def _subject(run: Run) -> tuple[str, _Measured]:
     meta = run.meta
     if "device_ns" in meta.measured:
         device = meta.device_heading
-        busy = [
-            (name, ns / of_rank.wall_ns)
-            for of_rank in run.metas
-            for name, ns in of_rank.busy_devices.items()
-            if of_rank.wall_ns
-        ]
+        timed = [of_rank for of_rank in run.metas if of_rank.wall_ns]
+        busy = [(name, ns / of_rank.wall_ns) for of_rank in timed for name, ns in of_rank.busy_devices.items()]
         idle = 1 - max((share for _, share in busy), default=1.0)
         on_device = _Measured("device_ns", f"{device} time")
         cpu = _Measured("cpu_ns", "time on the CPU") if "cpu_ns" in meta.measured else on_device
@@ -171,11 +165,11 @@ def _subject(run: Run) -> tuple[str, _Measured]:
 
 
 class _Tree(NamedTuple):
-    """Self and total of the layers in one phase. ``children[None]`` are the models."""
+    """The layers of a run, with their self and total in one phase."""
 
+    layers: Layers
     own: list[int]
     totals: list[int]
-    children: dict[int | None, Sequence[int]]
 
     @classmethod
     def of(cls, layers: Layers, parts: Parts) -> _Tree:
@@ -183,39 +177,32 @@ class _Tree(NamedTuple):
         for (layer, _), amount in parts.items():
             if layer >= 0:
                 own[layer] += amount
-        children: dict[int | None, Sequence[int]] = {None: layers.roots, **dict(enumerate(layers.children))}
-        return cls(own, layers.roll_up(own), children)
+        return cls(layers, own, layers.roll_up(own))
+
+    def children(self, layer: int | None) -> Sequence[int]:
+        """The layers directly below a layer; the models for None."""
+        return self.layers.roots if layer is None else self.layers.children[layer]
+
+    def below(self, layer: int | None) -> Iterable[int]:
+        """All layers below a layer, at any depth, without the layer itself; all layers for None."""
+        return range(len(self.own)) if layer is None else sorted(self.layers.at_or_below({layer}) - {layer})
 
     def deepest_with_most_of(self, whole: int) -> int | None:
         """The deepest layer with more than half of the whole; None if no model has more than half."""
         deepest = None
-        while True:
-            larger = [layer for layer in self.children[deepest] if 2 * self.totals[layer] > whole]
-            if not larger:
-                return deepest
+        while larger := [layer for layer in self.children(deepest) if 2 * self.totals[layer] > whole]:
             [deepest] = larger
-
-    def below(self, layer: int | None) -> Iterator[int]:
-        """All layers below a layer, at any depth, without the layer itself."""
-        waiting = [*self.children[layer]]
-        while waiting:
-            index = waiting.pop()
-            yield index
-            waiting.extend(self.children[index])
+        return deepest
 
 
 def _largest_within(
     run: Run, measured: _Measured, tree: _Tree, parts: Parts, layer: int | None, pronoun: str
 ) -> list[_Clause]:
     """The largest part below a layer (``layer``; None: below no model): a kind of layers, or the layer's own work."""
-    alike: dict[tuple[str, str], list[int]] = {}  # what ``_kind`` reads
-    for index in sorted(tree.below(layer)):
-        if tree.own[index]:
-            below = run.layers[index]
-            alike.setdefault((below.kind, below.settings if below.kind else below.name), []).append(index)
     kinds: dict[tuple[str, str], list[int]] = {}
-    for indices in alike.values():
-        kinds.setdefault(_kind(run.layers[indices[0]], bool(run.meta.model)), []).extend(indices)
+    for index in tree.below(layer):
+        if tree.own[index]:
+            kinds.setdefault(_kind(run.layers[index], bool(run.meta.model)), []).append(index)
     sums = {kind: sum(tree.own[index] for index in indices) for kind, indices in kinds.items()}
     largest = max(sums, key=sums.__getitem__, default=None)
     if layer is not None and (largest is None or tree.own[layer] > sums[largest]):
@@ -266,7 +253,6 @@ def _largest_work(run: Run, measured: _Measured, parts: Parts) -> list[_Clause]:
 
 
 def _described(measured: _Measured, kind: KindOfWork) -> str:
-    """A phrase for a kind of work."""
     _, label, work = kind
     if label == LAUNCH_NOT_RECORDED:
         return f"in the kernel `{shortened(work)}`"
@@ -304,18 +290,13 @@ def _name(run: Run, index: int) -> str:
 
 def _sentence(run: Run, measured: _Measured, of: str, whole: int, clauses: Sequence[_Clause]) -> str:
     """Each part is inside the one before, and has its share of the whole: "62% of the forward is in …, 44% in …"."""
-    texts = []
-    before = whole
-    for number, clause in enumerate(clauses):
-        if number == 0:
-            verb = "are" if measured.field == "flops" else "is"
-            texts.append(f"{_share(clause.amount, whole)} of {of} {verb} {clause.where}")
-        else:
-            share = _share(clause.amount, whole)
-            if clause.amount >= _NEARLY_ALL_OF_IT * before:
-                share = "all of it" if clause.amount == before else "nearly all of it"
-            texts.append(f"{share} {clause.where}")
-        before = clause.amount
+    verb = "are" if measured.field == "flops" else "is"
+    texts = [f"{_share(clauses[0].amount, whole)} of {of} {verb} {clauses[0].where}"]
+    for (before, *_), clause in pairwise(clauses):
+        share = _share(clause.amount, whole)
+        if clause.amount >= _NEARLY_ALL_OF_IT * before:
+            share = "all of it" if clause.amount == before else "nearly all of it"
+        texts.append(f"{share} {clause.where}")
     if len(texts) > 2:
         texts[-1] = f"and {texts[-1]}"
     ranks = f"over {'all ' if run.choice is None else ''}{count_of_ranks(run)} ranks, " if len(run.metas) > 1 else ""

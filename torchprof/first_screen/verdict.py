@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from torchprof.advise import Advice, findings_table, judge, place, share_of
@@ -17,7 +18,6 @@ from torchprof.ranks.balance import balance_of
 from torchprof.ranks.pipeline_report import pipelines_in_short
 from torchprof.ranks.sentences import straggler
 from torchprof.run.formats import format_count, format_memory, short_time
-from torchprof.run.layers import Layer
 from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.run import Run
 from torchprof.run.torch_names import CONVOLUTIONS, FACTORS
@@ -59,13 +59,14 @@ def ran(run: Run) -> list[str]:
 
 def what_ran(run: Run) -> str:
     """Steps or calls with their times, the rate, the size of the model and its peak memory, in one line."""
-    timed = [_times(run), _no_grad(run)]
+    no_grad = [spread for key, spread in run.samples.items() if key.measure == "no_grad_ns"]  # in a run with backward
+    timed = [_times(run), _spread(no_grad, "call", " without gradients") if no_grad else ""]
     return printable(" · ".join(filter(None, [*timed, _rate(run), _params(run), _macs(run), *_peaks(run)])))
 
 
 def _times(run: Run) -> str:
     """The median of a step, or of a call of the model, with the smallest and the largest."""
-    steps = [spread for meta in run.metas if (spread := _of_steps(run, meta.rank)) is not None]
+    steps = _spreads(run, OUTSIDE, "step_ns")
     ranks = f"{count_of_ranks(run)} ranks, " if len(run.metas) > 1 else ""
     if steps and (any(meta.marked_steps for meta in run.metas) or BACKWARD in run.phases()):
         behind = max(ns_behind_the_cpu(run, meta) for meta in run.metas)
@@ -74,7 +75,7 @@ def _times(run: Run) -> str:
     roots = [root for root in run.layers.roots if run.rows.forward_calls(root)]
     if not roots:
         return ranks.removesuffix(", ")
-    spreads = {root: [run.samples[key] for key in _keys(run, root) if key in run.samples] for root in roots}
+    spreads = {root: _spreads(run, root, "cpu_ns") for root in roots}
     root = max(roots, key=lambda index: sum(spread.sum for spread in spreads[index]))
     others = f" (and {len(roots) - 1} more model{'s' * (len(roots) > 2)})" if len(roots) > 1 else ""
     name = run.layers[root].name + others
@@ -86,36 +87,25 @@ def _times(run: Run) -> str:
     return f"{ranks}{_spread(spreads[root], 'forward call', f' of {name}')}"
 
 
-def _keys(run: Run, root: int) -> Iterator[SampleKey]:
-    return (SampleKey(root, FORWARD, meta.rank, "cpu", "cpu_ns") for meta in run.metas)
-
-
-def _of_steps(run: Run, rank: int) -> Spread | None:
-    return run.samples.get(SampleKey(OUTSIDE, FORWARD, rank, "cpu", "step_ns"))
+def _spreads(run: Run, layer: int, measure: str) -> list[Spread]:
+    """The distribution of each rank that has one."""
+    keys = (SampleKey(layer, FORWARD, meta.rank, "cpu", measure) for meta in run.metas)
+    return [run.samples[key] for key in keys if key in run.samples]
 
 
 def _spread(spreads: Sequence[Spread], of: str, what: str = "") -> str:
     """The median and the spread of the steps or calls of all ranks. ``spreads``: one for each rank."""
-    whole = spreads[0]
-    for spread in spreads[1:]:
-        whole += spread
+    whole = sum(spreads[1:], spreads[0])
     if whole.count == 1:
         return f"1 {of}{what}: {short_time(whole.sum)}"
-    counts = {spread.count for spread in spreads}
-    of_each = len(spreads) > 1 and len(counts) == 1
-    count = counts.pop() if of_each else whole.count
+    of_each = len(spreads) > 1 and len({spread.count for spread in spreads}) == 1
+    count = spreads[0].count if of_each else whole.count
     many = f"{count:,} {of}{'s' * (count != 1)}{what}{' each' * of_each}"
     median = short_time(whole.median)
     if whole.count < _CALLS_FOR_PERCENTILES:
         return f"{many}: median {median} ({from_to(short_time(whole.min), short_time(whole.max))})"
     low, high = (short_time(whole.quantile(share)) for share in (0.05, 0.95))
     return f"{many}: median {median}, 90% in {from_to(low, high)}"
-
-
-def _no_grad(run: Run) -> str:
-    """The calls of models without gradients, in a run with backward."""
-    spreads = [spread for key, spread in run.samples.items() if key.measure == "no_grad_ns"]
-    return _spread(spreads, "call", " without gradients") if spreads else ""
 
 
 def _rate(run: Run) -> str:
@@ -129,20 +119,15 @@ def _rate(run: Run) -> str:
     if not layer.input_shapes or not (layer.same_shapes or calls == 1):
         return ""
     shape = layer.input_shapes[0]
-    if (
-        len(shape) == 2
-        and min(shape) > 0
-        and any(other.kind == "Embedding" and other.input_shapes == (shape,) for other in run.layers)
-    ):
+    is_embedded = any(other.kind == "Embedding" and other.input_shapes == (shape,) for other in run.layers)
+    if len(shape) == 2 and min(shape) > 0 and is_embedded:
         return f"{_number(calls * shape[0] * shape[1] * 1e9 / wall_ns)} tokens/s"
-    # Three dimensions may be (time, batch, features).
-    if len(shape) not in (2, 4, 5) or shape[0] < 1 or any(map(_may_have_time_first, run.layers)):
+    may_have_time_first = any(
+        other.kind.startswith(_NO_BATCH_FIRST) and "batch_first=True" not in other.settings for other in run.layers
+    )
+    if len(shape) not in (2, 4, 5) or shape[0] < 1 or may_have_time_first:  # three may be (time, batch, features)
         return ""
     return f"{_number(calls * shape[0] * 1e9 / wall_ns)} samples/s"
-
-
-def _may_have_time_first(layer: Layer) -> bool:
-    return layer.kind.startswith(_NO_BATCH_FIRST) and "batch_first=True" not in layer.settings
 
 
 def _number(value: float) -> str:
@@ -171,15 +156,12 @@ def _peaks(run: Run) -> Iterator[str]:
     memory = max(run.memory, key=lambda device: device.peak_bytes, default=None)
     if memory is None or memory.peak_bytes <= 0:
         return
-    by_layer: dict[int, int] = {}
+    by_layer: Counter[int] = Counter()
     for held in memory.held:
-        if held.nbytes > 0:
-            by_layer[held.layer] = by_layer.get(held.layer, 0) + held.nbytes
+        by_layer[held.layer] += max(held.nbytes, 0)
     text = f"{memory.device} peak +{format_memory(memory.peak_bytes)}"
-    if by_layer:
-        largest = max(by_layer, key=by_layer.__getitem__)
-        text += f", {by_layer[largest] / sum(by_layer.values()):.0%} of it in {name_of_layer(run, largest)}"
-    yield text
+    [(largest, nbytes)] = by_layer.most_common(1) or [(OUTSIDE, 0)]
+    yield f"{text}, {nbytes / by_layer.total():.0%} of it in {name_of_layer(run, largest)}" if nbytes else text
 
 
 # The parts of the time
@@ -224,8 +206,7 @@ def first_findings(run: Run, findings: Sequence[Advice] | None = None) -> list[A
 
 def in_short(advice: Advice, evidence: Evidence) -> tuple[str, str]:
     """A finding in two sentences: the gain, the place and the cause; and the remedy."""
-    cause = f"{short_gain(advice, evidence)}{place(advice)}: {advice.cause}"
-    return cause, advice.action
+    return f"{short_gain(advice, evidence)}{place(advice)}: {advice.cause}", advice.action
 
 
 def _drawn(number: int, cause: str, remedy: str, width: int) -> str:
@@ -251,33 +232,26 @@ def short_gain(advice: Advice, evidence: Evidence) -> str:
     if advice.gain_ns and evidence.recorded_ns:
         per_step = evidence.per_step(advice.gain_ns)
         ns = short_time(advice.gain_ns) if per_step is None else f"{short_time(per_step)} a step"
-        parts.append(f"{_percent(advice.gain_ns / evidence.recorded_ns)} ({ns})")
+        parts.append(f"{min(advice.gain_ns / evidence.recorded_ns, 1):.0%} ({ns})")
     if advice.gain_bytes and evidence.peak_bytes:
-        share = _percent(advice.gain_bytes / evidence.peak_bytes)
-        parts.append(f"{share} of the peak ({format_memory(advice.gain_bytes)})")
+        share = min(advice.gain_bytes / evidence.peak_bytes, 1)
+        parts.append(f"{share:.0%} of the peak ({format_memory(advice.gain_bytes)})")
     return f"Up to {' and '.join(parts)}" if parts else "Gain unknown"
-
-
-def _percent(share: float) -> str:
-    return f"{share:.0%}" if share < 1 else "100%"
-
-
-def _nothing(run: Run) -> str:
-    """That no finding is worth 3 % of the run, and what bounds it."""
-    if "cpu_ns" not in run.meta.measured and "device_ns" not in run.meta.measured:
-        return ""
-    return f"No change was found that saves {FIRST_SHARE:.0%} of the time.{_bound(run)}"
 
 
 def _has_product(frames: Iterable[Frame]) -> bool:
     return any(frame.kind == FrameKind.OP and frame.name in _PRODUCTS for frame in frames)
 
 
-def _bound(run: Run) -> str:
-    """How much of the time are products, which only less work or a faster format makes shorter."""
+def _nothing(run: Run) -> str:
+    """That no finding is worth 3 % of the run, and how much of the time are products, which only less work or a faster
+    format makes shorter."""
+    if "cpu_ns" not in run.meta.measured and "device_ns" not in run.meta.measured:
+        return ""
+    nothing = f"No change was found that saves {FIRST_SHARE:.0%} of the time."
     field = next(measures_of(run), ("cpu_ns", ""))[0]
     whole = run.rows.of_recording.total(field)
     ns = run.rows.total(field, frames=_has_product)
     if whole <= 0 or ns < _MOST * whole:
-        return ""
-    return f" Matrix products and convolutions take {ns / whole:.0%} of it: to save time there, compute less."
+        return nothing
+    return f"{nothing} Matrix products and convolutions take {ns / whole:.0%} of it: to save time there, compute less."

@@ -14,7 +14,7 @@ from typing import Any
 
 from torchprof.analyze.report import OPTIONS, QUESTIONS, REPORTS, Part, Report
 from torchprof.errors import TorchprofError, suggest
-from torchprof.reports.text import text_of
+from torchprof.reports.documents import text_of
 from torchprof.run.processes import paused_gc
 from torchprof.run.run import ReportText, output
 from torchprof.run.saved import names_job_folder

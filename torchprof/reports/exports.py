@@ -13,7 +13,6 @@ from torchprof.comparison.diff import Change, Diff, Pair
 from torchprof.comparison.table import diff_headline
 from torchprof.errors import TorchprofError
 from torchprof.run.file import json_of_run, stripped
-from torchprof.run.meta import RunWarning
 from torchprof.run.run import Run
 
 if TYPE_CHECKING:
@@ -27,11 +26,8 @@ def json(run: Run, *, strip: bool = False) -> str:
     ``strip=True`` leaves the names of files and machines out.
     """
     run = stripped(run) if strip else run
-    return json_of_run(run, strip=strip, computed={"warnings": map(_data, run.warnings)})
-
-
-def _data(warning: RunWarning) -> dict[str, Any]:
-    return {**warning.to_json(), "ranks": warning.ranks, "sentence": str(warning)}
+    warnings = ({**warning.to_json(), "ranks": warning.ranks, "sentence": str(warning)} for warning in run.warnings)
+    return json_of_run(run, strip=strip, computed={"warnings": warnings})
 
 
 _SCHEMA = 1
@@ -98,7 +94,7 @@ def _change(change: Change) -> dict[str, Any]:
     }
 
 
-# The records of a run as comma-separated values, for spreadsheets. The columns are described in docs/exports.md.
+# The records of a run, for spreadsheets and data frames (docs/exports.md)
 
 # Characters at which a spreadsheet reads a cell as a formula (OWASP, "CSV Injection"), with their full-width forms; and
 # the apostrophe that prevents it.
@@ -124,9 +120,6 @@ def csv(run: Run, *, of: str = "layers") -> str:
 
 def _cell(value: RecordValue) -> RecordValue:
     return f"'{value}" if isinstance(value, str) and value.startswith(_STARTS_A_FORMULA) else value
-
-
-# A run's records as a pandas ``DataFrame``. pandas is optional, so it is imported only when it is used.
 
 
 def dataframe(run: Run, of: str = "layers") -> pandas.DataFrame:

@@ -37,22 +37,7 @@ from torchprof.run.run import Run
 from torchprof.run.words import OUTSIDE_NAME, PHASES
 from torchprof.version import __version__
 
-_SCRIPTS = (
-    "format.js",
-    "data.js",
-    "elements.js",
-    "run.js",
-    "sheet.js",
-    "icicle.js",
-    "table.js",
-    "layer.js",
-    "pipeline.js",
-    "ranks.js",
-    "device.js",
-    "memory.js",
-    "roofline.js",
-    "page.js",
-)
+_SCRIPTS = "format data elements run sheet icicle table layer pipeline ranks device memory roofline page"
 _COMMENTS = re.compile(r"^[ \t]*(?://.*|/\*(?:(?!\*/)[\s\S])*\*/[ \t]*)\n", re.MULTILINE)
 _FINDINGS_SHOWN = 12
 _LEVEL = 3
@@ -77,24 +62,19 @@ def html(run: Run, *, beside: Mapping[str, Run] | None = None, compared: Run | N
         raise TorchprofError(f'beside= is {beside!r:.60}, not other runs by name. Write {{"with AMP": run}}.')
     for name, other in (beside or {}).items():
         if not isinstance(other, Run):
-            raise TorchprofError(
-                f"beside={{{name!r}: …}} is {other!r:.60}, not a Run. Read a file with torchprof.load()."
-            )
+            given = f"beside={{{name!r}: …}} is {other!r:.60}"
+            raise TorchprofError(f"{given}, not a Run. Read a file with torchprof.load().")
     if len(run.metas) > MOST_WHOLE_RANKS and compared is None and run.choice is None and not beside:
         run, compared = run_of_chosen(run), run
     takes = [Take("this run", run), *(Take(str(name), other) for name, other in (beside or {}).items())]
-    return page(
-        ", ".join(run.meta.model) or "torchprof",
-        takes,
-        {"headline": headline(run), "ran": ran(run)},
-        run,
-        compared,
-    )
+    return page(takes, {"headline": headline(run), "ran": ran(run)}, compared)
 
 
-def page(title: str, takes: Sequence[Take], more: Mapping[str, Any], run: Run, compared: Run | None = None) -> str:
-    """The page of one or several runs. ``more`` is added to the data; facts and findings are those of ``run``.
-    ``compared``: see ``page_data``."""
+def page(takes: Sequence[Take], more: Mapping[str, Any], compared: Run | None = None) -> str:
+    """The page of one or several runs. ``more`` is added to the data; title, facts and findings are those of the first
+    run. ``compared``: see ``page_data``."""
+    run = takes[0].run
+    title = ", ".join(run.meta.model) or "torchprof"
     evidence = Evidence(run)
     findings = advise(run)
     document = {
@@ -119,12 +99,12 @@ def page(title: str, takes: Sequence[Take], more: Mapping[str, Any], run: Run, c
         **more,
         **page_data(takes, compared),
     }
-    data = _packed(document)
     script = page_script()
-    style = _part("page.css")
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_hash(script)}'; img-src data:"
+    script_hash = b64encode(sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{script_hash}'; img-src data:"
     shown = f"{title} · torchprof".encode("utf-8", "replace").decode()
-    parts = {"title": escape(shown), "policy": policy, "style": style, "data": data, "script": script}
+    parts = {"title": escape(shown), "policy": policy, "style": _part("page.css"), "data": _packed(document)}
+    parts["script"] = script
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _part("page.html"))
 
 
@@ -155,15 +135,12 @@ def page_script() -> str:
 
     A line of a multi-line string could look like a comment, so eslint (test/page) forbids such strings.
     """
-    return '"use strict";\n(() => {\n' + _COMMENTS.sub("", "".join(map(_part, _SCRIPTS))) + "})();\n"
+    script = "".join(_part(f"{name}.js") for name in _SCRIPTS.split())
+    return '"use strict";\n(() => {\n' + _COMMENTS.sub("", script) + "})();\n"
 
 
 def _part(name: str) -> str:
     return files("torchprof.reports").joinpath("page").joinpath(name).read_text(encoding="utf-8")
-
-
-def _hash(script: str) -> str:
-    return b64encode(sha256(script.encode()).digest()).decode()
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
@@ -218,7 +195,7 @@ def diff_html(diff: Diff) -> str:
             "pairs": _pairs(diff, tree, takes),
         },
     }
-    return page(", ".join(diff.after.meta.model) or "torchprof", takes, more, diff.after)
+    return page(takes, more)
 
 
 def _paths(diff: Diff) -> tuple[dict[Path, Path], dict[Path, Path]]:

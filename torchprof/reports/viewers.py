@@ -1,6 +1,6 @@
-"""The timeline of a run as a trace for Perfetto (https://ui.perfetto.dev), chrome://tracing and speedscope.
+"""Files for viewers: the timeline as a Chrome trace, for Perfetto (https://ui.perfetto.dev), and stacks for speedscope.
 
-Format: the JSON object form of "Trace Event Format", Google, 2016
+The trace is in the JSON object form of "Trace Event Format", Google, 2016
 (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU).
 """
 
@@ -12,10 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
+from torchprof.analyze.columns import MEASURE_OF
 from torchprof.analyze.report import report
 from torchprof.errors import TorchprofError, suggest
 from torchprof.run.formats import Unit, format_time
-from torchprof.run.measures import FIELDS, MEASURES
+from torchprof.run.measures import FIELDS
 from torchprof.run.rows import Around
 from torchprof.run.run import Run
 from torchprof.run.timeline import Lane, Spans, Timeline
@@ -49,7 +50,9 @@ def chrome_trace(run: Run) -> str:
         )
     run = run.of_rank(timeline.rank)
     events = [*_tracks(run, timeline.spans), *_ranges(run, timeline.spans), *_memory(run, timeline)]
-    notes = [*_dropped(timeline), *map(str, run.warnings)]
+    missing = (timeline.spans.dropped, "ranges"), (timeline.dropped, "allocations and frees")
+    notes = [f"The last {number:,} {what} were not kept." for number, what in missing if number]
+    notes += map(str, run.warnings)
     # displayTimeUnit is left out: some versions of Perfetto read it as the unit of the timestamps.
     about = {"otherData": {"model": ", ".join(run.meta.model), "notes": " ".join(notes)}}
     return '{"traceEvents":[\n' + ",\n".join(events) + "\n]," + json.dumps(about)[1:] + "\n"
@@ -59,14 +62,15 @@ def _us(ns: int) -> str:
     return f"{ns / 1000:.3f}"
 
 
-def _process(run: Run) -> int:
-    return _PROCESS + run.meta.rank
-
-
 def _numbers_of_tracks(spans: Spans) -> dict[tuple[int, int], int]:
     """The track number of each (lane, phase), in the order of display. On a device, all phases share one track."""
+
+    def order(lane: Lane) -> tuple[bool, str, int, int]:
+        """Threads before devices; lanes of one stream are adjacent."""
+        return lane.device != "cpu", lane.device, -1 if lane.stream is None else lane.stream, lane.number
+
     seen = set(zip(spans.columns["lane"], spans.columns["phase"]))
-    keys = sorted(seen, key=lambda key: (*_order(spans.lanes[key[0]]), key[1]))
+    keys = sorted(seen, key=lambda key: (*order(spans.lanes[key[0]]), key[1]))
     tracks: dict[tuple[int, int], int] = {}
     numbers: dict[tuple[int, int], int] = {}
     for lane, phase in keys:
@@ -75,14 +79,9 @@ def _numbers_of_tracks(spans: Spans) -> dict[tuple[int, int], int]:
     return numbers
 
 
-def _order(lane: Lane) -> tuple[bool, str, int, int]:
-    """The sort key of lanes: threads before devices; lanes of one stream are adjacent."""
-    return lane.device != "cpu", lane.device, -1 if lane.stream is None else lane.stream, lane.number
-
-
 def _tracks(run: Run, spans: Spans) -> Iterator[str]:
     """Metadata events: the names of the process and its tracks, and their order."""
-    process = _process(run)
+    process = _PROCESS + run.meta.rank
 
     def about(what: str, track: int, **values: Any) -> str:
         return json.dumps({"ph": "M", "name": what, "pid": process, "tid": track, "args": values})
@@ -105,7 +104,7 @@ def _tracks(run: Run, spans: Spans) -> Iterator[str]:
 
 
 def _ranges(run: Run, spans: Spans) -> Iterator[str]:
-    process = _process(run)
+    process = _PROCESS + run.meta.rank
 
     def text(kind: str, name: str, values: dict[str, Any]) -> str:
         """The JSON of an event without its track and times: ranges of one layer differ only in these."""
@@ -163,7 +162,7 @@ def _shapes(shapes: Iterable[tuple[int, ...]]) -> str:
 
 def _memory(run: Run, timeline: Timeline) -> Iterator[str]:
     """A counter for each device: allocated bytes above the start."""
-    process = _process(run)
+    process = _PROCESS + run.meta.rank
     for number, device in enumerate(timeline.devices):
         name = json.dumps(f"memory on {device} above the start")
         of_device = [index for index, where in enumerate(timeline.columns["device"]) if where == number]
@@ -172,14 +171,7 @@ def _memory(run: Run, timeline: Timeline) -> Iterator[str]:
             yield f'{{"ph": "C", "name": {name}, "pid": {process}, "ts": {_us(time)}, "args": {{"bytes": {level}}}}}'
 
 
-def _dropped(timeline: Timeline) -> Iterator[str]:
-    if timeline.spans is not None and timeline.spans.dropped:
-        yield f"The last {timeline.spans.dropped:,} ranges were not kept."
-    if timeline.dropped:
-        yield f"The last {timeline.dropped:,} allocations and frees were not kept."
-
-
-# A run as stacks for flame graphs: from the model inward to an operator or a kernel, each with its self cost.
+# Stacks for flame graphs: from the model inward to an operator or a kernel
 
 Step = int | Frame
 """A layer, by its index (negative for none), or an operator, label or kernel."""
@@ -242,10 +234,7 @@ def _with_surroundings(path: Stack, within: Sequence[Around], phase: str) -> Sta
     return tuple(steps)
 
 
-# Flame graphs for https://www.speedscope.app, in its own file format.
-#
-# Format: https://www.speedscope.app/file-format-schema.json. Profiles are of the type "sampled": a list of stacks,
-# each with a weight.
+# Flame graphs for https://www.speedscope.app. Profiles are of the type "sampled": a list of stacks with weights.
 
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 _SHOWN = {
@@ -270,11 +259,14 @@ def speedscope(run: Run) -> str:
     profiles = [*_profiles(run, frames)]
     if not profiles:
         raise TorchprofError("Nothing of what speedscope can show was recorded in this run.")
+    names = (
+        range_in_words(step.kind, step.name) if isinstance(step, Frame) else run.layers.name_of(step) for step in frames
+    )
     document = {
         "$schema": _SCHEMA,
         "exporter": f"torchprof {__version__}",
         "name": ", ".join(run.meta.model) or "torchprof",
-        "shared": {"frames": [{"name": _name(run, step)} for step in frames]},
+        "shared": {"frames": [{"name": name} for name in names]},
         "profiles": profiles,
     }
     return json.dumps(document, separators=(",", ":"))
@@ -282,7 +274,6 @@ def speedscope(run: Run) -> str:
 
 def _profiles(run: Run, frames: dict[Step, int]) -> Iterator[dict[str, Any]]:
     """The profiles. ``frames``: the index of each step of a stack; grows by those that are new."""
-    units = {name: _UNITS[measure.unit] for measure in MEASURES for name, _ in measure.fields}
     several = len({meta.rank for meta in run.metas}) > 1
     uncounted = stacks(run, "uncounted") if "uncounted" in measured(run) else {}
     device = run.meta.device_heading
@@ -301,15 +292,9 @@ def _profiles(run: Run, frames: dict[Step, int]) -> Iterator[dict[str, Any]]:
             yield {
                 "type": "sampled",
                 "name": title,
-                "unit": units[measure],
+                "unit": _UNITS[MEASURE_OF[measure].unit],
                 "startValue": 0,
                 "endValue": weights.total(),
                 "samples": [sample for sample, _ in samples],
                 "weights": [weight for _, weight in samples],
             }
-
-
-def _name(run: Run, step: Step) -> str:
-    if isinstance(step, Frame):
-        return range_in_words(step.kind, step.name)
-    return run.layers.name_of(step)

@@ -11,9 +11,9 @@ from dataclasses import replace
 from itertools import chain
 from math import inf
 from operator import sub
-from typing import Any
+from typing import Any, NamedTuple
 
-from torchprof.analyze.columns import Column, columns_of
+from torchprof.analyze.columns import MEASURE_OF, Column, columns_of
 from torchprof.analyze.device import about_device
 from torchprof.analyze.operators import parts_of_operators
 from torchprof.analyze.report import spaced, stacked
@@ -31,16 +31,14 @@ from torchprof.reports.page.tables import (
     sum_of_ranks,
 )
 from torchprof.run.formats import Unit
-from torchprof.run.measures import FIELDS, MEASURES, Measure, SampleKey, Spread
+from torchprof.run.measures import FIELDS, SampleKey, Spread
 from torchprof.run.meta import Meta, Peak
 from torchprof.run.run import Run
 from torchprof.run.timeline import KINDS, DeviceTime
 from torchprof.run.words import LAUNCHED_BEFORE, NOT_SELECTED_NAME, OUTSIDE_NAME, PHASES, Frame, is_left_over
 
-_POINTS = 24
-"""The number of values that show the distribution of a layer's calls."""
-_PLACES = 5
-"""As many as the report "overview" shows."""
+_POINTS = 24  # values that show the distribution of a layer's calls
+_PLACES = 5  # as many as the report "overview" shows
 _PER_CALL = ("cpu_ns", "step_cpu_ns", "step_device_ns")
 
 
@@ -54,8 +52,9 @@ def page_data(takes: Sequence[Take], compared: Run | None = None) -> dict[str, A
     ``compared``: what is compared of all ranks of the job, if the only take has some of them.
     """
     shown_first, whole = takes[0].run, takes
+    lead = {take.name: "" if len(takes) == 1 else f"{take.name}: " for take in takes}
     sentences = {
-        name: [sentence for take in takes for sentence in _named(take, takes, about(take.run))]
+        name: [f"{lead[take.name]}{sentence}" for take in takes for sentence in about(take.run)]
         for name, about in (("uncertain", about_times), ("warnings", other_warnings_of), ("notes", about_flops))
     }
     if compared is None and len(takes) == 1 and len(shown_first.metas) > 1:
@@ -64,14 +63,14 @@ def page_data(takes: Sequence[Take], compared: Run | None = None) -> dict[str, A
         takes = [take._replace(run=sum_of_ranks(take.run)) for take in takes]
     tree = Tree.of(takes)
     sources = _Sources(takes)
-    names = Names()
-    rows = rows_of(takes, tree, names, sources.numbers)
+    rows, names = rows_of(takes, tree, sources.numbers)
     columns = columns_shown(takes)
-    shown = [
-        (run, {path: nodes[index] for path, index in take.run.layers.index_of.items()})
-        for take, nodes in zip(takes, tree.nodes)
-        for run in _each_rank_and_all(take.run, sources.are_ranks)
-    ]
+    shown = []  # each rank if ranks are sources, then all ranks together
+    for take, nodes in zip(takes, tree.nodes):
+        metas = take.run.metas
+        ranks = take.run.of_ranks([meta.rank for meta in metas]) if sources.are_ranks and len(metas) > 1 else ()
+        nodes_of = {path: nodes[index] for path, index in take.run.layers.index_of.items()}
+        shown += [(run, nodes_of) for run in (*ranks, take.run)]
     return {
         "phases": [phase for phase in PHASES if any(phase in take.run.phases() for take in takes)],
         "allPhases": PHASES,
@@ -91,9 +90,9 @@ def page_data(takes: Sequence[Take], compared: Run | None = None) -> dict[str, A
         "takes": [layer_data(take.run, tree, number) for number, take in enumerate(takes)],
         "columns": [column_data(column, where) for column, where in columns],
         **cells(shown, len(tree.layers), [column for column, _ in columns], are_ranks=sources.are_ranks),
-        "measures": [measure_data(measure, takes) for measure in measures_shown(takes)],
+        "measures": measures_shown(takes),
         "fields": [name for name in FIELDS if name in rows],
-        **names.tables(),
+        **names,
         "rows": rows,
         **_per_call(takes, tree, sources),
         **_of_devices(takes, tree, sources),
@@ -130,20 +129,28 @@ class _Sources:
         return sources
 
 
+class _Sample(NamedTuple):
+    """A distribution, with the source and the node that it is of."""
+
+    source: int
+    node: int
+    key: SampleKey
+    spread: Spread
+
+
 def _per_call(takes: Sequence[Take], tree: Tree, sources: _Sources) -> dict[str, Any]:
     """Durations of calls and steps: distributions, and calls in the order of time; memory peaks of calls."""
 
-    def samples(measures: Sequence[str]) -> Iterator[tuple[int, int, int, SampleKey, Spread]]:
+    def samples(measures: Sequence[str]) -> Iterator[_Sample]:
         for number, take in enumerate(takes):
             for key, spread in take.run.samples.items():
                 of_calls = take.run.samples.get(key._replace(measure="cpu_ns"))
                 is_call = key.measure != "cpu_ns" and of_calls is not None and _figures(of_calls) == _figures(spread)
                 if key.measure in measures and not is_call:  # a layer may be called once in each step
-                    where = sources.of(number, key.rank), tree.nodes[number][key.layer], PHASES.index(key.phase)
-                    yield *where, key, spread
+                    yield _Sample(sources.of(number, key.rank), tree.nodes[number][key.layer], key, spread)
 
     return {
-        "samples": _samples([sample for sample in samples(_PER_CALL) if sample[-1].count > 1]),
+        "samples": _samples([sample for sample in samples(_PER_CALL) if sample.spread.count > 1]),
         "calls": [
             [sources.of(number, take.run.timeline.rank), *course]
             for number, take in enumerate(takes)
@@ -178,42 +185,31 @@ def _of_devices(takes: Sequence[Take], tree: Tree, sources: _Sources) -> dict[st
     }
 
 
-def _each_rank_and_all(run: Run, ranks: bool) -> list[Run]:
-    """The runs that the page can show of a run: each rank if ranks are sources, then all ranks together."""
-    if not ranks or len(run.metas) == 1:
-        return [run]
-    return [*run.of_ranks([meta.rank for meta in run.metas]), run]
-
-
-def _named(take: Take, takes: Sequence[Take], sentences: Iterable[str]) -> list[str]:
-    """Sentences on a take, with its name if there are several."""
-    return [sentence if len(takes) == 1 else f"{take.name}: {sentence}" for sentence in sentences]
-
-
-def _samples(samples: Sequence[tuple[int, int, int, SampleKey, Spread]]) -> dict[str, Any]:
+def _samples(samples: Sequence[_Sample]) -> dict[str, Any]:
     """Distributions as columns. ``points``: up to ``_POINTS`` values of each in ascending order, as differences;
     ``size``: how many; ``below`` and ``above``: by how much the smallest and the largest value of all are beyond
     them."""
-    values = [_points(spread) for *_, spread in samples]
+    spreads = [sample.spread for sample in samples]
+    values = [*map(_points, spreads)]
     return {
         **_places(samples),
         "measures": [*_PER_CALL],
-        "measure": array("q", [_PER_CALL.index(key.measure) for *_, key, _ in samples]),
-        "count": array("q", [spread.count for *_, spread in samples]),
-        "below": array("q", [of_spread[0] - spread.min for of_spread, (*_, spread) in zip(values, samples)]),
-        "above": array("q", [spread.max - of_spread[-1] for of_spread, (*_, spread) in zip(values, samples)]),
-        "median": array("q", [round(spread.median) for *_, spread in samples]),
-        "first": array("q", [spread.first for *_, spread in samples]),
+        "measure": array("q", [_PER_CALL.index(sample.key.measure) for sample in samples]),
+        "count": array("q", [spread.count for spread in spreads]),
+        "below": array("q", [points[0] - spread.min for points, spread in zip(values, spreads)]),
+        "above": array("q", [spread.max - points[-1] for points, spread in zip(values, spreads)]),
+        "median": array("q", [round(spread.median) for spread in spreads]),
+        "first": array("q", [spread.first for spread in spreads]),
         "size": array("q", map(len, values)),
         "points": array("q", chain.from_iterable(map(differences, values))),
     }
 
 
-def _places(samples: Sequence[tuple[int, int, int, SampleKey, Spread]]) -> dict[str, array[int]]:
+def _places(samples: Sequence[_Sample]) -> dict[str, array[int]]:
     return {
-        "source": array("q", [source for source, *_ in samples]),
-        "node": differences([node for _, node, *_ in samples]),
-        "phase": array("q", [phase for _, _, phase, *_ in samples]),
+        "source": array("q", [sample.source for sample in samples]),
+        "node": differences([sample.node for sample in samples]),
+        "phase": array("q", [PHASES.index(sample.key.phase) for sample in samples]),
     }
 
 
@@ -223,15 +219,14 @@ def _points(spread: Spread) -> list[int]:
     return [*map(round, points)]
 
 
-def _peaks(samples: Sequence[tuple[int, int, int, SampleKey, Spread]]) -> dict[str, Any]:
+def _peaks(samples: Sequence[_Sample]) -> dict[str, Any]:
     """The largest peak of the calls of each layer, as columns."""
-    devices = {key.device: None for *_, key, _ in samples}
-    numbers = {device: number for number, device in enumerate(devices)}
+    devices = [*dict.fromkeys(sample.key.device for sample in samples)]
     return {
         **_places(samples),
-        "devices": [*devices],
-        "device": array("q", [numbers[key.device] for *_, key, _ in samples]),
-        "nbytes": array("q", [spread.max for *_, spread in samples]),
+        "devices": devices,
+        "device": array("q", [devices.index(sample.key.device) for sample in samples]),
+        "nbytes": array("q", [sample.spread.max for sample in samples]),
     }
 
 
@@ -280,54 +275,43 @@ def column_data(column: Column, where: str) -> dict[str, Any]:
     return {**data, "unit": unit}
 
 
-def measures_shown(takes: Sequence[Take]) -> list[Measure]:
-    """The measures for widths. For memory these are the allocated bytes, because a width cannot be negative."""
+def measures_shown(takes: Sequence[Take]) -> list[dict[str, Any]]:
+    """The measures for widths: the field of ``Cost`` that each sums, and its heading. For memory these are the
+    allocated bytes, because a width cannot be negative."""
     measured = {name for take in takes for meta in take.run.metas for name in meta.measured}
-    return [measure for measure in MEASURES if measure.fields[0][0] in measured]
-
-
-def measure_data(measure: Measure, takes: Sequence[Take]) -> dict[str, Any]:
-    """A measure for the page's script: the field of ``Cost`` that it sums, and its heading."""
     device = next((meta.device for take in takes for meta in take.run.metas if meta.device), None) or "device"
-    field = measure.fields[0][0]
-    heading = {"cpu_ns": "CPU time", "device_ns": "{device} time"}.get(field, measure.heading)
-    heading = heading.replace(" Mem", " memory allocated").format(device=device.upper())
-    return {"heading": heading, "field": field, "unit": measure.unit.value, "lowerBoundIf": measure.lower_bound_if}
-
-
-class Names:
-    """Indexes of frames, and of chains of frames without signatures. Each occurs once."""
-
-    def __init__(self) -> None:
-        self.frames: dict[tuple[str, str], int] = {}
-        self.chains: dict[tuple[int, ...], int] = {}
-        self.within: dict[tuple[Any, ...], int] = {}
-
-    def chain(self, frames: Sequence[Frame]) -> int:
-        key = tuple(self.frames.setdefault((kind, name), len(self.frames)) for kind, name, _ in frames)
-        return self.chains.setdefault(key, len(self.chains))
-
-    def tables(self) -> dict[str, Any]:
-        return {"frames": list(self.frames), "chains": list(self.chains), "within": list(self.within)}
+    measures = []
+    for field, measure in MEASURE_OF.items():
+        heading = {"cpu_ns": "CPU time", "device_ns": "{device} time"}.get(field, measure.heading)
+        heading = heading.replace(" Mem", " memory allocated").format(device=device.upper())
+        about = {"heading": heading, "field": field, "unit": measure.unit.value, "lowerBoundIf": measure.lower_bound_if}
+        measures += [about] if field in measured else []
+    return measures
 
 
 def rows_of(
-    takes: Sequence[Take], tree: Tree, names: Names, source_of: Mapping[tuple[int, int | None], int]
-) -> dict[str, array[int]]:
-    """The rows of all takes as columns, without columns of zeros. ``node`` has differences."""
+    takes: Sequence[Take], tree: Tree, source_of: Mapping[tuple[int, int | None], int]
+) -> tuple[dict[str, array[int]], dict[str, Any]]:
+    """The rows of all takes as columns, without columns of zeros, in which ``node`` has differences; and the tables
+    that they index, of frames, chains of frames without signatures, and surroundings, each once."""
+    names: dict[tuple[str, str], int] = {}
+    numbers: dict[tuple[int, ...], int] = {}
+    surroundings: dict[tuple[Any, ...], int] = {(): 0}
+
+    def chain_of(frames: Sequence[Frame]) -> int:
+        key = tuple(names.setdefault((kind, name), len(names)) for kind, name, _ in frames)
+        return numbers.setdefault(key, len(numbers))
+
     joined: dict[str, array[int]] = {
         name: array("q") for name in ("node", "phase", "source", "chain", "within", "calls", "parts", *FIELDS)
     }
-    names.within.setdefault((), 0)
     for number, take in enumerate(takes):
         rows, nodes = take.run.rows, tree.nodes[number]
-        chains = [names.chain(frames) for frames in rows.frames]
+        chains = [*map(chain_of, rows.frames)]
         within = []
         for step in rows.within:
-            key = tuple(
-                (nodes[around.layer], PHASES.index(around.phase), names.chain(around.frames)) for around in step
-            )
-            within.append(names.within.setdefault(key, len(names.within)))
+            key = tuple((nodes[around.layer], PHASES.index(around.phase), chain_of(around.frames)) for around in step)
+            within.append(surroundings.setdefault(key, len(surroundings)))
         columns = rows.columns
         left_over = [*map(is_left_over, rows.frames)]
         joined["node"].extend(
@@ -341,7 +325,8 @@ def rows_of(
         for name in ("phase", "calls", *FIELDS):
             joined[name].extend(columns[name])
     joined["node"] = differences(joined["node"])
-    return {name: column for name, column in joined.items() if name in ("node", "chain") or any(column)}
+    used = {name: column for name, column in joined.items() if name in ("node", "chain") or any(column)}
+    return used, {"frames": [*names], "chains": [*numbers], "within": [*surroundings]}
 
 
 def differences(values: Sequence[int]) -> array[int]:

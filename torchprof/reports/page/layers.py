@@ -1,4 +1,4 @@
-"""The description of the page's layers: class, parameters, shapes and memory traffic."""
+"""The page's layers: their tree, descriptions and memory traffic; the bounds of their figures."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from torchprof.run.measures import NO_COST, Cost, sum_of_costs
 from torchprof.run.run import Run
 from torchprof.run.words import LAUNCHED_BEFORE, NOT_SELECTED, NOT_SELECTED_NAME, OUTSIDE_NAME, PHASES
 
-# The layer tree of the page: the layers of all its runs, each once.
-
 LEFT_OVER = -3
 """The index of a layer for work that was launched before the recording."""
 
@@ -40,22 +38,20 @@ class Take(NamedTuple):
 class Tree:
     """The layers of all takes, each once, depth first."""
 
-    layers: tuple[Layer, ...]
-    names: tuple[str, ...]
-    parents: tuple[int, ...]
-    nodes: tuple[dict[int, int], ...]  # by take: the index of a layer in its run → its node
+    layers: Sequence[Layer]
+    names: Sequence[str]
+    parents: Sequence[int]
+    nodes: Sequence[Mapping[int, int]]  # by take: the index of a layer in its run → its node
 
     @classmethod
     def of(cls, takes: Sequence[Take]) -> Tree:
         layers: dict[Path, Layer] = {}
-        for take in reversed(takes):  # if several takes have a layer, the first one describes it
-            for layer in take.run.layers:
-                layers[take.paths.get(layer.path, layer.path)] = layer
         order: dict[Path, list[Path]] = {(): []}
         for take in takes:
             for layer in take.run.layers:
                 path = take.paths.get(layer.path, layer.path)
-                if path not in order:
+                if path not in order:  # if several takes have a layer, the first one describes it
+                    layers[path] = layer
                     order[path] = []
                     order[path[:-1]].append(path)
         paths: list[Path] = []
@@ -65,30 +61,22 @@ class Tree:
             paths.append(path)
             waiting.extend(reversed(order[path]))
         number = {path: index for index, path in enumerate(paths)}
+        of_none = {-1: len(paths), NOT_SELECTED: len(paths) + 1, LEFT_OVER: len(paths) + 2}
+        nodes = [
+            {index: number[take.paths.get(layer.path, layer.path)] for index, layer in enumerate(take.run.layers)}
+            for take in takes
+        ]
         return cls(
-            tuple(layers[path] for path in paths),
-            tuple(path[-1] for path in paths),
-            tuple(number.get(path[:-1], -1) for path in paths),
-            tuple(
-                {index: number[take.paths.get(layer.path, layer.path)] for index, layer in enumerate(take.run.layers)}
-                | {-1: len(paths), NOT_SELECTED: len(paths) + 1, LEFT_OVER: len(paths) + 2}
-                for take in takes
-            ),
+            [layers[path] for path in paths],
+            [path[-1] for path in paths],
+            [number.get(path[:-1], -1) for path in paths],
+            [of_take | of_none for of_take in nodes],
         )
 
 
 _READ = attrgetter(
-    "kind",
-    "settings",
-    "params",
-    "dtype_bytes",
-    "input_shapes",
-    "output_shapes",
-    "training",
-    "shared_with",
-    "param_bytes",
-    "output_bytes",
-    "tied",
+    *("kind", "settings", "params", "dtype_bytes", "input_shapes", "output_shapes", "training"),
+    *("shared_with", "param_bytes", "output_bytes", "tied"),
 )
 """All that the description of a layer is made of."""
 
@@ -133,14 +121,8 @@ def traffic_bytes(layer: Layer) -> int | None:
     Inputs are assumed to have the type of the outputs. None if unknown: with a dynamic size, outputs of unknown or of
     several types, parameters that cannot be counted, or parameters that are counted at another layer.
     """
-    sizes = [*layer.input_shapes, *layer.output_shapes]
-    if (
-        layer.param_bytes is None
-        or layer.tied
-        or not layer.output_bytes
-        or not layer.input_shapes
-        or any(-1 in size for size in sizes)
-    ):
+    is_dynamic = any(-1 in size for size in (*layer.input_shapes, *layer.output_shapes))
+    if layer.param_bytes is None or layer.tied or not layer.output_bytes or not layer.input_shapes or is_dynamic:
         return None
     of_outputs = sum(prod(shape) for shape in layer.output_shapes)
     if not of_outputs or layer.output_bytes % of_outputs:
@@ -149,10 +131,9 @@ def traffic_bytes(layer: Layer) -> int | None:
     return layer.param_bytes + layer.output_bytes + itemsize * sum(prod(shape) for shape in layer.input_shapes)
 
 
-# What the page's script does not compute from rows: the bound of each figure, and the figures of ranges.
+# What the page's script does not compute from rows: the bound of each figure, and the figures of ranges
 
-_OF_NO_LAYER = (OUTSIDE_NAME, NOT_SELECTED_NAME, LAUNCHED_BEFORE)
-"""The rows of work of no layer, in the order of their nodes."""
+_OF_NO_LAYER = (OUTSIDE_NAME, NOT_SELECTED_NAME, LAUNCHED_BEFORE)  # in the order of their nodes
 _NO_ROW = len(Bound)
 _NUMBER = {bound: number for number, bound in enumerate(Bound)}
 _EXACT = _NUMBER[Bound.EXACT]

@@ -32,7 +32,7 @@ from torchprof.run.formats import (
 from torchprof.run.measures import SampleKey, Spread, quantile
 from torchprof.run.rows import Rows, rows_of_lines
 from torchprof.run.run import Run
-from torchprof.run.timeline import ACTIONS, KINDS, Memory, Timeline
+from torchprof.run.timeline import ACTIONS, KINDS, DeviceTime, Memory, Timeline
 from torchprof.run.words import FORWARD, NO_LAYERS, PHASES
 
 _USUAL: Mapping[str, Callable[[float], ReportCell]] = {
@@ -83,14 +83,11 @@ def _cell(cell: Cell) -> Any:
     return [cell.text, cell.value]
 
 
-# Data over time for the page: memory of each device, and calls of each layer.
+# Data over time: memory of each device, and calls of each layer
 
-_CALLS = 100
-"""The largest number of calls that are shown for a layer."""
-_LIVE_SHOWN = 200
-"""The largest number of rows of what was live at the peak; the last row is the sum of all others."""
-_INTERVALS = 600
-"""The number of equal intervals into which memory over time is divided."""
+_CALLS = 100  # the most calls that are shown for a layer
+_LIVE_SHOWN = 200  # the most rows of what was live at the peak; the last row is the sum of all others
+_INTERVALS = 600  # the equal intervals into which memory over time is divided
 
 
 def calls_over_time(run: Run, nodes: Mapping[int, int]) -> Iterator[tuple[int, int, list[int]]]:
@@ -172,10 +169,9 @@ def _course(timeline: Timeline, device: str) -> dict[str, Any] | None:
     return {"lastNs": columns["time_ns"][steps[-1]], "timesNs": times, "heights": heights}
 
 
-# The ranks of a job on the page: their comparison, and their sum if they are too many, and next to another run.
+# The ranks of a job: their comparison, and their sum if they are too many, and next to another run
 
-_DIFFERING = 24
-"""The number of layers that are compared over ranks in each phase: those whose slowest rank exceeds the mean most."""
+_DIFFERING = 24  # layers that are compared in each phase: those whose slowest rank exceeds the mean most
 _QUANTILES = {"Min": 0.0, "10 %": 0.1, "Median": 0.5, "90 %": 0.9, "Max": 1.0}
 
 
@@ -189,12 +185,10 @@ def compared_ranks(compared: Run, run: Run, nodes: Mapping[int, int]) -> dict[st
     balance = balance_of(compared)
     node_of = {path: nodes[index] for path, index in run.layers.index_of.items()}
     node_of |= {(name,): nodes[index] for index, name in NO_LAYERS.items()}
-
     page_nodes = {
         row.layer: None if row.layer == IN_NO_OP else node_of.get(compared.layers.path_of(row.layer))
         for row in balance.layers
     }
-
     known = [(row, row.work) for row in balance.layers if row.work is not None]
     by_difference = sorted(known, key=lambda of_row: of_row[1].above_mean, reverse=True)
     differing: set[int] = set()
@@ -255,18 +249,18 @@ def sum_of_ranks(run: Run) -> Run:
     samples = {SampleKey(*key): Spread.of_all(spreads) for key, spreads in of_ranks.items()}
     memory = {peak.device.partition(":")[0]: peak for peak in sorted(run.memory, key=attrgetter("peak_bytes"))}
     times = {time.device.partition(":")[0]: time for time in sorted(run.device_times, key=attrgetter("busy_ns"))}
+
+    def named(of_device: Memory | DeviceTime) -> str:
+        return f"{of_device.device} of rank {of_device.rank}"
+
     return replace(
         run,
         metas=(replace(run.meta, measured=tuple(common(meta.measured for meta in run.metas))),),
         rows=rows_of_lines(rows.layers, lines, rows.frames, rows.devices, rows.within, rows.shared),
         samples=samples,
         timeline=None,  # it would be that of one rank
-        memory=tuple(
-            replace(peak, device=f"{peak.device} of rank {peak.rank}", rank=first) for peak in memory.values()
-        ),
-        device_times=tuple(
-            replace(time, device=f"{time.device} of rank {time.rank}", rank=first) for time in times.values()
-        ),
+        memory=tuple(replace(peak, device=named(peak), rank=first) for peak in memory.values()),
+        device_times=tuple(replace(time, device=named(time), rank=first) for time in times.values()),
         lockstep={},
         unfinished=(),
         pipelines=(),
@@ -279,10 +273,9 @@ def common(sets: Iterable[Sequence[str]]) -> list[str]:
     return [name for name in first if all(name in other for other in others)]
 
 
-# Pipelines on the page: the report "pipeline", and a step as a picture.
+# Pipelines: the report "pipeline", and a step as a picture
 
-_MOST_ACTIONS = 6_000
-"""The largest number of actions in a picture: the ranks that come after them are hidden."""
+_MOST_ACTIONS = 6_000  # in a picture: the ranks that come after them are hidden
 
 
 def pipelines_of_page(run: Run, nodes: Mapping[int, int]) -> list[dict[str, Any]]:
