@@ -175,9 +175,10 @@ _rules: dict[str, Rule] = {}
 def rule(function: Rule) -> Rule:
     """Register a rule: a function that yields its findings in the evidence of a run. Those on layers are ``merged``.
 
-    Its docstring says what it looks for, its threshold with the reason, and what must have been recorded. Without that
-    it yields nothing. It must not count the same nanosecond twice. ``judge`` drops findings whose gain is less than
-    ``WORTH``; findings without any gain are always reported, so the rule must decide whether they matter.
+    Its docstring says what it looks for, and why; docs/advice.md has the evidence, the threshold, the gain and what
+    must have been recorded. Without that it yields nothing. It must not count the same nanosecond twice. ``judge``
+    drops findings whose gain is less than ``WORTH``; findings without any gain are always reported, so the rule must
+    decide whether they matter.
     """
 
     @wraps(function)

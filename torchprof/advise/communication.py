@@ -35,9 +35,8 @@ class _Exchanged:
 def exposed_communication(evidence: Evidence) -> Iterator[Advice]:
     """A device that communicates without computing, for at least 5 % of the recorded time.
 
-    Evidence: for each device, how long communication kernels ran while no compute kernel did. The gain is at most that
-    time: communication that overlaps with computation costs almost nothing. A communication kernel also waits for the
-    slowest rank, which no overlap saves. Needs the time of a device.
+    The gain is at most that time: communication that overlaps with computation costs almost nothing. A communication
+    kernel also waits for the slowest rank, which no overlap saves.
     """
     times = evidence.run.device_times
     exposed = sum(time.exposed_ns for time in times)
@@ -68,9 +67,8 @@ def slow_collectives(evidence: Evidence) -> Iterator[Advice]:
 
     Most links between GPUs are several times as fast: PCIe 3.0 with 16 lanes has 16 GB/s, a network with 100 Gbit/s has
     12.5 GB/s, and a ring all-reduce gets half of that. The bandwidth is the algorithm bandwidth of NCCL's tests, as in
-    the report ``collectives``. The waiting for the last rank is subtracted from the time if the run of several ranks
-    has it. Otherwise the bandwidth is a lower bound, and the finding says so. The gain is unknown: it depends on the
-    faster link. Needs kernels of collectives with a recorded size.
+    the report ``collectives``; a lower bound unless the run has the waiting for the last rank. The gain is unknown: it
+    depends on the faster link.
     """
     exchanged = _exchanged(evidence)
     waited = _waited(evidence) if exchanged else {}

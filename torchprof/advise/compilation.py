@@ -74,8 +74,7 @@ _AT_LIMIT = re.compile("(recompile|cache.size).?limit", re.IGNORECASE)
 def compiled_again(evidence: Evidence) -> Iterator[Advice]:
     """Functions that torch.compile compiled again while they were recorded: a version before did not fit the call.
 
-    The gain is what compiling the function once would have saved: the time of all its versions that are known, with
-    those of their backward, without the longest, and at most the time of those that were recorded.
+    The gain is the time of all known versions, with those of their backward, without the longest.
     """
     again = [  # during the recording
         compilation
@@ -122,8 +121,8 @@ def compiled_again(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def no_longer_compiled(evidence: Evidence) -> Iterator[Advice]:
-    """Functions that reached torch.compile's limit of versions: all further calls that fit no version run without
-    torch.compile. The gain is unknown."""
+    """Functions that reached torch.compile's limit of versions: calls that fit none run without torch.compile. The gain
+    is unknown."""
     for compilation in _every(evidence):
         if compilation.phase == BACKWARD or not _AT_LIMIT.search(compilation.failure):
             continue
@@ -143,7 +142,7 @@ def no_longer_compiled(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def graph_broken(evidence: Evidence) -> Iterator[Advice]:
-    """Graph breaks for which torch has a hint. The gain is unknown: what the parts of a function cost together is not
+    """Graph breaks for which torch has a hint. The gain is unknown: what the parts of a function cost is not
     recorded."""
     if not any(region.break_hint for meta in evidence.run.metas for region in meta.regions):
         return

@@ -108,10 +108,8 @@ def many_elementwise_ops(evidence: Evidence) -> Iterator[Advice]:
     GELU, a norm, a rotary embedding or a cell written in Python.
 
     Each op reads and writes all values, and is dispatched or launched separately; fused they are one kernel. The
-    threshold is 5 because a residual with its activation has two, and with fewer than five there is little to fuse. The
-    gain is at most all of their time, that of their backward, and on the CPU the layer's own time between ops (see
-    ``_between_ops``). Ops inside other ops do not count. Compiled layers are left out, and so are layers in which most
-    of that time is that of ``constants_in_layers``.
+    threshold is 5 because a residual with its activation has two, and with fewer than five there is little to fuse.
+    Layers in which most of that time is that of ``constants_in_layers`` are left out.
     """
     took = _many_in_a_call(evidence, _ELEMENTWISE, _MANY)
     constant = constants(evidence) if took else {}
@@ -137,9 +135,7 @@ def many_tiny_ops(evidence: Evidence) -> Iterator[Advice]:
     over the rows of a tensor.
 
     The dispatch or launch of such an op takes longer than its computation. The threshold is 100 because layers without
-    a loop call a few dozen ops at most. Elementwise ops are left out: ``many_elementwise_ops`` counts them. The gain is
-    at most all of their time, that of their backward, and on the CPU the layer's own time between ops (see
-    ``_between_ops``). Ops inside other ops do not count. Compiled layers are left out.
+    a loop call a few dozen ops at most. Elementwise ops are left out: ``many_elementwise_ops`` counts them.
     """
     took = _tiny_ops(evidence)
     if not took:
@@ -164,15 +160,14 @@ def attention_not_fused(evidence: Evidence) -> Iterator[Advice]:
     """Attention that stores its whole matrix of scores: a layer that calls at least two batched matrix products for
     each softmax (its own, or of a Softmax layer directly below), or torch's ``_scaled_dot_product_attention_math``.
 
-    If shapes were recorded, the result of one product must have as many elements as the input of a softmax, and another
-    product must take as many elements and sum over the last dimension of the softmax. Without shapes a mixture of
-    experts looks the same, so the finding is stated as a condition, except for torch's MultiheadAttention.
+    With shapes, the result of one product must have as many elements as the input of a softmax, and another product
+    must take as many elements and sum over the last dimension of the softmax. Without shapes a mixture of experts looks
+    the same, so the finding is stated as a condition, except for torch's MultiheadAttention.
 
-    A fused kernel does not store the scores. The gain is at most 7/8 of the time of products and softmax
-    (FlashAttention, Dao et al. 2022, figure 1: 7.6 times as fast as separate ops), and, if backward needs the scores,
-    the bytes of the softmax in an average call of each layer. On the CPU there is no finding if shapes show that all
-    rows of scores are shorter than 256: at 128 the fused kernel gained nothing, at 512 two thirds. Nor is there one if
-    the model gets one token a call, and so has one row of scores.
+    The gain is at most 7/8 of the time of products and softmax (FlashAttention, Dao et al. 2022, figure 1: 7.6 times as
+    fast as separate ops), and, if backward needs the scores, the bytes of the softmax in an average call of each layer.
+    On the CPU there is no finding if all rows of scores are shorter than 256: at 128 the fused kernel gained nothing,
+    at 512 two thirds. Nor is there one if the model gets one token a call, and so has one row of scores.
     """
     math = evidence.took(_MATH)
     products = evidence.took(Among(_PRODUCTS, _is_separate))
@@ -294,8 +289,7 @@ def _with_related_time(
 
 
 def _text_of_ops(evidence: Evidence, all_ops: Sequence[_Ops], what: str) -> tuple[str, str]:
-    """The sentences on the ops of several layers: their number; their time, their backward, and the time between
-    them."""
+    """The cause, and the details, for the ops of several layers."""
     overhead = "dispatch" if evidence.device == "cpu" else "kernel launch"
     number, ns = sum(ops.number for ops in all_ops), sum(ops.ns for ops in all_ops)
     a_call = number / sum(ops.forward_calls for ops in all_ops)

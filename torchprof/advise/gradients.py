@@ -72,14 +72,10 @@ def optimizer_step_per_tensor(evidence: Evidence) -> Iterator[Advice]:
     """Steps of torch's optimizers that call their ops once per tensor: at least 10 calls of one op per step, and no
     fused op; on a GPU no ``_foreach_`` op either, which is torch's default there.
 
-    On the CPU the remedy is ``fused=True`` (SGD, Adam, AdamW, Adagrad). Measured on two threads with 40 to 200 tensors
-    of 64 to a million elements, torch 2.4 and 2.13: Adam, AdamW and Adagrad take 10 to 60% of the time. SGD takes 40 to
-    60% if its ops are shorter than 30 µs on average, and hardly less if they are longer: then there is no finding.
-    foreach=True was slower than the loop as often as faster, so it is not recommended on the CPU.
-
-    The gain is half of SGD's steps, 3/4 of those of others: of the CPU or the device time, the longer one. Steps with
-    ops for sparse gradients or complex parameters are left out: fused steps do not support them. Needs torch's own
-    labels of optimizers.
+    On the CPU the remedy is ``fused=True``. Measured on two threads with 40 to 200 tensors of 64 to a million elements,
+    torch 2.4 and 2.13: Adam, AdamW and Adagrad take 10 to 60% of the time. SGD takes 40 to 60% if its ops are shorter
+    than 30 µs on average, and hardly less if they are longer. foreach=True was slower than the loop as often as faster,
+    so it is not recommended on the CPU.
     """
     place = "cpu" if evidence.device == "cpu" else "cuda"
     for name, stepped in _steps_by_class(evidence).items():
@@ -110,9 +106,8 @@ def optimizer_step_per_tensor(evidence: Evidence) -> Iterator[Advice]:
 def gradients_zeroed(evidence: Evidence) -> Iterator[Advice]:
     """``zero_grad(set_to_none=False)`` of an optimizer: ops that write zeros into gradients, in its label.
 
-    The gain is the time of these writes, and of the additions to zeroed gradients in backward (``add_`` in
-    AccumulateGrad, at most as many as were zeroed: further additions accumulate gradients over batches on purpose), and
-    the memory of the gradients that existed before the first step. Needs torch's own labels of optimizers.
+    The gain has as many additions to gradients in backward (``add_`` in AccumulateGrad) as were zeroed, at most:
+    further additions accumulate gradients over batches on purpose.
     """
     label = None
     writes = 0
@@ -189,10 +184,9 @@ def recomputed_layers(evidence: Evidence) -> Iterator[Advice]:
     """Layers whose forward is computed again in backward (activation checkpointing): the time that it costs, and the
     most memory that it saves.
 
-    Evidence: the time of recomputed calls, layers below included, of the outermost recomputed layers. It is reported
-    from 5 % of the recorded time: a smaller cost is worth the memory. The size of the device's memory is unknown here,
-    so the remedy is a condition. Without checkpointing a layer would keep allocated at most the peak of its recomputed
-    call, for each such call in one forward of its model; that needs a run with memory. The gain is the time.
+    The size of the device's memory is unknown here, so the remedy is a condition, and less than 5 % of the recorded
+    time is worth the memory. Without checkpointing a layer would keep allocated at most the peak of its recomputed
+    call, for each such call in one forward of its model.
     """
     if RECOMPUTE not in evidence.run.phases():
         return
@@ -228,14 +222,12 @@ def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
     If something trainable runs before a frozen layer, gradients must flow through the layer. So evidence is the
     backward of layers that are called before the first layer with trainable (or unknown) parameters, and once in each
     call of the model: a layer that is called twice may also run after. Layers without parameters among them count,
-    layers with children do not. It is reported from 5 % of the recorded time; the gain is the time of that backward.
+    layers with children do not.
 
     A layer also counts as frozen if other parameters changed during the profile and its own did not, unless an
-    optimizer is fused: torch does not count its changes.
-
-    There is no finding if the whole model is frozen (then the gradient of its input is the purpose), or if two models
-    are trained (one may feed the other). Code before the model is unknown, so the remedy is a condition. A layer counts
-    as frozen if it was frozen at the end.
+    optimizer is fused: torch does not count its changes. There is no finding if the whole model is frozen (then the
+    gradient of its input is the purpose), or if two models are trained (one may feed the other). Code before the model
+    is unknown, so the remedy is a condition.
     """
     layers = evidence.run.layers
     if any(frame.name.startswith(FUSED) for chain in evidence.run.rows.frames for frame in chain):
@@ -284,10 +276,9 @@ def updates_without_gradients(evidence: Evidence) -> Iterator[Advice]:
     """Layers that the optimizer updates though no gradient reaches them: gradients of zeros, from
     ``zero_grad(set_to_none=False)``, which momentum and weight decay still turn into updates.
 
-    Evidence: an optimizer that writes zeros into gradients, and parameters that changed during the profile, in layers
-    without backward, in a run that has some. An average of parameters changes, too, but its model has no zeros. Layers
-    that share a parameter are left out, and those that were not called and may lend it to the layer above. The gain is
-    the layers' part of the optimizers' time, by their part of the trainable parameters.
+    The parameters of these layers changed during the profile. An average of parameters changes, too, but its model has
+    no backward. Layers that share a parameter are left out. The gain is the layers' part of the optimizers' time, by
+    their part of the trainable parameters.
     """
     layers, run = evidence.run.layers, evidence.run
     backward = evidence.took(always, phases=(BACKWARD,))
@@ -357,11 +348,10 @@ def _is_trained(layer: Layer) -> bool:
 
 @rule
 def layers_without_backward(evidence: Evidence) -> Iterator[Advice]:
-    """Layers with trainable parameters that no backward reaches, in a model that trains: an auxiliary head, a branch
-    that the loss leaves out.
+    """Layers with trainable parameters that no backward reaches, in a model that trains, while their parent has some:
+    an auxiliary head, a branch that the loss leaves out.
 
-    Evidence: forward calls with gradients enabled and no backward at or below the layer, while its parent has some. The
-    gain is their forward. It may be needed for its values, so the remedy is a condition.
+    Their forward may be needed for its values, so the remedy is a condition.
     """
     run, layers = evidence.run, evidence.run.layers
     if BACKWARD not in run.phases():
@@ -385,13 +375,11 @@ def layers_without_backward(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def graphs_never_used(evidence: Evidence) -> Iterator[Advice]:
-    """Forward calls of a model that record a graph for a backward that does not run, and others that train:
-    evaluation without ``torch.no_grad()``.
+    """Forward calls of a model that record a graph for a backward that does not run, and others that train: evaluation
+    without ``torch.no_grad()``.
 
-    Evidence: the calls of a model with gradients enabled, and how often backward ran through its linear layers,
-    convolutions, norms and embeddings, each of whose calls makes one node. The gain is 55 % of these calls: what the
-    graph and the memory that it keeps cost, measured for small layers. Needs a run of one rank. In a run without any
-    backward, ``gradients_never_used`` has the memory.
+    How often backward ran is known from the nodes of linear layers, convolutions, norms and embeddings, each of whose
+    calls makes one. In a run without any backward, ``gradients_never_used`` has the memory.
     """
     run, layers = evidence.run, evidence.run.layers
     if BACKWARD not in run.phases() or len(run.metas) > 1:

@@ -73,9 +73,8 @@ class _Transfers:
 def copies_in_layers(evidence: Evidence) -> Iterator[Advice]:
     """Copies between host and device inside layers: a constant that each forward makes on the CPU, a ``.cpu()``.
 
-    Evidence: the copies on the device's timeline, and the CPU time in the runtime's calls for them. The gain is that
-    time, but at most the time for which the device is idle or copies. Needs the time of a CUDA, HIP or MUSA device; for
-    others these copies are not recorded.
+    The gain is the CPU time in the runtime's calls for them, but at most the time for which the device is idle or
+    copies. Needs the time of a CUDA, HIP or MUSA device; for others these copies are not recorded.
     """
     copies = {layer: seen for layer, seen in _copies(evidence).items() if layer >= 0}
     limit = evidence.idle_ns + sum(seen.device_ns for seen in copies.values())
@@ -93,9 +92,7 @@ def pageable_batches(evidence: Evidence) -> Iterator[Advice]:
     """Batches that each step copies to the device from memory that is not pinned. The CPU takes part in these copies
     and waits for them.
 
-    Evidence: copies "Pageable -> Device" outside all layers, at least one per step, in at least two steps of a
-    loop. Without steps a batch looks like the model that is moved to the device once. The gain is limited as in
-    ``copies_in_layers``, and by the time that steps spend in copies and waiting. Needs the time of a CUDA device.
+    Needs steps: without them a batch looks like the model that is moved to the device once.
     """
     steps = evidence.steps
     seen = _copies(evidence, _is_pageable).get(OUTSIDE)
@@ -122,9 +119,8 @@ def waits_in_layers(evidence: Evidence) -> Iterator[Advice]:
     """Layers in which the CPU waits until the device has computed a value: ``.item()``, ``if`` on a tensor,
     ``nonzero``, masks as indices, ``torch.cuda.synchronize()``.
 
-    Evidence: the time in the runtime's calls that wait, without those of copies (``copies_in_layers``). The gain is
-    that time, but at most the time for which the device is idle: if it is always busy, nothing is lost. Needs the time
-    of a device: on the CPU alone there is no such wait.
+    The gain is the time in the runtime's calls that wait, without those of copies (``copies_in_layers``), but at most
+    the time for which the device is idle: if it is always busy, nothing is lost.
     """
     waits = {layer: seen for layer, seen in _waits(evidence).items() if layer >= 0}
     for group, seen in _at_most(evidence, waits, evidence.idle_ns):
@@ -142,8 +138,7 @@ def waits_outside(evidence: Evidence) -> Iterator[Advice]:
     """Waits for a value outside all layers: ``loss.item()`` in each step.
 
     A ``torch.cuda.synchronize()`` alone is left out: it belongs to a measurement of time, or to the end of the
-    recording. Values that torch's optimizers read are left out too. Gain and requirements are as in
-    ``waits_in_layers``.
+    recording. Values that torch's optimizers read are left out too.
     """
     waits = {layer: seen for layer, seen in _waits(evidence).items() if layer == OUTSIDE}
     for group, seen in _at_most(evidence, waits, evidence.idle_ns):
@@ -160,11 +155,9 @@ def waits_outside(evidence: Evidence) -> Iterator[Advice]:
 def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
     """A device that is idle because the CPU does not launch its work fast enough.
 
-    Evidence: the device is idle for more than a third of the time, data loading, slow start, garbage collection and the
-    profiler's own work excluded. For as long the CPU is in operators and layers, not waiting or copying, with at most
-    200 us per kernel. A launch takes 5 to 50 us: more than 200 us is the CPU's own work, and other rules cover it. The
-    threshold is a third because the profiler slows the CPU and not the device: less idle time may be due to the
-    profiler. The gain is the shorter of the two times. Needs the time of a device.
+    A launch takes 5 to 50 us: more than 200 us per kernel is the CPU's own work, and other rules cover it. The device
+    must be idle for a third of the time, because the profiler slows the CPU and not the device: less idle time may be
+    due to the profiler. The gain is at most what the CPU spends in operators and layers, not waiting or copying.
     """
     launches, _, took_ns, _ = evidence.whole_of(is_device_work)
     if evidence.device == "cpu" or not launches:
@@ -306,18 +299,15 @@ _LIGHT = 3
 
 @rule
 def waiting_for_data(evidence: Evidence) -> Iterator[Advice]:
-    """A training loop that waits for its DataLoader.
+    """A training loop that waits for its DataLoader, for more than 5 % of the recorded time: every loop takes some time
+    to fetch batches.
 
-    Evidence: the time inside the label that torch puts around each batch, outside all layers. It is reported from 5 %
-    of the recorded time, because every loop takes some time to fetch batches. The name of the label shows whether the
-    loader has workers. Workers have to start: with marked steps, the wait of the first step beyond the median is not
-    part of the gain; without, fewer than 10 batches give no finding. To get a batch from another process takes some 0.5
-    ms: that is not gained by workers, and where the loop waits hardly longer for its workers, to have none may be
-    faster. The gain is at most the idle time of a device: while it works, nothing is lost. Loaders other than torch's
-    have no such label.
+    Workers have to start: with marked steps, the wait of the first step beyond the median is not part of the gain;
+    without, fewer than 10 batches give no finding. To get a batch from another process takes some 0.5 ms: that is not
+    gained by workers, and where the loop waits hardly longer for its workers, to have none may be faster.
 
-    The label is also around the call that ends an epoch without a batch, and a run does not record which calls these
-    were. So the time is per step, if steps were marked, and not per batch.
+    Torch's label is also around the call that ends an epoch without a batch, and a run does not record which calls
+    these were. So the time is per step, if steps were marked, and not per batch.
     """
     labels: Counter[str] = Counter()
     whole = in_no_op = 0

@@ -248,13 +248,11 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
     """Functions outside all layers in which Python, and what it calls, takes much time: sleeping, processes, files,
     copies of the model, text, locks, NumPy, values read one by one, loops over parameters with small operators.
 
-    Evidence: the time in which no operator runs outside the layers, data loading, optimizers and garbage collection,
-    without 30 us for each operator there, each autograd node and each call of a model (Python, autograd's engine and
-    the profiler take 5 to 20 us), without what marked steps had beyond the median one, and without waiting for other
-    stages of a pipeline. With a sampling thread (``torchprof run``) it is shared among functions by their samples, and
-    so is that of operators. A function is reported if no operator runs in it for 5 % of the recorded time, or if its
-    operators take that long and there are many of less than 30 us, copies, or reads of values. Without samples there is
-    one finding, without a function. The gain is all of that time, at most the idle time of a device.
+    Python's own time is that in which no operator runs, without 30 us for each operator, autograd node and call of a
+    model (Python, autograd's engine and the profiler take 5 to 20 us), without what marked steps had beyond the median
+    one, and without waiting for other stages of a pipeline. With a sampling thread (``torchprof run``) it is shared
+    among functions by their samples, and so is that of operators. Without samples there is one finding, without a
+    function.
     """
     whole = evidence.recorded_ns
     if not evidence.ops_recorded or not whole:
@@ -297,11 +295,8 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def hooks(evidence: Evidence) -> Iterator[Advice]:
-    """Forward hooks that take at least 5 % of the recorded time, with their operators.
-
-    Evidence: the samples in functions that torch calls with a module. Needs a sampling thread (``torchprof run``). The
-    gain is all of their time.
-    """
+    """Forward hooks that take at least 5 % of the recorded time, with their operators: functions that torch calls with
+    a module, as a sampling thread saw them (``torchprof run``)."""
     models = evidence.run.meta.model
     for function in functions(evidence, always, in_layers=True):
         line = function.at

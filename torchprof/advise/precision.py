@@ -38,12 +38,6 @@ def double_precision(evidence: Evidence) -> Iterator[Advice]:
     """Layers that compute in float64, by the dtypes of the inputs of their operators; if shapes were not recorded, by
     the dtypes of their own parameters.
 
-    An operator of torch (``aten::…``) computes in float64 if all its floating-point inputs are float64; an elementwise
-    operator if any of them is, because it promotes the others. An inner operator without floating-point inputs counts
-    as the operator around it. Compiled graphs, autograd nodes and custom operators do not count: their inputs do not
-    show how they compute. Neither do tensors without a dimension, because torch passes Python scalars as these. Without
-    shapes, all floating-point parameters that a layer holds itself must be float64.
-
     On a CPU the gain is half of the time, because half as many values fit into a register and through the memory bus;
     of convolutions and recurrent layers 3/4: oneDNN does not support float64 (on two threads a Conv2d took 4.5 times as
     long, an LSTM 3.7 times). On a device it is at most all of it: consumer GPUs compute float64 at 1/64 of the rate. In
@@ -90,11 +84,8 @@ def _part_of_double(evidence: Evidence, number: int) -> float:
 
 @rule
 def half_precision_on_the_cpu(evidence: Evidence) -> Iterator[Advice]:
-    """Layers in float16 on a CPU, which computes them without fast kernels: their type is that of their own parameters.
-
-    Evidence: at least 5 % of the recorded time is in them. The gain is 9/10 of their time, backward included: measured
-    for convolutions, 97 %. bfloat16 is left out: many CPUs compute it fast.
-    """
+    """Layers in float16, by their own parameters, on a CPU, which has no fast kernels for them; for at least 5 % of the
+    recorded time. Float32 saved 97 % of convolutions. bfloat16 is left out: many CPUs compute it fast."""
     if evidence.device != "cpu" or "CUDA" in dict(evidence.run.meta.environment):
         return  # a device may compute it, even if its time was not recorded
     layers = evidence.run.layers
@@ -118,11 +109,10 @@ def misaligned_half_precision(evidence: Evidence) -> Iterator[Advice]:
     """Matrix products and convolutions in half precision on CUDA with a size of the weights that is not a multiple of 8
     (for a product of two activations: the inner or the last size). Then rows are not aligned to 16 bytes.
 
-    cuBLAS and cuDNN select slower kernels for these sizes, some without tensor cores: the gain is at most 7/8 of the
-    time (see ``_TENSOR_CORES``). Up to four input channels, as of an image, are left out because they cannot be
-    changed, and so are depthwise convolutions, which have no matrix product. The number of rows (batch, tokens) does
-    not matter. Source: NVIDIA, "Matrix Multiplication Background User's Guide", Requirements to Use Tensor Cores. Needs
-    shapes and a device.
+    cuBLAS and cuDNN select slower kernels for these sizes, some without tensor cores. Up to four input channels, as of
+    an image, are left out because they cannot be changed, and so are depthwise convolutions, which have no matrix
+    product. The number of rows (batch, tokens) does not matter. Source: NVIDIA, "Matrix Multiplication Background
+    User's Guide", Requirements to Use Tensor Cores.
     """
     if evidence.device != "cuda" or not evidence.shapes_recorded:
         return
@@ -152,11 +142,7 @@ def misaligned_half_precision(evidence: Evidence) -> Iterator[Advice]:
 @rule
 def tf32_not_used(evidence: Evidence) -> Iterator[Advice]:
     """Matrix products and convolutions in float32 on a CUDA device of compute capability 8.0 or later, by kernels
-    without tensor cores, while torch's switches forbid TF32.
-
-    Products: ``float32_matmul_precision`` is "highest", torch's default; convolutions: ``cudnn_tf32`` is "False". The
-    gain is at most 7/8 of their time. Needs a device. Without shapes, float32 is recognized by the names of kernels.
-    """
+    without tensor cores, while torch's switches forbid TF32. For products, that is torch's default."""
     by_layer = _could_be_tf32(evidence)
     if not by_layer:
         return
@@ -181,9 +167,9 @@ def autocast_not_used(evidence: Evidence) -> Iterator[Advice]:
     """A CUDA device with tensor cores (compute capability 7.0 or later) that spends at least half of its time on matrix
     products and convolutions in float32, in a run without any op or kernel in half precision.
 
-    The threshold is half because autocast changes results slightly and adds casts: it pays if products dominate.
-    There is no finding if TF32 is recommended, which is the smaller change. Half precision has twice the rate of TF32
-    and half the bytes, so the gain is half of the time; without TF32 at most 7/8. Needs a device.
+    The threshold is half because autocast changes results slightly and adds casts: it pays if products dominate. There
+    is no finding if TF32 is recommended, which is the smaller change. Half precision has twice the rate of TF32 and
+    half the bytes, so the gain is half of the time.
     """
     if evidence.device != "cuda" or not evidence.compute_capability:
         return
@@ -210,7 +196,11 @@ def autocast_not_used(evidence: Evidence) -> Iterator[Advice]:
 
 
 def _is_in_double(frames: Frames) -> bool:
-    """Whether the innermost of these frames with floating-point inputs is an operator that computes in float64."""
+    """Whether the innermost of these frames with floating-point inputs is an operator of torch that computes in
+    float64: all its floating-point inputs are, or any of an elementwise operator, because it promotes the others.
+
+    Compiled graphs, autograd nodes and custom operators do not count: their inputs do not show how they compute.
+    """
     for frame in reversed(frames):
         if frame.kind == FrameKind.KERNEL:
             continue
@@ -223,7 +213,8 @@ def _is_in_double(frames: Frames) -> bool:
 
 
 def _has(signature: Signature | None, dtypes: frozenset[str]) -> bool:
-    """Whether an input tensor of an op has one of these dtypes, and a dimension or an unknown shape."""
+    """Whether an input tensor of an op has one of these dtypes, and a dimension (torch passes Python scalars as tensors
+    without one) or an unknown shape."""
     if signature is None:
         return False
     return any(dtype in dtypes and shape != () for shape, dtype in zip(signature.shapes, signature.dtypes))
@@ -305,13 +296,11 @@ _SMALL = 0.01  # parts below this share of the layer's bytes are not named
 
 @rule
 def layer_that_makes_the_peak(evidence: Evidence) -> Iterator[Advice]:
-    """One layer, or the code outside all layers, that allocated much of the live memory at the peak of a device.
+    """One layer, or the code outside all layers, that allocated much of the live memory at the peak of a device:
+    activations (saved for backward or returned) and temporaries.
 
-    Evidence: the activations (saved for backward or returned) and temporaries that were live at the peak, by the layer
-    that allocated them. A layer is reported if it has at least a third of all live memory, that of the model before the
-    recording included if it is known; in a model of a few layers, at least twice its equal share; and at least 1 MB.
-    Parameters, gradients, the optimizer's state and the model's inputs do not count. The gain is at most all of these
-    bytes. Needs a run with memory.
+    It has at least a third of all live memory, that of the model before the recording included if it is known; in a
+    model of a few layers, at least twice its equal share; and at least 1 MB.
     """
     called = sum(key.phase == FORWARD for key, _ in evidence.samples("cpu_ns"))
     share = max(_SHARE, 2 / max(called, 1))

@@ -73,16 +73,9 @@ def python_in_layers(evidence: Evidence) -> Iterator[Advice]:
     """Layers with much Python of their own, beyond the calls of their operators and layers: a loop over elements,
     NumPy.
 
-    Evidence: the time of the forward calls of a layer outside operators and outside the layers below. Subtracted are 30
-    us for each call of the layer and each operator and layer that it calls (Python and the profiler take 5 to 20 us),
-    and the time of its calls beyond the median call (start-up and interruptions). It is reported if at least 5 % of the
-    recorded time remains, and more than half of the evidence; many tiny operators have a rule of their own.
-
-    Compiled layers are left out: they run no Python. So are torch's own layers, whose Python the user cannot change,
-    and the ranges of a trace, in which a thread may wait for backward. There is no finding if operators were not
-    recorded. The finding names the line that was sampled most (``torchprof run``), and NumPy if the layer turns tensors
-    into arrays, which torch records. The gain is at most all of the evidence, because without the loop nothing is
-    called in it, and at most the idle time of a device.
+    Evidence is the time of a layer outside operators and outside the layers below. The gain is at most all of it,
+    because without the loop nothing is called in it. The finding names the line that was sampled most (``torchprof
+    run``), and NumPy if the layer turns tensors into arrays, which torch records.
     """
     layers = layers_of_slow_python(evidence)
     if not layers:
@@ -114,11 +107,8 @@ def python_in_layers(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def garbage_collection(evidence: Evidence) -> Iterator[Advice]:
-    """Collections of the old generations by Python's garbage collector, such as full collections.
-
-    Evidence: their own row, because they interrupt whatever code runs. The gain is all of their time, at most the idle
-    time of a device. Needs a recording by torchprof, or a trace that torchprof exported.
-    """
+    """Collections of the old generations by Python's garbage collector. They have a row of their own, because they
+    interrupt whatever code runs."""
     took = evidence.took_outside(is_collection, FORWARD)
     if not took.cpu_ns:
         return
@@ -134,7 +124,13 @@ def garbage_collection(evidence: Evidence) -> Iterator[Advice]:
 
 
 def layers_of_slow_python(evidence: Evidence) -> dict[int, SlowPython]:
-    """The layers that ``python_in_layers`` reports, by number."""
+    """The layers that ``python_in_layers`` reports, by number.
+
+    Subtracted from their time are 30 us for each call of the layer and each operator and layer that it calls (Python
+    and the profiler take 5 to 20 us), and the time of its calls beyond the median call (start-up and interruptions). At
+    least 5 % of the recorded time must remain, and more than half of the layer's; many tiny operators have a rule of
+    their own.
+    """
     if not evidence.ops_recorded:
         return {}
     layers = evidence.run.layers
@@ -195,13 +191,11 @@ def _lines(evidence: Evidence) -> dict[int, Counter[SourceLine]]:
 @rule
 def tiny_batches(evidence: Evidence) -> Iterator[Advice]:
     """A model that is called with at most 8 samples, at least ten times, so that the calls of operators take longer
-    than their computation.
+    than their computation: at least half of the recorded time.
 
-    Evidence: the first dimension of the model's first input, and the time that is not in operators of 20 us or more on
-    average, nor in Python outside the layers or of a slow layer, nor in garbage collections; it is at least half of the
-    recorded time. Long operators of optimizers are part of the gain: a larger batch has fewer steps. With 64 samples in
-    a call all of that is shared among them: the gain is 63/64 of it for one sample, 7/8 for eight. Only on the CPU; a
-    device has ``launches_slower_than_the_device``.
+    Long operators of optimizers are part of the gain: a larger batch has fewer steps. With 64 samples in a call all of
+    that is shared among them: the gain is 63/64 of it for one sample, 7/8 for eight. Only on the CPU; a device has
+    ``launches_slower_than_the_device``.
     """
     run, layers = evidence.run, evidence.run.layers
     if evidence.device != "cpu" or len(run.metas) > 1:
@@ -248,8 +242,7 @@ def eval_forgotten(evidence: Evidence) -> Iterator[Advice]:
     """Dropout and batch normalization layers that were called in train mode, in a run without backward and optimizer.
 
     If the run is inference, its results are random or depend on the rest of the batch, and the running statistics
-    change. So it is reported however little time it takes. A dropout with p=0 and a norm without running statistics do
-    the same in both modes. The gain is unknown; the finding has the time of these layers.
+    change. So it is reported however little time it takes.
     """
     if _trains(evidence):
         return
@@ -275,11 +268,8 @@ def eval_forgotten(evidence: Evidence) -> Iterator[Advice]:
 @rule
 def gradients_never_used(evidence: Evidence) -> Iterator[Advice]:
     """Memory that forward calls saved for a backward that did not run: samples of ``kept_bytes`` in a run without
-    backward and optimizer.
-
-    Under ``no_grad`` they are all 0. The gain is what all layers keep in an average call of their model, on all ranks.
-    That memory may be used after the recording, so the remedy is a condition. Needs memory.
-    """
+    backward and optimizer. Under ``no_grad`` they are all 0. The memory may be used after the recording, so the remedy
+    is a condition."""
     if _trains(evidence):
         return
     layers = evidence.run.layers
@@ -307,11 +297,8 @@ def gradients_never_used(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def anomaly_detection_on(evidence: Evidence) -> Iterator[Advice]:
-    """``torch.autograd.set_detect_anomaly`` was on at the end: each backward op is checked for NaN, and each forward op
-    stores its stack.
-
-    It is always reported: the whole recording is slower, by an unknown amount.
-    """
+    """``torch.autograd.set_detect_anomaly`` was on at the end. It is always reported: the whole recording is slower, by
+    an unknown amount."""
     if evidence.switches.get("detect_anomaly") == "True":
         yield Advice(
             ", ".join(evidence.run.meta.model),
@@ -327,9 +314,8 @@ def few_threads(evidence: Evidence) -> Iterator[Advice]:
     """Operators that run on a quarter of the usable processors or fewer: ``torch.set_num_threads(1)`` that was left in
     a script, or OMP_NUM_THREADS=1, which torchrun sets.
 
-    Evidence: torch's settings at the end, and matrix products and convolutions of 200 us or more, for at least 10 % of
-    the recorded time of the only process of a job. Two logical processors may be one core, so threads on half of them
-    are enough, and the gain is as if these products ran on that many: it is at most that.
+    Two logical processors may be one core, so threads on half of them are enough, and the gain is as if long matrix
+    products and convolutions ran on that many.
     """
     threads, usable = (int(evidence.switches.get(name, 0)) for name in ("num_threads", "usable_cpus"))
     run = evidence.run
@@ -351,11 +337,8 @@ def few_threads(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def deterministic_algorithms_on(evidence: Evidence) -> Iterator[Advice]:
-    """``torch.use_deterministic_algorithms`` was on at the end: torch selects slower kernels, and fills all memory that
-    ``torch.empty`` returns.
-
-    It is always reported, because the time of the faster kernels is unknown.
-    """
+    """``torch.use_deterministic_algorithms`` was on at the end. It is always reported, because the time of the faster
+    kernels is unknown."""
     if evidence.switches.get("deterministic_algorithms") == "True":
         yield Advice(
             ", ".join(evidence.run.meta.model),
