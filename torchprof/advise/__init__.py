@@ -1,5 +1,4 @@
-"""Advice: findings on what could be made faster or smaller in a run. Each kind of finding is one rule: a function in
-the file of its theme."""
+"""Findings on what could be made faster or smaller in a run. Each rule is a function in the file of its theme."""
 
 from __future__ import annotations
 
@@ -25,7 +24,6 @@ change of code, and is within noise."""
 PER_RULE = 3
 """The most findings of one rule on layers, unless their remedies differ: then one for each remedy. ``merged`` merges
 layers until there are no more."""
-
 
 _NO_LAYER = {OUTSIDE: "outside all layers", NOT_SELECTED: "in layers that were not selected"}
 
@@ -110,13 +108,18 @@ Gains = Mapping[int, Gain | int]
 """By the number of a layer (negative: no layer), what a change could save at most: in ns, or as ``Gain``."""
 
 
-def merged(evidence: Evidence, gains: Gains, remedies: Mapping[int, Hashable] | None = None) -> list[Merged]:
-    """The layers in which a rule found the same, put together: in the order of their first one in ``gains``.
+def merged(
+    evidence: Evidence, gains: Gains, remedies: Mapping[int, Hashable] | None = None, *, least_ns: float = 0
+) -> list[Merged]:
+    """The layers in which a rule found the same, put together: in the order of their first one in ``gains``; none if
+    together they gain less than ``least_ns``.
 
     Work of no layer stays alone. ``remedies``: by the same number a key of the remedy; layers with different remedies
     stay apart. Layers are merged if their paths have one pattern. If more than ``PER_RULE`` groups are left, they are
     merged by class instead, and then all together.
     """
+    if sum(gain.ns or 0 if isinstance(gain, Gain) else gain for gain in gains.values()) < least_ns:
+        return []
     layers, remedy_of = evidence.run.layers, remedies or {}
     keys: tuple[Callable[[int], Hashable], ...] = (
         lambda number: layers.alike[number],
@@ -137,7 +140,7 @@ def merged(evidence: Evidence, gains: Gains, remedies: Mapping[int, Hashable] | 
 def together(evidence: Evidence, gains: Gains) -> Merged:
     """All of these layers, and the work of no layer, as one. There is one at least."""
     gain_of = {number: gain if isinstance(gain, Gain) else Gain(gain) for number, gain in gains.items()}
-    numbers = sorted(gain_of, key=lambda number: (number >= 0, _share(gain_of[number], evidence)), reverse=True)
+    numbers = sorted(gain_of, key=lambda number: (number >= 0, share_of(gain_of[number], evidence)), reverse=True)
     ns = [gain.ns for gain in gain_of.values() if gain.ns is not None]
     nbytes = [gain.nbytes for gain in gain_of.values() if gain.nbytes is not None]
     return Merged(
@@ -220,13 +223,16 @@ def judge(run: Run) -> Judgement:
     failed: dict[str, Exception] = {}
     for name, find in rules().items():
         try:
-            findings += [_within_recorded_time(advice, evidence) for advice in find(evidence)]
+            findings += [*find(evidence)]
         except Exception as error:  # a run file may hold anything: an error in one rule must not lose the report
             failed[name] = error
 
     def share(advice: Advice) -> float:
-        return _share(advice.gain, evidence)
+        return share_of(advice.gain, evidence)
 
+    for number, advice in enumerate(findings):  # parallel threads or streams can sum to more than the recorded time
+        if advice.gain_ns is not None:
+            findings[number] = advice._replace(gain_ns=min(advice.gain_ns, evidence.recorded_ns))
     findings = _without_overlap(sorted(findings, key=share, reverse=True), evidence)
     worth_it = [advice for advice in findings if share(advice) < 0 or share(advice) >= WORTH]
     return Judgement(sorted(worth_it, key=share, reverse=True), failed)
@@ -260,22 +266,8 @@ def _without_overlap(findings: Sequence[Advice], evidence: Evidence) -> list[Adv
     return reported
 
 
-def _within_recorded_time(advice: Advice, evidence: Evidence) -> Advice:
-    """The finding with its gain limited to the recorded time: the times of parallel threads or streams can sum to
-    more."""
-    if advice.gain_ns is None:
-        return advice
-    return advice._replace(gain_ns=min(advice.gain_ns, evidence.recorded_ns))
-
-
-def share_of(advice: Advice, evidence: Evidence) -> float | None:
-    """The gain of a finding as a share of the recorded time or of the peak of memory, the larger one; None: unknown."""
-    share = _share(advice.gain, evidence)
-    return share if share >= 0 else None
-
-
-def _share(gain: Gain, evidence: Evidence) -> float:
-    """A gain as a share of the time or of the memory, the larger one; -1 if both are unknown."""
+def share_of(gain: Gain, evidence: Evidence) -> float:
+    """A gain as a share of the recorded time or of the peak of memory, the larger one; -1 if both are unknown."""
     if gain.ns is None and gain.nbytes is None:
         return -1.0
     of_time = (gain.ns or 0) / evidence.recorded_ns if evidence.recorded_ns else 0.0
@@ -283,7 +275,7 @@ def _share(gain: Gain, evidence: Evidence) -> float:
     return max(of_time, of_memory)
 
 
-# Findings as text: numbered, the largest gain first. Each begins with its gain.
+# Findings as text
 
 _WIDTH = 100
 _RECORDS = {
@@ -298,8 +290,8 @@ def advice(run: Run, *, top: int | None = 20) -> Section:
     """What could be made faster or smaller: for each finding the largest possible gain, the layer, the evidence, and
     what to change. Findings are sorted by gain, largest first; those of unknown gain are last.
 
-    If there are no findings, the report says so. At its end it names rules that failed, and what could be recorded to
-    find more. ``top``: the number of findings (None: all). docs/advice.md lists the rules.
+    At its end it names rules that failed, and what could be recorded to find more. ``top``: the number of findings
+    (None: all). docs/advice.md lists the rules.
     """
     all_findings, failed = judge(run)
     parts: list[Part] = []

@@ -59,13 +59,18 @@ class Evidence:
         for every device and any number of threads and streams."""
         return sum(meta.wall_ns for meta in self.run.metas)
 
+    @property
+    def notable_ns(self) -> float:
+        """5 % of the recorded time: less is not reported of what a program needs to some degree, such as loading."""
+        return 0.05 * self.recorded_ns
+
     @cached_property
     def steps(self) -> int:
         """The number of steps of all ranks: those that were marked, or of a loop that trains; 0 without any."""
         marked = sum(meta.marked_steps for meta in self.run.metas)
         if marked or BACKWARD not in self.run.phases():
             return marked
-        return sum(spread.count for _, spread in self.samples("step_ns"))
+        return sum(spread.count for _, spread in self.samples["step_ns"])
 
     def per_step(self, ns: int) -> float | None:
         """A part of the recorded time per step, as the same share of a step; None with fewer than two steps.
@@ -77,7 +82,7 @@ class Evidence:
             return None
         passes: float = self.steps
         unmarked = {meta.rank: meta.wall_ns for meta in self.run.metas if not meta.marked_steps}
-        for key, spread in self.samples("step_ns"):
+        for key, spread in self.samples["step_ns"]:
             if key.rank in unmarked and spread.sum:
                 passes += min(max(unmarked[key.rank] / spread.sum - 1, 0) * spread.count, 1)
         return ns / passes
@@ -93,13 +98,11 @@ class Evidence:
     def peak_bytes(self) -> int:
         """The live bytes at the peaks, over all devices and ranks, including what the model had allocated before, if
         that is known; 0 if memory was not recorded. Gains in memory are shares of it."""
-        before = sum(size for memory in self.run.memory for _, size in memory.before or ())
-        return before + sum(memory.peak_bytes for memory in self.run.memory)
+        return sum(memory.peak_bytes + sum(size for _, size in memory.before or ()) for memory in self.run.memory)
 
     @cached_property
     def starts_known(self) -> bool:
-        """Whether the bytes of the model before the recording are known for every device, so that the peak is
-        complete."""
+        """Whether the bytes before the recording are known for every device, so that the peak is complete."""
         return all(memory.before is not None for memory in self.run.memory)
 
     @cached_property
@@ -111,11 +114,7 @@ class Evidence:
     @cached_property
     def idle_ns(self) -> int:
         """The idle time of the busiest device, summed over ranks."""
-        idle = 0
-        for meta in self.run.metas:
-            busiest = max(meta.busy_devices.values(), default=0)
-            idle += max(0, meta.wall_ns - busiest)
-        return idle
+        return sum(max(0, meta.wall_ns - max(meta.busy_devices.values(), default=0)) for meta in self.run.metas)
 
     def while_idle(self, ns: int) -> int:
         """What a shorter time on the CPU saves: at most the idle time of the device, if its time was measured. While
@@ -151,19 +150,19 @@ class Evidence:
     @cached_property
     def calls(self) -> dict[int, int]:
         """The same with the calls that were recomputed in backward; only of layers with rows."""
-        calls: dict[int, int] = {}
+        calls: Counter[int] = Counter()
         for (layer, phase), (_, times) in self.run.rows.by_layer.items():
             if phase in _WITH_RECOMPUTE:
-                calls[layer] = calls.get(layer, 0) + times
-        return calls
+                calls[layer] += times
+        return dict(calls)
 
     @cached_property
     def of_class(self) -> dict[str, list[int]]:
         """The layers of each class, by its name."""
-        of_class: dict[str, list[int]] = {}
+        of_class: defaultdict[str, list[int]] = defaultdict(list)
         for number, layer in enumerate(self.run.layers):
-            of_class.setdefault(layer.kind, []).append(number)
-        return of_class
+            of_class[layer.kind].append(number)
+        return dict(of_class)
 
     @cached_property
     def called_above(self) -> list[int]:
@@ -183,15 +182,12 @@ class Evidence:
         return below
 
     @cached_property
-    def _samples_of_measure(self) -> dict[str, list[tuple[SampleKey, Spread]]]:
-        of_measure: dict[str, list[tuple[SampleKey, Spread]]] = {}
+    def samples(self) -> defaultdict[str, list[tuple[SampleKey, Spread]]]:
+        """The samples of each measure, over all layers, phases, ranks and devices."""
+        of_measure: defaultdict[str, list[tuple[SampleKey, Spread]]] = defaultdict(list)
         for key, spread in self.run.samples.items():
-            of_measure.setdefault(key.measure, []).append((key, spread))
+            of_measure[key.measure].append((key, spread))
         return of_measure
-
-    def samples(self, measure: str) -> list[tuple[SampleKey, Spread]]:
-        """The samples of one measure, over all layers, phases, ranks and devices."""
-        return self._samples_of_measure.get(measure, [])
 
     def durations(self, layer: int) -> list[Spread]:
         """The durations of the forward calls of a layer, for each rank that called it."""

@@ -28,7 +28,7 @@ from torchprof.advise.chains import (
 )
 from torchprof.advise.evidence import Evidence, Took
 from torchprof.advise.layers import constants
-from torchprof.advise.python import layers_of_slow_python
+from torchprof.advise.python import own_time_of_slow_python
 from torchprof.run.formats import format_time
 from torchprof.run.layers import Layer
 from torchprof.run.torch_names import BATCHED_PRODUCTS, ELEMENTWISE, FACTORS, SOFTMAX_OPS, aten
@@ -117,7 +117,7 @@ def many_elementwise_ops(evidence: Evidence) -> Iterator[Advice]:
     if not took:
         return
     ops_of = _with_related_time(
-        evidence, took, _is_elementwise_node, {*layers_of_slow_python(evidence), *_tiny_ops(evidence)}
+        evidence, took, _is_elementwise_node, {*own_time_of_slow_python(evidence), *_tiny_ops(evidence)}
     )
     for group in merged(evidence, {number: ops.gain for number, ops in ops_of.items()}):
         cause, details = _text_of_ops(evidence, [ops_of[number] for number in group.numbers], "elementwise operators")
@@ -143,7 +143,7 @@ def many_tiny_ops(evidence: Evidence) -> Iterator[Advice]:
     elementwise = evidence.took(_ELEMENTWISE, phases=(FORWARD, RECOMPUTE))
     nodes = _tiny(evidence, _is_other_node, (BACKWARD,)) | _in_loops(evidence, took)
     of_these = Among(_is_other_node, calling(nodes))
-    ops_of = _with_related_time(evidence, took, of_these, layers_of_slow_python(evidence))
+    ops_of = _with_related_time(evidence, took, of_these, own_time_of_slow_python(evidence))
     for group in merged(evidence, {number: ops.gain for number, ops in ops_of.items()}):
         others = any(number in elementwise for number in group.numbers)
         what = f"operators{' (without elementwise ones)' if others else ''}"

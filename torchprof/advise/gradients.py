@@ -23,31 +23,14 @@ from torchprof.advise.chains import (
 from torchprof.advise.evidence import Evidence
 from torchprof.run.formats import format_memory, format_time
 from torchprof.run.layers import Layer, Layers
-from torchprof.run.torch_names import FOREACH, FUSED
+from torchprof.run.torch_names import FOREACH, FUSED, aten
 from torchprof.run.words import BACKWARD, FORWARD, OPTIMIZER_STEP, OUTSIDE_NAME, RECOMPUTE, ZERO_GRAD, FrameKind
 
-# The optimizer: its steps, and how it resets gradients.
+# The optimizer: its steps, and how it resets gradients
 
-_ZEROES = ("aten::zero_", "aten::_foreach_zero_")
-
-_FUSED = {
-    "cpu": frozenset({"SGD", "Adam", "AdamW", "Adagrad"}),
-    "cuda": frozenset({"SGD", "Adam", "AdamW"}),
-}
-_FOREACH = frozenset(
-    {"ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"}
-)
-_NOT_FUSED = frozenset(
-    {
-        "aten::_coalesce",
-        "aten::_indices",
-        "aten::_nnz",
-        "aten::_values",
-        "aten::sparse_coo_tensor",
-        "aten::sparse_mask",
-        "aten::view_as_real",
-    }
-)
+_FUSED = {"cpu": {"SGD", "Adam", "AdamW", "Adagrad"}, "cuda": {"SGD", "Adam", "AdamW"}}
+_FOREACH = {"ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"}
+_NOT_FUSED = aten("_coalesce _indices _nnz _values sparse_coo_tensor sparse_mask view_as_real")
 """Ops that are called for sparse gradients and complex parameters: fused steps raise an error for both."""
 _TENSORS = 10
 _SMALL_NS = 30_000
@@ -89,13 +72,11 @@ def optimizer_step_per_tensor(evidence: Evidence) -> Iterator[Advice]:
         if each < _TENSORS * stepped.steps or (place == "cpu" and name == "SGD" and stepped.op_ns > _SMALL_NS * number):
             continue
         ns = max(stepped.cpu_ns, stepped.device_ns)
-        remedy = f"Use `torch.optim.{name}(…, fused=True)`: one kernel for all tensors."
-        if not fused:
-            remedy = f"Use `torch.optim.{name}(…, foreach=True)`: one kernel for many tensors."
+        option, tensors = ("fused", "all tensors") if fused else ("foreach", "many tensors")
         yield Advice(
             OUTSIDE_NAME,
             f"{name} updates tensors one by one.",
-            remedy,
+            f"Use `torch.optim.{name}(…, {option}=True)`: one kernel for {tensors}.",
             int(ns * _SAVED.get(name, _SAVED_BY_OTHERS)),
             details=f"A step runs {number // stepped.steps:,} operators and takes {format_time(ns / stepped.steps)} on "
             "average.",
@@ -110,8 +91,7 @@ def gradients_zeroed(evidence: Evidence) -> Iterator[Advice]:
     further additions accumulate gradients over batches on purpose.
     """
     label = None
-    writes = 0
-    ns = 0
+    writes = ns = 0
     for row in evidence.rows(zeroes):
         label = label or next(frame.name for frame in row.frames if frame.name.startswith(ZERO_GRAD))
         ns += evidence.time_of(row)
@@ -152,7 +132,7 @@ def _steps_by_class(evidence: Evidence) -> dict[str, _Steps]:
     return {name: stepped for name, stepped in by_class.items() if stepped.steps}
 
 
-@among(inside(*_ZEROES))
+@among(inside("aten::zero_", "aten::_foreach_zero_"))
 def zeroes(frames: Frames) -> bool:
     """Whether an optimizer's ``zero_grad`` writes zeros into gradients."""
     return depth_of_label(frames, ZERO_GRAD) >= 0
@@ -164,7 +144,8 @@ def _adds_to_gradient(frames: Frames) -> bool:
     return "aten::add_" in names[names.index(ACCUMULATE) :]
 
 
-_SHARE = 0.05
+# Layers with and without gradients
+
 _GRAPH = 0.55
 """The part of a forward call that a graph costs: measured with 24 blocks of two linear layers, 41 % with one thread and
 76 % with two. Most of it is memory that is not used again."""
@@ -191,16 +172,16 @@ def recomputed_layers(evidence: Evidence) -> Iterator[Advice]:
     if RECOMPUTE not in evidence.run.phases():
         return
     layers = evidence.run.layers
-    calls: dict[int, int] = {}
-    for key, spread in evidence.samples("cpu_ns"):
+    calls: Counter[int] = Counter()
+    for key, spread in evidence.samples["cpu_ns"]:
         if key.phase == RECOMPUTE and key.layer >= 0:
-            calls[key.layer] = calls.get(key.layer, 0) + spread.count
-    times: dict[int, int] = {}
+            calls[key.layer] += spread.count
+    times: Counter[int] = Counter()
     for layer, took in evidence.took(always, phases=(RECOMPUTE,)).items():
         outermost = next((number for number in layers.lineage(layer) if number in calls), None)
         if outermost is not None:
-            times[outermost] = times.get(outermost, 0) + evidence.time_of(took)
-    if sum(times.values()) <= _SHARE * evidence.recorded_ns:
+            times[outermost] += evidence.time_of(took)
+    if times.total() <= evidence.notable_ns:
         return
     saves = {layer: _saved_by_recomputing(evidence, layer, calls[layer]) for layer in times}
     for group in merged(evidence, times):
@@ -252,7 +233,7 @@ def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
     ]
     frozen = [layer for layer in front if layers[layer].params]
     ns = sum(evidence.time_of(backward[layer]) for layer in front)
-    if not frozen or ns <= _SHARE * evidence.recorded_ns:
+    if not frozen or ns <= evidence.notable_ns:
         return
     is_frozen = all(layers[number].trainable_params == 0 for number in frozen)
     what = "frozen layer" if is_frozen else "layer that no optimizer updates"
@@ -315,7 +296,7 @@ def _saved_by_recomputing(evidence: Evidence, layer: int, calls: int) -> int | N
     """The most memory that checkpointing a layer saves: the peak of a recomputed call for each in one forward of its
     model; None if memory was not recorded."""
     rises = [
-        spread.max for key, spread in evidence.samples("peak_bytes") if key.layer == layer and key.phase == RECOMPUTE
+        spread.max for key, spread in evidence.samples["peak_bytes"] if key.layer == layer and key.phase == RECOMPUTE
     ]
     passes = evidence.timed_calls(evidence.run.layers.lineage(layer)[0])
     return max(rises) * ceil(calls / max(passes, 1)) if rises else None

@@ -23,9 +23,9 @@ from torchprof.advise.chains import (
 from torchprof.advise.evidence import Evidence
 from torchprof.advise.python import has_python
 from torchprof.run.layers import Layer
+from torchprof.run.torch_names import aten
 from torchprof.run.words import BACKWARD, FORWARD, PHASES
 
-_SHARE = 0.05
 _CELLS = {"LSTMCell": "LSTM", "GRUCell": "GRU", "RNNCell": "RNN"}
 _STEPS = 8
 _FUSED = 0.8
@@ -89,9 +89,7 @@ def layers_in_a_loop(evidence: Evidence) -> Iterator[Advice]:
         for number in often
         if params[number] and layers[number].kind not in _CELLS and totals[number] < _ITEM_NS * calls[number]
     }
-    if sum(gains.values()) < _SHARE * evidence.recorded_ns:
-        return
-    for group in merged(evidence, gains):
+    for group in merged(evidence, gains, least_ns=evidence.notable_ns):
         first = group.numbers[0]
         above = called_above[first]
         yield group.advice(
@@ -116,7 +114,7 @@ def costly_dropout(evidence: Evidence) -> Iterator[Advice]:
         if number >= 0:
             is_dropout = "Dropout" in layers[number].kind and number in backward
             times[number] = evidence.time_of(took) + (evidence.time_of(backward[number]) if is_dropout else 0)
-    if not times or sum(times.values()) < _SHARE * evidence.recorded_ns:
+    if not times or sum(times.values()) < evidence.notable_ns:
         return
     group = together(evidence, times)
     yield group.advice(
@@ -141,9 +139,7 @@ def casts_in_layers(evidence: Evidence) -> Iterator[Advice]:
         for number, work in took.items()
         if number >= 0 and others[number] and has_python(layers[number])
     }
-    if sum(times.values()) < _SHARE * evidence.recorded_ns:
-        return
-    for group in merged(evidence, times):
+    for group in merged(evidence, times, least_ns=evidence.notable_ns):
         yield group.advice(
             f"Tensors are cast to another type in each call, for {group.time}.",
             "Cast once: store weights in the type that is computed with, `model.float()`.",
@@ -165,9 +161,7 @@ def tensors_that_grow(evidence: Evidence) -> Iterator[Advice]:
         for number, work in took.items()
         if number >= 0 and work.calls >= _GROWTH and evidence.gets_one_token(number)
     }
-    if not times or sum(times.values()) < _SHARE * evidence.recorded_ns:
-        return
-    for group in merged(evidence, times):
+    for group in merged(evidence, times, least_ns=evidence.notable_ns):
         calls = sum(took[number].calls for number in group.numbers)
         yield group.advice(
             f"`torch.cat` copies all of its inputs {calls:,} times, for {group.time}: if a tensor "
@@ -196,19 +190,11 @@ def _is_conversion(frames: Frames) -> bool:
     return _CONVERSION.search(frames[-1].name) is not None
 
 
-# Tensors that a layer makes anew in each call, though they depend only on sizes; and embeddings of large tables.
+# Tensors that a layer makes anew in each call, though they depend only on sizes; and embeddings of large tables
 
-_SHARE_OF_CONSTANTS = 0.03
-_MAKES = inside(
-    "aten::arange",
-    "aten::linspace",
-    "aten::eye",
-    "aten::tril",
-    "aten::triu",
-    "aten::tril_indices",
-    "aten::triu_indices",
-)
-_OF_POSITIONS = calling({"aten::sin", "aten::cos", "aten::exp", "aten::pow", "aten::cat", "aten::stack"})
+_LEAST_CONSTANTS = 0.03  # of the recorded time
+_MAKES = inside(*aten("arange linspace eye tril triu tril_indices triu_indices"))
+_OF_POSITIONS = calling(aten("sin cos exp pow cat stack"))
 _OF_PARAMETERS = {"tril", "triu"}  # nodes
 _SIZES = re.compile(r"(\d+), (\d+)")
 _FEW_ROWS = 1 / 4  # a call that uses a larger part of the rows gains little
@@ -218,10 +204,7 @@ _FEW_ROWS = 1 / 4  # a call that uses a larger part of the rows gains little
 def constants_in_layers(evidence: Evidence) -> Iterator[Advice]:
     """Layers that make the same tensors in each call, for at least 3 % of the recorded time: masks, positions. What
     they are made of is not recorded, so the remedy is a condition."""
-    times = constants(evidence)
-    if sum(times.values()) < _SHARE_OF_CONSTANTS * evidence.recorded_ns:
-        return
-    for group in merged(evidence, times):
+    for group in merged(evidence, constants(evidence), least_ns=_LEAST_CONSTANTS * evidence.recorded_ns):
         yield group.advice(
             f"Tensors such as masks or positions are made in each call, for {group.time}.",
             "If they depend only on sizes, make them once, in `__init__`: `self.register_buffer('mask', mask, "

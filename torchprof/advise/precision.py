@@ -26,7 +26,6 @@ _HALF_KERNEL = re.compile(r"[sh]884|h1688|16816|fp16|bf16|half|BFloat16|c10::Hal
 _PRODUCTS = frozenset({*FACTORS, *CONVOLUTIONS})
 _SIZES_SHOWN = 5
 _SLOW_HALF = 0.9
-_HALF_SHARE = 0.05
 
 _TENSOR_CORES = 7 / 8
 """The largest gain from tensor cores, because they are at most eight times as fast as the other cores: A100 156 to 19.5
@@ -95,9 +94,7 @@ def half_precision_on_the_cpu(evidence: Evidence) -> Iterator[Advice]:
         for number, layer in enumerate(layers)
         if number in took and dict(layer.dtype_bytes).get("float16")
     }
-    if sum(gains.values()) < _HALF_SHARE * evidence.recorded_ns:
-        return
-    for group in merged(evidence, gains):
+    for group in merged(evidence, gains, least_ns=evidence.notable_ns):
         yield group.advice(
             "It computes in float16, for which the CPU has no fast kernels.",
             "Use `model.float()` on a CPU, or `model.bfloat16()` where the CPU has instructions for it (AMX).",
@@ -286,9 +283,9 @@ def _is_half_work(frames: Frames) -> bool:
     return bool(frames) and frames[-1].kind == FrameKind.KERNEL and _HALF_KERNEL.search(frames[-1].name) is not None
 
 
-# The layer that causes the peak of memory.
+# The layer that causes the peak of memory
 
-_SHARE = 1 / 3
+_OF_PEAK = 1 / 3
 _LEAST_BYTES = 2**20
 _KINDS = ("activations", "temporaries")
 _SMALL = 0.01  # parts below this share of the layer's bytes are not named
@@ -302,8 +299,8 @@ def layer_that_makes_the_peak(evidence: Evidence) -> Iterator[Advice]:
     It has at least a third of all live memory, that of the model before the recording included if it is known; in a
     model of a few layers, at least twice its equal share; and at least 1 MB.
     """
-    called = sum(key.phase == FORWARD for key, _ in evidence.samples("cpu_ns"))
-    share = max(_SHARE, 2 / max(called, 1))
+    called = sum(key.phase == FORWARD for key, _ in evidence.samples["cpu_ns"])
+    share = max(_OF_PEAK, 2 / max(called, 1))
     peaks: dict[str, int] = {}
     incomplete: set[str] = set()
     at_peak: defaultdict[int, dict[str, Counter[tuple[str, str]]]] = defaultdict(dict)

@@ -218,8 +218,10 @@ def what_would_help(run: Run, width: int = _WIDTH, findings: Sequence[Advice] | 
 def first_findings(run: Run, findings: Sequence[Advice] | None = None) -> list[Advice]:
     """The findings of the first screen. ``findings``: all findings, if they are known."""
     evidence = Evidence(run)
-    shares = ((advice, share_of(advice, evidence)) for advice in (judge(run).advice if findings is None else findings))
-    return [advice for advice, share in shares if share is None or share >= FIRST_SHARE][:_FINDINGS]
+    shares = (
+        (advice, share_of(advice.gain, evidence)) for advice in (judge(run).advice if findings is None else findings)
+    )
+    return [advice for advice, share in shares if share < 0 or share >= FIRST_SHARE][:_FINDINGS]
 
 
 def in_short(advice: Advice, evidence: Evidence) -> tuple[str, str]:
