@@ -19,7 +19,7 @@ from torchprof.analyze.report import (
 )
 from torchprof.analyze.sentences import warnings_below
 from torchprof.ranks.pipeline import AlikePipelines, OnePipeline, StageTimes
-from torchprof.ranks.pipeline_bubble import Bubble, Judged, SlowStages, UnknownBubble, judged_pipelines
+from torchprof.ranks.pipeline_bubble import Bubble, Judged, SlowStages, judged_pipelines
 from torchprof.run.formats import (
     UNKNOWN,
     Cell,
@@ -32,7 +32,7 @@ from torchprof.run.formats import (
 from torchprof.run.layers import Layers
 from torchprof.run.run import Run
 
-# Sentences about pipelines: how long ranks are idle and why, and the slow stage.
+# Sentences
 
 _WORTH_SAYING = 0.005  # of the time of all ranks
 _OUTLIER = 2.0  # times the other microbatches
@@ -96,7 +96,7 @@ def _about_bubble(judged: Judged, *, of_schedule: bool = False) -> str:
     """How long the ranks are idle in a step, and why. ``of_schedule``: with the schedule."""
     bubble = judged.bubble
     if bubble is None:
-        whys = dict.fromkeys(of.why for of in judged.bubbles if isinstance(of, UnknownBubble))
+        whys = dict.fromkeys(of for of in judged.bubbles if isinstance(of, str))
         return f"How long its ranks are idle (the bubble) is unknown: {'; '.join(whys)}."
     of = f" ({judged.replicas.stages} stages, {_schedule_of(judged.replicas)})" if of_schedule else ""
     parts = [f"{bubble.schedule:.0%} is the schedule's own{of}"]
@@ -187,6 +187,8 @@ def numbered_layers(layers: Layers, root: int) -> list[int]:
             best = sorted(numbered, key=lambda child: int(layers[child].path[-1]))
     return best
 
+
+# Tables
 
 _ROWS = 16
 _MOST_STAGES = 8  # with columns of their own

@@ -226,14 +226,12 @@ class Compared:
     def all_ranks(self) -> GroupOfRanks | None:
         """All ranks of the job, as the group of the collectives whose group was not recorded. None if ranks are
         missing, or if they did not make the same calls, equally often: then there are other groups."""
-        lockstep, ranks = self.run.lockstep, self.ranks
-        unknown = [
-            collective for key, collective in lockstep.items() if key.is_collective and key.group == NOT_RECORDED
-        ]
         is_complete = not self.run.missing_ranks and all(
-            collective.ranks == ranks and collective.is_paired for collective in unknown
+            collective.ranks == self.ranks and collective.is_paired
+            for key, collective in self.run.lockstep.items()
+            if key.is_collective and key.group == NOT_RECORDED
         )
-        return GroupOfRanks("", INFERRED, len(ranks)) if is_complete else None
+        return GroupOfRanks("", INFERRED, len(self.ranks)) if is_complete else None
 
     @cached_property
     def step_ns(self) -> float:
