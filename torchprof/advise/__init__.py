@@ -31,14 +31,13 @@ _NO_LAYER = {OUTSIDE: "outside all layers", NOT_SELECTED: "in layers that were n
 class Advice(NamedTuple):
     """One finding: where it is, the evidence, the largest possible gain, and what to change.
 
-    ``layer``: where it is. The dotted path of one layer; for several the pattern of their paths
-    ("Net.layers.*.mlp"), else their class, else the path of the layer that all of them are in; "(outside)"; or the
-    names of the models. ``cause``: what was observed, with its figures, in one sentence; ``details``: further sentences
-    on it. ``action``: what to change, with the code in backticks, in one sentence; ``options``: further sentences.
-    ``gain_ns``: the most time that this could save, of ``Evidence.recorded_ns``; ``gain_bytes``: the most memory, of
-    ``Evidence.peak_bytes``; None: unknown. ``rule``: the name of the function that found it, which ``@rule`` adds.
-    ``layers``: the dotted paths of all layers concerned, those with the largest gain first; empty for work of no layer,
-    and if no particular layers are concerned.
+    ``layer``: the dotted path of one layer; for several the pattern of their paths ("Net.layers.*.mlp"), else their
+    class, else the path of the layer that all of them are in; "(outside)"; or the names of the models. ``cause``: what
+    was observed, with its figures, in one sentence; ``details``: further sentences on it. ``action``: what to change,
+    with the code in backticks, in one sentence; ``options``: further sentences. ``gain_ns``: the most time that this
+    could save, of ``Evidence.recorded_ns``; ``gain_bytes``: the most memory, of ``Evidence.peak_bytes``; None: unknown.
+    ``rule``: the name of the function that found it. ``layers``: the dotted paths of all layers concerned, those with
+    the largest gain first; empty for work of no layer.
     """
 
     layer: str
@@ -74,12 +73,9 @@ class Gain(NamedTuple):
 
 
 class Merged(NamedTuple):
-    """The layers that share a finding.
-
-    ``name`` and ``layers`` are those of ``Advice``. ``numbers``: the numbers of the layers, those with the largest gain
-    first; negative numbers (work of no layer) are last. ``gain``: the sum of their gains; unknown gains add nothing.
-    ``largest``: the gain of the first layer.
-    """
+    """The layers that share a finding. ``name`` and ``layers`` are those of ``Advice``. ``numbers``: the numbers of the
+    layers, those with the largest gain first; negative numbers (work of no layer) are last. ``gain``: the sum of their
+    gains; unknown gains add nothing. ``largest``: the gain of the first layer."""
 
     name: str
     layers: tuple[str, ...]
@@ -209,15 +205,13 @@ class Judgement(NamedTuple):
 
 
 def advise(run: Run) -> list[Advice]:
-    """The findings of all rules, the largest gain first, those with unknown gain last.
-
-    A rule that fails finds nothing: ``judge`` returns its error.
-    """
+    """The findings of all rules, the largest gain first, those with unknown gain last. A rule that fails finds
+    nothing."""
     return judge(run).advice
 
 
 def judge(run: Run) -> Judgement:
-    """The findings of ``advise``, and the rules that failed. A rule that fails does not stop the others."""
+    """The findings of ``advise``, and the rules that failed."""
     evidence = Evidence(run)
     findings: list[Advice] = []
     failed: dict[str, Exception] = {}
@@ -240,9 +234,8 @@ def judge(run: Run) -> Judgement:
 
 def _without_overlap(findings: Sequence[Advice], evidence: Evidence) -> list[Advice]:
     """The findings, the largest gain first, with the gain of a later one limited to the time of its layers that earlier
-    ones have not gained: the same time is gained once. An earlier gain is spread over its layers by their time.
-    Findings outside all layers, and those of a device's time, stay.
-    """
+    ones have not gained. An earlier gain is spread over its layers by their time. Findings outside all layers, and
+    those of a device's time, stay."""
     if evidence.device != "cpu" or not findings:
         return [*findings]
     layers = evidence.run.layers
@@ -342,10 +335,8 @@ def not_shown(count: int) -> str:
 
 
 def unrecorded(run: Run) -> list[str]:
-    """What some rules need and the run does not have, as names of arguments of ``Profile``.
-
-    "use_cuda" is left out if torch was built without CUDA. If the environment is unknown, a device may have existed.
-    """
+    """What some rules need and the run does not have, as names of arguments of ``Profile``. "use_cuda" is left out if
+    torch was built without CUDA."""
     recorded = {name for meta in run.metas for name, on in meta.flags if on}
     machine = [name for name, _ in run.meta.environment]
     if run.meta.device is not None or (machine and "CUDA" not in machine):

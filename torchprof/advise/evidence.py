@@ -41,8 +41,8 @@ class MatchingRow(NamedTuple):
 class Evidence:
     """A run, and the indexes over its rows that rules share. Each index is made when a rule first needs it.
 
-    A run may have 200,000 rows, so a rule must not loop over all of them or make ``Row`` objects. It selects chains of
-    frames with a predicate (there are few chains), and gets their rows, or the sums of these rows by layer.
+    A run may have 200,000 rows, so a rule does not loop over them. It selects chains of frames with a predicate (there
+    are few chains), and gets their rows, or the sums of these rows by layer.
     """
 
     def __init__(self, run: Run) -> None:
@@ -55,8 +55,7 @@ class Evidence:
 
     @cached_property
     def recorded_ns(self) -> int:
-        """The elapsed time of the recording, summed over ranks. All shares and thresholds of time are relative to it,
-        for every device and any number of threads and streams."""
+        """The elapsed time of the recording, summed over ranks. All shares and thresholds of time are of it."""
         return sum(meta.wall_ns for meta in self.run.metas)
 
     @property
@@ -96,8 +95,8 @@ class Evidence:
 
     @cached_property
     def peak_bytes(self) -> int:
-        """The live bytes at the peaks, over all devices and ranks, including what the model had allocated before, if
-        that is known; 0 if memory was not recorded. Gains in memory are shares of it."""
+        """The live bytes at the peaks, over all devices and ranks, with what the model had allocated before, if that is
+        known; 0 if memory was not recorded. Gains in memory are shares of it."""
         return sum(memory.peak_bytes + sum(size for _, size in memory.before or ()) for memory in self.run.memory)
 
     @cached_property
@@ -117,8 +116,7 @@ class Evidence:
         return sum(max(0, meta.wall_ns - max(meta.busy_devices.values(), default=0)) for meta in self.run.metas)
 
     def while_idle(self, ns: int) -> int:
-        """What a shorter time on the CPU saves: at most the idle time of the device, if its time was measured. While
-        it works, nothing is lost."""
+        """What a shorter time on the CPU saves: at most the idle time of the device, if its time was measured."""
         return ns if self.device == "cpu" else min(ns, self.idle_ns)
 
     @cached_property
@@ -166,8 +164,7 @@ class Evidence:
 
     @cached_property
     def called_above(self) -> list[int]:
-        """For each layer the nearest layer above that was called, -1 for none: a ModuleList between them is not
-        called."""
+        """For each layer the nearest layer above that was called (a ModuleList is not), -1 for none."""
         nearest: list[int] = []
         for above in self.run.layers.parent:  # parents come before their children
             nearest.append(above if above < 0 or self.forward_calls[above] else nearest[above])
@@ -327,7 +324,7 @@ class Evidence:
         return self.run.layers.roll_up(own)
 
     def gets_one_token(self, layer: int) -> bool:
-        """Whether the model of a layer was called with one token ten times or more: its first input has two or three
+        """Whether the model of a layer was called ten times or more with one token: its first input has two or three
         dimensions, the second of size 1."""
         root = self.run.layers.lineage(layer)[0]
         shapes = self.run.layers[root].input_shapes

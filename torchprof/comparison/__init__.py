@@ -42,10 +42,9 @@ from torchprof.run.words import NO_LAYERS, PHASES
 def compare(before: Run | str | PathLike[str], after: Run | str | PathLike[str]) -> Diff:
     """Compare two runs, or files of saved ones, layer by layer and phase by phase.
 
-    Layers are matched by path; moved and renamed layers by their content. Each layer has every quantity that both runs
-    measured, before and after. If the runs recorded different numbers of calls of the model, additive quantities are
-    per call. A difference of times is tested against noise if both runs hold enough steps, or enough calls. See
-    docs/compare.md.
+    Layers are matched by path; moved and renamed layers by their content. If the runs recorded different numbers of
+    calls of the model, additive quantities are per call. A difference of times is tested against noise if both runs
+    hold enough steps, or enough calls. See docs/compare.md.
 
     Raises TorchprofError for an argument that is neither a run nor the file of one, OSError if a file cannot be read.
     """
@@ -53,8 +52,8 @@ def compare(before: Run | str | PathLike[str], after: Run | str | PathLike[str])
 
 
 def as_run(run: object, name: str, function: str) -> Run:
-    """The run itself, or the run in a file. Raises TorchprofError for anything else; ``name`` and ``function`` are the
-    argument and the function that the message names."""
+    """The run itself, or the run in a file. Raises TorchprofError for anything else, with the name of the argument and
+    of the function."""
     if isinstance(run, Run):
         return run
     if isinstance(run, (str, PathLike)):
@@ -123,8 +122,7 @@ class _Comparison:
     # The figures
 
     def _figures(self, side: int, quantity: Column) -> list[Figure]:
-        """One quantity of each layer, per call or step if the diff is. Measures also have figures for the work outside
-        all layers, and for that of layers that were not selected."""
+        """One quantity of each layer, per call or step if the diff is; of measures also for the work of no layer."""
         figures, layers, scale = self.sides[side], self.runs[side].layers, self.scale[side]
         if quantity.what == "params":
             return [figure_of(layer.params if quantity.is_self else figures.params[layer.path]) for layer in layers]
@@ -191,8 +189,8 @@ class _Comparison:
 
     def _without_waiting(self, verdict: str, noise: Noise | None) -> str:
         """``BUSY`` in place of "slower" or "faster", if the difference is no longer more than noise without the time
-        for which the main thread waited for a processor. How much of it a layer waited is not known: its share is that
-        of the whole run."""
+        for which the main thread waited for a processor. A layer's share of that is unknown: it is taken to be that of
+        the run."""
         if noise is None or verdict not in (SLOWER, FASTER):
             return verdict
         slow = verdict == SLOWER

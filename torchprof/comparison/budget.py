@@ -34,8 +34,7 @@ _SYNTAX = (
 
 
 class BudgetExceeded(AssertionError):
-    """A limit of ``assert_budget`` is exceeded. The message says which limit, by how much, and which layers caused
-    it."""
+    """A limit of ``assert_budget`` is exceeded: which, by how much, and which layers caused it."""
 
 
 class Limit(NamedTuple):

@@ -92,10 +92,7 @@ def rank_test(first: Sequence[float], second: Sequence[float]) -> float:
 
 def _exact(n: int, ties: tuple[int, ...], distance: int) -> float:
     """The share of the ways to choose ``n`` of all ranks whose doubled sum is at least ``distance`` from its
-    expectation.
-
-    ``ties``: the sizes of the groups of equal values, in the order of the values.
-    """
+    expectation. ``ties``: the sizes of the groups of equal values, in the order of the values."""
     total = sum(ties)
     expected, every = n * (total + 1), comb(total, n)
     ways, digit = _ways(n, ties)
@@ -106,10 +103,8 @@ def _exact(n: int, ties: tuple[int, ...], distance: int) -> float:
 
 @lru_cache(maxsize=1024)
 def _ways(n: int, ties: tuple[int, ...]) -> tuple[int, int]:
-    """In how many ways ``n`` of all ranks have each doubled sum, and the bits of a digit.
-
-    The counts are one large integer with one digit for each sum, so adding a rank is one shift.
-    """
+    """In how many ways ``n`` of all ranks have each doubled sum, and the bits of a digit: the counts are one large
+    integer with one digit for each sum, so adding a rank is one shift."""
     total = sum(ties)
     digit = comb(total, n).bit_length() + 1
     ways = [1, *[0] * n]  # by the number of ranks chosen so far
@@ -168,8 +163,7 @@ class Change(NamedTuple):
 
     @property
     def ratio(self) -> float | None:
-        """``after / before``; None if one of them is unknown, ``before`` is not positive, or ``after`` is negative, as
-        net memory may be."""
+        """``after / before``; None if one of them is unknown, ``before`` is not positive, or ``after`` is negative."""
         if self.before is None or self.after is None or self.before <= 0 or self.after < 0:
             return None
         return self.after / self.before
@@ -279,10 +273,9 @@ class Diff:
         largest ``weight`` first, without changes within noise and unclear ones; whether they hold most of the
         difference; " beyond noise" or "".
 
-        There are none for a layer without children, and for a self quantity. A quantity without a self, such as a peak,
-        is taken from the layers without children. They hold most if they are more than half of the difference, and more
-        than half of all self changes with its sign, those within noise included. If not, the text is " beyond noise" if
-        a self change that is within noise is larger than one of these.
+        A quantity without a self, such as a peak, is taken from the layers without children. They hold most if they are
+        more than half of the difference, and of all self changes with its sign, those within noise included. If not,
+        the text is " beyond noise" if a self change that is within noise is larger than one of these.
         """
         if quantity.is_self or not pair.children:
             return [], False, ""

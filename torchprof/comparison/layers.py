@@ -249,10 +249,8 @@ _NEARLY_ALL = 0.99  # times of steps and of calls differ slightly by the cost of
 
 
 class Side:
-    """One of the two runs, with its figures by layer.
-
-    Lists are indexed as ``run.layers``, and end with the work of ``NOT_SELECTED`` (-2) and ``OUTSIDE`` (-1).
-    """
+    """One of the two runs, with its figures by layer. Lists are indexed as ``run.layers``, and end with the work of
+    ``NOT_SELECTED`` (-2) and ``OUTSIDE`` (-1)."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -284,8 +282,8 @@ class Side:
         return bool(calls or self.figures[index].cost(phase))
 
     def _peaks(self) -> dict[tuple[int, str, bool], int]:
-        """Peaks of memory above the start of a call, in bytes, by layer, phase and whether it is that of a device: the
-        largest of all calls, devices and ranks."""
+        """The largest peak of memory above the start of a call, in bytes, by layer, phase and whether it is of a
+        device."""
         peaks: dict[tuple[int, str, bool], int] = {}
         for key, spread in self.run.samples.items():
             of = (key.layer, key.phase, key.device != "cpu")
@@ -296,8 +294,7 @@ class Side:
         return peaks
 
     def _steps_hold_all(self) -> bool:
-        """Whether all forward work of the models was in steps. Work after the last step, such as an evaluation, is in
-        the totals and in no step."""
+        """Whether all forward work of the models was in steps. An evaluation after the last one is in no step."""
         in_steps: defaultdict[int, int] = defaultdict(int)
         for key, spread in self.run.samples.items():
             if key.measure == "step_cpu_ns" and key.phase == FORWARD:

@@ -120,14 +120,11 @@ def _bounded(cell: ReportCell, is_bound: bool) -> ReportCell:
 def collectives(run: Run) -> Part:
     """Communication between ranks: a table by collective, group and size, and a table by layer and phase.
 
-    *In* and *Out* are the bytes of one call on one rank, ``–`` if unknown. All-to-alls of a group share a row, with
-    their smallest and largest size. A call is a kernel, or a range of a backend
-    that runs on the CPU (gloo); the time of a range is from its start to its end, on any thread. If a run has both
-    kinds, the column *On* says which. *Bandwidth* is the algorithm bandwidth of NCCL's tests, S/t, where S is the
-    larger of In and Out, as these tests define it for all-gather and reduce-scatter
+    *In* and *Out* are the bytes of one call on one rank. All-to-alls of a group share a row, with their smallest and
+    largest size. A call is a kernel, or a range of a backend that runs on the CPU (gloo); the column *On* says which if
+    a run has both. *Bandwidth* is the algorithm bandwidth of NCCL's tests, S/t, where S is the larger of In and Out
     (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). It is a lower bound, because the time
-    includes waiting for the slowest rank. In the second table *Bytes* are S times the calls, and the layer is the one
-    whose work started the collective.
+    includes waiting for the slowest rank. In the second table *Bytes* are S times the calls.
     """
     warnings: list[Part] = [*about_sums(run), warnings_below(run)]
     uses = [*_uses(run)]

@@ -60,12 +60,8 @@ class OnePipeline:
 
     @cached_property
     def step_ns(self) -> tuple[int, ...]:
-        """The duration of each step, from the first action to the end of the last rank; () if steps cannot be paired.
-
-        Nothing tells when a rank begins: one that comes first waits for the rank with the first stage, which starts
-        everything. So the waiting of the others before their first action counts at most as long as the microbatch
-        takes in the stages before.
-        """
+        """The duration of each step, from the first action to the end of the last rank; () if steps cannot be paired. A
+        rank that begins early only waits for the rank with the first stage, which starts everything."""
         if len({(member.steps, len(member.step_ns)) for member in self.members}) > 1:
             return ()
         times = [[ns - early for ns, early in zip(member.step_ns, self.early_ns(member))] for member in self.members]

@@ -207,8 +207,8 @@ def _needs(orders: Sequence[Order], stages: int) -> dict[Action, list[Action]] |
 def _slow_stages(replicas: AlikePipelines, pipeline: OnePipeline) -> SlowStages | None:
     """The slow stages, if they are on at most half of the ranks. ``pipeline``: a complete one of the replicas.
 
-    They take longer than the median of the other ranks by at least ``_SLOWER``, in the median microbatch (of replicas
-    in the median one, of two in the faster one) and by the test of ``stragglers`` over the microbatches of all steps.
+    They take longer than the median of the other ranks by at least ``_SLOWER``, in the median microbatch (of two
+    replicas in the faster one) and by the test of ``stragglers`` over the microbatches of all steps.
     """
     busy = {
         place: sum(median_low(replicas.times[stage].of_rank.values()) for stage in place)

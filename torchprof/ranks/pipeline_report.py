@@ -155,10 +155,8 @@ def _name_in_stage(run: Run, root: int, layer: int) -> str:
 
 
 def layers_of_stage(run: Run, root: int) -> str:
-    """What a stage has, in short: ``embed, layers.0–layers.3``; the name of its model if that is not a list of layers.
-
-    ``root``: the model of the stage, by its index; negative if unknown, which gives "".
-    """
+    """What a stage has, in short: ``embed, layers.0–layers.3``; the name of its model if that is not a list of layers;
+    "" if its model (``root``) is unknown."""
     if root < 0:
         return ""
     blocks = numbered_layers(run.layers, root)
@@ -174,8 +172,8 @@ def layers_of_stage(run: Run, root: int) -> str:
 
 
 def numbered_layers(layers: Layers, root: int) -> list[int]:
-    """The numbered layers of a stage, in their order: the children of the container that has most of them,
-    if all its children are numbered (``layers.4``); empty without. ``root``: the model of the stage, by its index."""
+    """The numbered layers of a stage, in their order: the children of the container that has most of them, if all its
+    children are numbered (``layers.4``)."""
     best: list[int] = []
     waiting = [root] if root >= 0 else []
     while waiting:
@@ -196,15 +194,11 @@ _MOST_STAGES = 8  # with columns of their own
 
 @report("pipeline", "stages of a pipeline: their times, who waits for whom, why ranks are idle", answers="waits")
 def pipeline(run: Run, *, top: int | None = None) -> Section:
-    """The pipelines of a job that uses ``torch.distributed.pipelining``: sentences about the bubble and the slow
-    stage, then tables.
+    """The pipelines of a job that uses ``torch.distributed.pipelining``: sentences about the bubble and the slow stage,
+    then tables by stage, by pipeline and by microbatch. docs/pipelines.md has the formulas.
 
-    The first table has a row for each stage: the median time of a microbatch in forward and in backward, and, in a
-    step, its time and the waiting before its actions. The second has a row for each pipeline: how long its ranks are
-    idle, and why. The third has a row for each microbatch, with its time in each stage. docs/pipelines.md has the
-    formulas.
-
-    ``top``: the number of microbatches (16): those that take longest.
+    Times are medians. The waiting of a stage is that before its actions in a step. ``top``: the number of microbatches
+    (16): those that take longest.
     """
     pipelines = judged_pipelines(run)
     if not pipelines:

@@ -341,16 +341,15 @@ _LINES = 15
 
 @report("ranks", "stragglers: which rank is slow, where, and how long others wait", answers="waits")
 def ranks(run: Run, *, sort_by: str | None = None, top: int | None = None, depth: int | None = None) -> Section:
-    """How work is balanced over the ranks of a job: sentences about stragglers and missing ranks, then three tables.
+    """How work is balanced over the ranks of a job: sentences about stragglers and missing ranks, then three tables: by
+    rank, by layer and phase (with all layers below), and by collective of a layer.
 
     Times are per step, the mean over the steps; without steps, per cycle. *Own work* is all work of a rank except
-    communication; on its device, if that was measured. The first table has a row for each rank, most own work first; of
-    more than 16 ranks it shows the 8 slowest and the 2 fastest. The second has a row for each layer and phase, with all
-    layers below; rows are sorted by how much the slowest rank exceeds the mean. The third has a row for each collective
-    of a layer, longest waiting first. docs/ranks.md describes the columns.
+    communication; on its device, if that was measured. Of more than 16 ranks the first table shows the 8 slowest and
+    the 2 fastest. docs/ranks.md describes the columns.
 
-    ``sort_by`` orders layers by another column, as ``flops_max/mean``. ``top``: the number of rows of each table.
-    Raises TorchprofError for an unknown column.
+    ``sort_by`` orders layers by another column, as ``flops_max/mean``, instead of by how much the slowest rank exceeds
+    the mean. ``top``: the number of rows of each table. Raises TorchprofError for an unknown column.
     """
     if len(run.metas) == 1:
         return stacked([_of_one_rank(run)])

@@ -236,10 +236,8 @@ def _stays(step: Unfinished) -> bool:
 
 
 def _hangs(run: Run, step: Unfinished) -> bool:
-    """Whether the step took far longer than any other, in one layer, operator or collective.
-
-    In a loop that marks no steps, work of no layer may be what follows the loop, such as saving the model.
-    """
+    """Whether the step took far longer than any other, in one layer, operator or collective. In a loop that marks no
+    steps, work of no layer may be what follows the loop, such as saving the model."""
     steps = run.samples.get(SampleKey(OUTSIDE, FORWARD, step.rank, "cpu", "step_ns"))
     are_marked = any(meta.rank == step.rank and meta.step_end == StepEnd.MARK for meta in run.metas)
     is_of_step = step.layer >= 0 or (step.name != "" and are_marked)
@@ -290,9 +288,9 @@ _STRAGGLERS = 3  # the most slow ranks, and the most late ranks, that are chosen
 def chosen_ranks(comparison: Run) -> tuple[int, ...]:
     """The ranks to have whole, ascending. ``comparison``: the merged ``Run.to_compare`` of all ranks.
 
-    They are ranks that let the others hang, the slowest stragglers, or else the rank with the most own work, and more
-    ranks that are not slow: from the fastest to the one in the middle. In pipelines these have the same stages as the
-    first of the slowest, and its pipeline is chosen whole.
+    They are ranks that let the others hang, the slowest stragglers, or else the rank with the most own work, and ranks
+    that are not slow: from the fastest to the one in the middle, in pipelines with the same stages. The pipeline of the
+    first is chosen whole.
     """
     balance = balance_of(comparison)
     work = {rank.rank: rank.work_ns if rank.typical_ns is None else rank.typical_ns for rank in balance.ranks}

@@ -257,8 +257,7 @@ def _late_by_calls(compared: Compared, ranks: Sequence[OneRank]) -> dict[int, in
 
 
 def compares_waiting(compared: Compared) -> bool:
-    """Whether ``late_ranks`` compares all ranks that exchange anything: none is missing, and groups and steps are
-    known."""
+    """Whether ``late_ranks`` compares all ranks that exchange anything: groups and steps are known."""
     lockstep = compared.run.lockstep.items()
     exchanging = {rank for key, times in lockstep if key.what == EXCHANGES for rank in times.ranks}
     return exchanging <= {rank for waits in _waiting_together(compared) for rank in waits}
