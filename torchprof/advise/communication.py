@@ -9,9 +9,9 @@ from operator import add
 
 from torchprof.advise import Advice, Merged, merged, rule
 from torchprof.advise.chains import (
+    Among,
     Frames,
     Holds,
-    among,
     inside,
     is_device_work,
     is_interruption,
@@ -27,10 +27,19 @@ from torchprof.run.words import OPTIMIZER_RANGE, OUTSIDE, Frame, FrameKind
 
 # The CPU and the device
 
-_PAGEABLE = "Memcpy HtoD (Pageable"
 _READS_A_VALUE = inside("aten::item", "aten::_local_scalar_dense", "aten::nonzero")
 """The ops that give Python a value of a tensor, or make a tensor whose size depends on values. All other ops that wait
 for a value (``aten::is_nonzero``, ``aten::masked_select``, …) call one of these."""
+_is_runtime = Among(
+    is_op, lambda frames: bool(COPYING.fullmatch(frames[-1].name) or WAITING.fullmatch(frames[-1].name))
+)
+"""It is a call of the device's runtime in which the CPU copies or waits."""
+_is_copy = Among(
+    is_device_work,
+    lambda frames: BETWEEN_HOST_AND_DEVICE.fullmatch(frames[-1].name) is not None and not _READS_A_VALUE(frames),
+)
+"""It is a copy between host and device, not of a single value."""
+_is_pageable = Among(_is_copy, lambda frames: frames[-1].name.startswith("Memcpy HtoD (Pageable"))
 
 _IDLE = 1 / 3
 _LAUNCH_NS = 200_000
@@ -183,24 +192,6 @@ def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
     )
 
 
-@among(is_op)
-def _is_runtime(frames: Frames) -> bool:
-    """Whether it is a call of the device's runtime in which the CPU copies or waits."""
-    name = frames[-1].name
-    return COPYING.fullmatch(name) is not None or WAITING.fullmatch(name) is not None
-
-
-@among(is_device_work)
-def _is_copy(frames: Frames) -> bool:
-    """Whether it is a copy between host and device, not of a single value."""
-    return BETWEEN_HOST_AND_DEVICE.fullmatch(frames[-1].name) is not None and not _READS_A_VALUE(frames)
-
-
-@among(_is_copy)
-def _is_pageable(frames: Frames) -> bool:
-    return frames[-1].name.startswith(_PAGEABLE)
-
-
 def _copies(evidence: Evidence, holds: Holds = _is_copy) -> dict[int, _Transfers]:
     """The copies between host and device that match, by layer."""
     transfers: defaultdict[int, _Transfers] = defaultdict(_Transfers)
@@ -288,6 +279,10 @@ def _at_most(
 
 _LARGE = 2**20  # bytes per call: smaller calls take only the time of a launch
 _SLOW = 2e9  # bytes per second
+_is_communication = Among(
+    is_device_work,
+    lambda frames: shows_collective(frames[-1]) or kind_of_work(frames[-1].name) is KernelWork.COMMUNICATION,
+)
 
 
 @dataclass
@@ -396,8 +391,3 @@ def _waited(evidence: Evidence) -> dict[str, int]:
         before = waited.get(key.what, 0)
         waited[key.what] = None if before is None or len(known) < len(waits) else before + sum(known)
     return {name: ns for name, ns in waited.items() if ns is not None}
-
-
-@among(is_device_work)
-def _is_communication(frames: Frames) -> bool:
-    return shows_collective(frames[-1]) or kind_of_work(frames[-1].name) is KernelWork.COMMUNICATION

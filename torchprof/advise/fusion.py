@@ -10,11 +10,9 @@ from typing import NamedTuple
 
 from torchprof.advise import Advice, Gain, merged, rule
 from torchprof.advise.chains import (
-    ELEMENTWISE_NODES,
     Among,
     Frames,
     Holds,
-    among,
     calling,
     inside,
     is_direct,
@@ -30,12 +28,15 @@ from torchprof.advise.evidence import Evidence, Took
 from torchprof.advise.layers import constants
 from torchprof.advise.python import own_time_of_slow_python
 from torchprof.run.formats import format_time
-from torchprof.run.layers import Layer
-from torchprof.run.torch_names import BATCHED_PRODUCTS, ELEMENTWISE, FACTORS, SOFTMAX_OPS, aten
+from torchprof.run.torch_names import BATCHED_PRODUCTS, ELEMENTWISE, FACTORS, SOFTMAX_OPS, aten, without_aten
 from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, FORWARD, RECOMPUTE
 
 _SEPARATE = calling(aten("linear matmul mm addmm bmm baddbmm conv1d conv2d conv3d scaled_dot_product_attention"))
 _ELEMENTWISE = calling(ELEMENTWISE)
+_is_other_op = Among(is_in_op, lambda frames: not _ELEMENTWISE(frames))
+_ELEMENTWISE_NODES = {name.replace("_", "") for name in without_aten(ELEMENTWISE)}  # as ``node_of`` writes them
+_is_elementwise_node = Among(is_node, lambda frames: node_of(frames) in _ELEMENTWISE_NODES)
+_is_other_node = Among(is_node, lambda frames: node_of(frames) not in _ELEMENTWISE_NODES)
 _ENGINE = calling([AUTOGRAD_ENGINE])
 _MANY = 5
 _FEW_NS = 10_000
@@ -178,15 +179,15 @@ def attention_not_fused(evidence: Evidence) -> Iterator[Advice]:
     forward_weights = evidence.took(_SOFTMAX, phases=(FORWARD,))
     results = evidence.took(inside("aten::_softmax"), phases=(FORWARD,))
     scores = _scores(evidence)
-    short = _rows_are_short(evidence, scores)
+    short = {number for number, shapes in scores.items() if max(shape[-1] for shape in shapes) < _SHORT}
     is_attention = _fits_attention(evidence, scores)
-    keeps = BACKWARD in evidence.run.phases()
+    keeps, on_cpu = BACKWARD in evidence.run.phases(), evidence.device == "cpu"
     nothing, layers = Took(), evidence.run.layers
     times: dict[int, int] = {}
     gains: dict[int, Gain] = {}
     kinds: dict[int, _Attention] = {}
     for number in sorted(products.keys() | math.keys()):
-        if number < 0 or number in short or (evidence.device == "cpu" and evidence.gets_one_token(number)):
+        if number < 0 or (on_cpu and (number in short or evidence.gets_one_token(number))):
             continue
         own = [number, *(child for child in layers.children[number] if layers[child].kind == "Softmax")]
         softmax_calls = sum(forward_weights.get(layer, nothing).calls for layer in own)
@@ -195,7 +196,8 @@ def attention_not_fused(evidence: Evidence) -> Iterator[Advice]:
         elif softmax_calls and forward_products.get(number, nothing).calls >= 2 * softmax_calls:
             if not is_attention.get(number, True):
                 continue
-            kinds[number] = _kind_of_attention(layers[number], number in is_attention)
+            certain = _Attention.SEPARATE if number in is_attention else _Attention.MAYBE
+            kinds[number] = _Attention.RETURNS_WEIGHTS if layers[number].kind == "MultiheadAttention" else certain
         else:
             continue
         parts = [
@@ -322,21 +324,6 @@ def _between_ops(evidence: Evidence) -> Counter[int]:
     return between
 
 
-@among(is_in_op)
-def _is_other_op(frames: Frames) -> bool:
-    return not _ELEMENTWISE(frames)
-
-
-@among(is_node)
-def _is_elementwise_node(frames: Frames) -> bool:
-    return node_of(frames) in ELEMENTWISE_NODES
-
-
-@among(is_node)
-def _is_other_node(frames: Frames) -> bool:
-    return not _is_elementwise_node(frames)
-
-
 def _scores(evidence: Evidence) -> dict[int, set[_Shape]]:
     """The input shapes of the softmax of each layer, or of a Softmax layer directly below it."""
     layers = evidence.run.layers
@@ -351,13 +338,6 @@ def _scores(evidence: Evidence) -> dict[int, set[_Shape]]:
                 shapes[number].add(shape)
                 shapes[above].add(shape)
     return shapes
-
-
-def _rows_are_short(evidence: Evidence, scores: Mapping[int, set[_Shape]]) -> set[int]:
-    """The layers whose softmax has only short rows, on the CPU."""
-    if evidence.device != "cpu":
-        return set()
-    return {number for number, shapes in scores.items() if max(shape[-1] for shape in shapes) < _SHORT}
 
 
 def _fits_attention(evidence: Evidence, scores: Mapping[int, set[_Shape]]) -> dict[int, bool]:
@@ -379,9 +359,3 @@ def _fits_attention(evidence: Evidence, scores: Mapping[int, set[_Shape]]) -> di
         for number, pairs in products.items()
         if number in scores
     }
-
-
-def _kind_of_attention(layer: Layer, certain: bool) -> _Attention:
-    if layer.kind == "MultiheadAttention":
-        return _Attention.RETURNS_WEIGHTS
-    return _Attention.SEPARATE if certain else _Attention.MAYBE

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from math import ceil
 
 from torchprof.advise import Advice, merged, rule, together
 from torchprof.advise.chains import (
     ACCUMULATE,
-    Frames,
+    Among,
     always,
-    among,
     depth_of_label,
+    in_label,
     inside,
     is_optimizer,
     is_outermost,
@@ -28,6 +28,11 @@ from torchprof.run.words import BACKWARD, FORWARD, OPTIMIZER_STEP, OUTSIDE_NAME,
 
 # The optimizer: its steps, and how it resets gradients
 
+_zeroes = in_label(ZERO_GRAD, inside("aten::zero_", "aten::_foreach_zero_"))
+_adds_to_gradient = Among(
+    inside(ACCUMULATE),
+    lambda frames: any(frame.name == "aten::add_" for frame in dropwhile(lambda of: of.name != ACCUMULATE, frames)),
+)
 _FUSED = {"cpu": {"SGD", "Adam", "AdamW", "Adagrad"}, "cuda": {"SGD", "Adam", "AdamW"}}
 _FOREACH = {"ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"}
 _NOT_FUSED = aten("_coalesce _indices _nnz _values sparse_coo_tensor sparse_mask view_as_real")
@@ -92,7 +97,7 @@ def gradients_zeroed(evidence: Evidence) -> Iterator[Advice]:
     """
     label = None
     writes = ns = 0
-    for row in evidence.rows(zeroes):
+    for row in evidence.rows(_zeroes):
         label = label or next(frame.name for frame in row.frames if frame.name.startswith(ZERO_GRAD))
         ns += evidence.time_of(row)
         writes += row.calls if row.frames[-1].name == "aten::zero_" else 0
@@ -130,18 +135,6 @@ def _steps_by_class(evidence: Evidence) -> dict[str, _Steps]:
         if depth == len(frames) - 2 and frames[-1].kind == FrameKind.OP and frames[-1].name.startswith("aten::"):
             stepped.calls[frames[-1].name] += calls
     return {name: stepped for name, stepped in by_class.items() if stepped.steps}
-
-
-@among(inside("aten::zero_", "aten::_foreach_zero_"))
-def zeroes(frames: Frames) -> bool:
-    """Whether an optimizer's ``zero_grad`` writes zeros into gradients."""
-    return depth_of_label(frames, ZERO_GRAD) >= 0
-
-
-@among(inside(ACCUMULATE))
-def _adds_to_gradient(frames: Frames) -> bool:
-    names = [frame.name for frame in frames]
-    return "aten::add_" in names[names.index(ACCUMULATE) :]
 
 
 # Layers with and without gradients
@@ -264,7 +257,7 @@ def updates_without_gradients(evidence: Evidence) -> Iterator[Advice]:
     layers, run = evidence.run.layers, evidence.run
     backward = evidence.took(always, phases=(BACKWARD,))
     stepped = evidence.time_of(evidence.took_outside(is_optimizer, FORWARD))
-    if not evidence.any_row(zeroes) or not backward or not stepped or len(run.metas) > 1:
+    if not evidence.any_row(_zeroes) or not backward or not stepped or len(run.metas) > 1:
         return
     sums = evidence.took(inside(ACCUMULATE), phases=(BACKWARD,))
     trained_models = {layers.lineage(number)[0] for number in backward if number >= 0}

@@ -9,9 +9,8 @@ from math import prod
 
 from torchprof.advise import Advice, merged, rule, together
 from torchprof.advise.chains import (
-    Frames,
+    Among,
     always,
-    among,
     calling,
     inside,
     is_device_work,
@@ -36,6 +35,7 @@ _ITEMS = 20
 _ITEM_NS = 400_000  # forward and backward
 # cuDNN's names; nhwcToFoldedNhwc is not such a conversion.
 _CONVERSION = re.compile(r"nchwto\w*nhwc|nhwcto\w*nchw", re.IGNORECASE)
+_is_conversion = Among(is_device_work, lambda frames: _CONVERSION.search(frames[-1].name) is not None)
 
 
 @rule
@@ -185,16 +185,11 @@ def channels_last_missed(evidence: Evidence) -> Iterator[Advice]:
         )
 
 
-@among(is_device_work)
-def _is_conversion(frames: Frames) -> bool:
-    return _CONVERSION.search(frames[-1].name) is not None
-
-
 # Tensors that a layer makes anew in each call, though they depend only on sizes; and embeddings of large tables
 
 _LEAST_CONSTANTS = 0.03  # of the recorded time
 _MAKES = inside(*aten("arange linspace eye tril triu tril_indices triu_indices"))
-_OF_POSITIONS = calling(aten("sin cos exp pow cat stack"))
+_OF_POSITIONS = Among(calling(aten("sin cos exp pow cat stack")), lambda frames: not _MAKES(frames))
 _OF_PARAMETERS = {"tril", "triu"}  # nodes
 _SIZES = re.compile(r"(\d+), (\d+)")
 _FEW_ROWS = 1 / 4  # a call that uses a larger part of the rows gains little
@@ -231,16 +226,11 @@ def constants(evidence: Evidence) -> dict[int, int]:
     nodes: defaultdict[int, set[str]] = defaultdict(set)
     for row in evidence.rows(is_node, phases=(BACKWARD,)):
         nodes[row.layer].add(node_of(row.frames) or "")
-    for row in evidence.rows(_may_be_constant, phases=(FORWARD,)):
+    for row in evidence.rows(_OF_POSITIONS, phases=(FORWARD,)):
         name, number = (outermost_op(row.frames) or "").removeprefix("aten::"), row.layer
         if number in times and number in nodes and name not in nodes[number]:
             times[number] += evidence.time_of(row)
     return {number: ns for number, ns in times.items() if not nodes[number] & _OF_PARAMETERS}
-
-
-@among(_OF_POSITIONS)
-def _may_be_constant(frames: Frames) -> bool:
-    return not _MAKES(frames)
 
 
 @rule

@@ -185,7 +185,9 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
     unusual = sum(max(0, spread.sum - round(spread.median * spread.count)) for spread in gaps)
     waited = sum(pipeline.waited_ns for pipeline in evidence.run.pipelines if pipeline.device == "cpu")
     own_ns = max(0, own.cpu_ns - waited)
-    left = own_ns - unusual - _calls_ns(evidence)
+    nodes = sum(took.calls for took in evidence.took(is_direct, phases=PHASES[1:]).values())
+    calls = nodes + evidence.took_outside(is_direct, FORWARD).calls + sum(_calls_of_models(evidence))
+    left = own_ns - unusual - _GAP_NS * calls
     sampled = [function for function in functions(evidence, _is_loop) if function.samples >= FEWEST]
     if not sampled:
         if left >= evidence.notable_ns and 2 * left > own_ns:
@@ -270,7 +272,7 @@ def _small_operators(function: Function, evidence: Evidence) -> tuple[_Kind | No
     python_ns = function.ns - ns
     reads = evidence.took_outside(inside("aten::item"), FORWARD).calls  # too short for many samples
     copied = sum(function.op_calls[name] for name in _COPIES)
-    passes = max(map(evidence.run.rows.forward_calls, evidence.run.layers.roots), default=0) or 1
+    passes = max(_calls_of_models(evidence), default=0) or 1
     direct = evidence.took_outside(Among(is_direct, _is_loop), FORWARD)
     if reads >= _MANY * passes and _READS * reads >= direct.calls:
         says = f"it reads values of tensors one by one ({reads:,} times)"
@@ -280,18 +282,12 @@ def _small_operators(function: Function, evidence: Evidence) -> tuple[_Kind | No
     at_once = sum(ns for spent, ns in function.spent.items() if not spent.op and _AT_ONCE.fullmatch(spent.line.calls))
     if calls < _MANY * passes or ns >= _SMALL_NS * calls or 2 * at_once >= python_ns:
         return None, 0
-    backward_ns = _small_backward_ns(evidence, _MANY * passes)
+    nodes = evidence.took_outside(is_direct, BACKWARD)
+    are_small = nodes.calls >= _MANY * passes and nodes.cpu_ns < _SMALL_NS * nodes.calls
+    backward_ns = evidence.took_outside(always, BACKWARD).cpu_ns if are_small else 0
     backward = f", and their backward takes {format_time(backward_ns)}" if backward_ns else ""
     says = f"it calls small operators in a loop ({calls:,} of {format_time(ns / calls)}{backward})"
     return (_ALL_ROWS if backward_ns else _ALL_TENSORS)._replace(says=says), backward_ns
-
-
-def _small_backward_ns(evidence: Evidence, least: int) -> int:
-    """The time of backward outside all layers, with the engine's, if it has many small nodes."""
-    nodes = evidence.took_outside(is_direct, BACKWARD)
-    if nodes.calls < least or nodes.cpu_ns >= _SMALL_NS * nodes.calls:
-        return 0
-    return evidence.took_outside(always, BACKWARD).cpu_ns
 
 
 def _is_loop(frames: Frames) -> bool:
@@ -302,9 +298,5 @@ def _is_loop(frames: Frames) -> bool:
 _OWN_TIME_OF_LOOP = Among(is_own_time, _is_loop)
 
 
-def _calls_ns(evidence: Evidence) -> int:
-    """The time that the calls of operators, autograd nodes and models take outside of them."""
-    outside = evidence.took_outside(is_direct, FORWARD)
-    nodes = sum(took.calls for took in evidence.took(is_direct, phases=PHASES[1:]).values())
-    calls = sum(map(evidence.run.rows.forward_calls, evidence.run.layers.roots))
-    return _GAP_NS * (nodes + calls + outside.calls)
+def _calls_of_models(evidence: Evidence) -> list[int]:
+    return [evidence.forward_calls[root] for root in evidence.run.layers.roots]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 
 from torchprof.advise import WORTH, Advice, Gain, merged, rule, together
-from torchprof.advise.chains import Among, Frames, always, among, inside, is_device_work, shape_of_input
+from torchprof.advise.chains import Among, Frames, always, inside, is_device_work, shape_of_input
 from torchprof.advise.evidence import Evidence
 from torchprof.run.formats import format_memory, format_time
 from torchprof.run.torch_names import CONVOLUTIONS, ELEMENTWISE, FACTORS, recorded_as
@@ -236,14 +236,9 @@ def _is_half_product(frame: Frame) -> bool:
     return frame.name in _PRODUCTS and _has(frame.signature, _HALF)
 
 
-@among(inside(*_PRODUCTS))
-def _has_half_product(frames: Frames) -> bool:
-    return any(map(_is_half_product, frames))
-
-
-@among(_has_half_product)
-def _has_odd_sizes(frames: Frames) -> bool:
-    return any(map(_odd_sizes, frames))
+_has_half_product = Among(inside(*_PRODUCTS), lambda frames: any(map(_is_half_product, frames)))
+_has_odd_sizes = Among(_has_half_product, lambda frames: any(map(_odd_sizes, frames)))
+_is_product_kernel = Among(is_device_work, lambda frames: len(frames) > 1 and frames[-2].name in _PRODUCTS)
 
 
 def _could_be_tf32(evidence: Evidence) -> dict[int, int]:
@@ -256,12 +251,6 @@ def _could_be_tf32(evidence: Evidence) -> dict[int, int]:
     }
     took = evidence.took(Among(_is_product_kernel, lambda frames: frames[-2].name in ops and _is_in_float32(frames)))
     return {number: work.device_ns for number, work in took.items() if work.device_ns}
-
-
-@among(is_device_work)
-def _is_product_kernel(frames: Frames) -> bool:
-    """Whether it is a kernel that a product or convolution launched directly."""
-    return len(frames) > 1 and frames[-2].name in _PRODUCTS
 
 
 def _is_in_float32(frames: Frames, *, with_tf32: bool = False) -> bool:
@@ -317,7 +306,10 @@ def layer_that_makes_the_peak(evidence: Evidence) -> Iterator[Advice]:
                 incomplete |= {device} if memory.before is None else set()
                 at_peak[layer][device] = sums
     gains = {layer: Gain(nbytes=sum(map(Counter.total, by_device.values()))) for layer, by_device in at_peak.items()}
-    remedies = {layer: _remedy(evidence, _largest_kind(by_device)) for layer, by_device in at_peak.items()}
+    remedies = {}
+    for layer, by_device in at_peak.items():
+        [((kind, _), _)] = sum(by_device.values(), Counter[tuple[str, str]]()).most_common(1)
+        remedies[layer] = _remedy(evidence, kind)
     for group in merged(evidence, gains, remedies):
         devices = dict.fromkeys(device for layer in group.numbers for device in at_peak[layer])
         sums = sum((live for layer in group.numbers for live in at_peak[layer].values()), Counter[tuple[str, str]]())
@@ -333,11 +325,6 @@ def layer_that_makes_the_peak(evidence: Evidence) -> Iterator[Advice]:
             f"{nbytes / whole:.0%} of {where} ({format_memory(whole)}{above}) was allocated here: {parts}.",
             remedies[group.numbers[0]],
         )
-
-
-def _largest_kind(by_device: Mapping[str, Counter[tuple[str, str]]]) -> str:
-    """Which kind of memory it is most, over all devices."""
-    return sum(by_device.values(), Counter[tuple[str, str]]()).most_common(1)[0][0][0]
 
 
 def _remedy(evidence: Evidence, kind: str) -> str:

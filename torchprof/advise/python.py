@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from torchprof.advise import Advice, merged, rule
 from torchprof.advise.chains import (
+    Among,
     Frames,
     Holds,
     always,
-    among,
     depth_of_label,
     is_collection,
     is_direct,
@@ -145,9 +145,12 @@ def hooks(evidence: Evidence) -> Iterator[Advice]:
 # Python in layers
 
 _GAP_NS = 30_000  # what the call of a layer or an operator takes outside of it
-_TO_NUMPY = "aten::resolve_neg"
+_is_array = Among(is_direct, lambda frames: frames[-1].name == "aten::resolve_neg")
+"""It is the operator that Tensor.numpy() and Tensor.tolist() call; models do not call it directly."""
+_is_line_between_ops = Among(is_line, lambda frames: is_own_time(frames[:-1]))
 _WAITS_FOR_RANKS = ("DistributedDataParallel.", "FullyShardedDataParallel.", FSDP_RANGE)
 """Prefixes of torch's own labels of distributed wrappers, which may wait for other ranks."""
+_is_python = Among(is_own_time, lambda frames: not any(frame.name.startswith(_WAITS_FOR_RANKS) for frame in frames))
 _IN_EACH_DIMENSION = """
 AdaptiveAvgPool AdaptiveMaxPool AvgPool BatchNorm CircularPad ConstantPad Conv ConvTranspose Dropout InstanceNorm
 LPPool LazyBatchNorm LazyConv LazyConvTranspose LazyInstanceNorm MaxPool MaxUnpool ReflectionPad ReplicationPad
@@ -186,7 +189,9 @@ def python_in_layers(evidence: Evidence) -> Iterator[Advice]:
         return
     arrays = evidence.took(_is_array, phases=(FORWARD,))
     lines = _lines(evidence)
-    times = {layer: ns for layer, ns in times.items() if not _is_of_hooks(lines[layer])}
+    for layer in [*times]:  # most of their lines in hooks have a finding of their own
+        if 2 * sum(samples for line, samples in lines[layer].items() if line.is_hook) > lines[layer].total():
+            del times[layer]
     whole = sum(times.values())
     gains = {layer: ns * evidence.while_idle(whole) // whole for layer, ns in times.items()}
     for group in merged(evidence, gains, {layer: layer in arrays for layer in times}):
@@ -233,29 +238,6 @@ def has_python(layer: Layer) -> bool:
     """Whether the user's Python may run in a layer between operators. The ranges of a trace have no class, so they may
     be anything; only torch's own layers have ``settings``."""
     return bool(layer.kind) and not layer.compiled and layer.kind not in _OF_TORCH and not layer.settings
-
-
-def _is_of_hooks(lines: Counter[SourceLine]) -> bool:
-    """Whether most of the sampled lines are in hooks, which have a finding of their own."""
-    in_hooks = sum(samples for line, samples in lines.items() if line.is_hook)
-    return 2 * in_hooks > lines.total()
-
-
-@among(is_own_time)
-def _is_python(frames: Frames) -> bool:
-    """Whether it is a layer's own time, and not that of a distributed wrapper, which may wait for other ranks."""
-    return not any(frame.name.startswith(_WAITS_FOR_RANKS) for frame in frames)
-
-
-@among(is_direct)
-def _is_array(frames: Frames) -> bool:
-    """Whether it is the operator that Tensor.numpy() and Tensor.tolist() call; models do not call it directly."""
-    return frames[-1].name == _TO_NUMPY
-
-
-@among(is_line)
-def _is_line_between_ops(frames: Frames) -> bool:
-    return is_own_time(frames[:-1])
 
 
 def _lines(evidence: Evidence) -> defaultdict[int, Counter[SourceLine]]:

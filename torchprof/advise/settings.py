@@ -81,9 +81,10 @@ def compiled_again(evidence: Evidence) -> Iterator[Advice]:
 
     The gain is the time of all known versions, with those of their backward, without the longest.
     """
+    every = [compilation for meta in evidence.run.metas for compilation in meta.compilations]
     again = [  # during the recording
         compilation
-        for compilation in _every(evidence)
+        for compilation in every
         if compilation.step is not None and compilation.name.rpartition("/")[2] != "0" and not compilation.failure
     ]
     if not again:
@@ -108,7 +109,7 @@ def compiled_again(evidence: Evidence) -> Iterator[Advice]:
         why += [f"{others} for other reasons"] if others else []
         ns = sum(compilation.ns for compilation in several)
         of_version: Counter[str] = Counter()
-        for compilation in _every(evidence):
+        for compilation in every:
             if (compilation.function, compilation.file, compilation.line) == key and not compilation.failure:
                 of_version[compilation.name] += compilation.ns
         layer, layers = _layers(evidence, usage, several)
@@ -128,7 +129,7 @@ def compiled_again(evidence: Evidence) -> Iterator[Advice]:
 def no_longer_compiled(evidence: Evidence) -> Iterator[Advice]:
     """Functions that reached torch.compile's limit of versions: calls that fit none run without torch.compile. The gain
     is unknown."""
-    for compilation in _every(evidence):
+    for compilation in (compilation for meta in evidence.run.metas for compilation in meta.compilations):
         if compilation.phase == BACKWARD or not _AT_LIMIT.search(compilation.failure):
             continue
         usage = compiled_in(evidence.run)
@@ -177,11 +178,6 @@ def remedy_of(reason: str) -> tuple[str, ...]:
             known["name"] = "x" if given else known.get("what", "")
             return tuple(sentence.format(**known, which=which) for sentence in remedy)
     return _ANY_REMEDY
-
-
-def _every(evidence: Evidence) -> Iterator[Compilation]:
-    for meta in evidence.run.metas:
-        yield from meta.compilations
 
 
 def _layers(evidence: Evidence, usage: Compiled, several: list[Compilation]) -> tuple[str, tuple[str, ...]]:
