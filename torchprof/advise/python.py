@@ -189,7 +189,7 @@ def python_in_layers(evidence: Evidence) -> Iterator[Advice]:
         return
     arrays = evidence.took(_is_array, phases=(FORWARD,))
     lines = _lines(evidence)
-    for layer in [*times]:  # most of their lines in hooks have a finding of their own
+    for layer in [*times]:  # hooks have a finding of their own
         if 2 * sum(samples for line, samples in lines[layer].items() if line.is_hook) > lines[layer].total():
             del times[layer]
     whole = sum(times.values())

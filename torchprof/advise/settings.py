@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import PurePath
 
 from torchprof.advise import Advice, Gain, merged, rule
@@ -81,7 +82,7 @@ def compiled_again(evidence: Evidence) -> Iterator[Advice]:
 
     The gain is the time of all known versions, with those of their backward, without the longest.
     """
-    every = [compilation for meta in evidence.run.metas for compilation in meta.compilations]
+    every = [*chain.from_iterable(meta.compilations for meta in evidence.run.metas)]
     again = [  # during the recording
         compilation
         for compilation in every
@@ -129,7 +130,7 @@ def compiled_again(evidence: Evidence) -> Iterator[Advice]:
 def no_longer_compiled(evidence: Evidence) -> Iterator[Advice]:
     """Functions that reached torch.compile's limit of versions: calls that fit none run without torch.compile. The gain
     is unknown."""
-    for compilation in (compilation for meta in evidence.run.metas for compilation in meta.compilations):
+    for compilation in chain.from_iterable(meta.compilations for meta in evidence.run.metas):
         if compilation.phase == BACKWARD or not _AT_LIMIT.search(compilation.failure):
             continue
         usage = compiled_in(evidence.run)

@@ -1,8 +1,4 @@
-"""``torchprof.compare``: makes the ``Diff`` of two runs, layer by layer.
-
-``layers.py`` matches layers, ``noise.py`` decides whether a difference of times is more than noise, and ``notes.py``
-lists what makes the runs hard to compare. docs/compare.md describes what is compared, and how.
-"""
+"""``torchprof.compare``: makes the ``Diff`` of two runs, layer by layer. docs/compare.md describes what is compared."""
 
 from __future__ import annotations
 
@@ -85,18 +81,10 @@ class _Comparison:
         self._noises: dict[tuple[int, int, str, str, bool], Noise | None] = {}
 
     def diff(self) -> Diff:
-        pairs = self._pairs()
-        whole = self._whole()
-        return Diff(
-            *self.runs,
-            pairs,
-            self.quantities,
-            self.counted.what,
-            self.counted.counts,
-            whole,
-            tuple(notes_on(self.runs, self.models, self.counted, self.device)),
-            tuple(warnings_of_both(*self.runs)),
-        )
+        notes = tuple(notes_on(self.runs, self.models, self.counted, self.device))
+        warnings = tuple(warnings_of_both(*self.runs))
+        what, counts, _ = self.counted
+        return Diff(*self.runs, self._pairs(), self.quantities, what, counts, self._whole(), notes, warnings)
 
     def _counted(self) -> Denominator:
         """What totals can be divided by."""
@@ -105,9 +93,7 @@ class _Comparison:
             if all(counts) and not (self.runs[0].layers[before].recursive or self.runs[1].layers[after].recursive):
                 return Denominator("call", counts, self.runs[1].layers[after].name)
         counts = self.sides[0].steps, self.sides[1].steps
-        if all(counts):
-            return Denominator("step", counts)
-        return Denominator(None, (1, 1))
+        return Denominator("step", counts) if all(counts) else Denominator(None, (1, 1))
 
     def _quantities(self) -> Iterator[Column]:
         measured = self.sides[0].measured & self.sides[1].measured
@@ -289,11 +275,9 @@ def _verdict(change: Change, noise: Noise | None, rate: float | None, tests: int
     same sign as the sums. The rank test alone is not enough: calls in one process are not independent, and it would
     find differences in times that drift. If sums and medians disagree in sign, a few calls made the difference.
     """
-    if change.difference is None:
-        return UNDECIDED
     if change.difference == 0:
         return SAME
-    if noise is None or rate is None:
+    if change.difference is None or noise is None or rate is None:
         return UNDECIDED
     if abs(noise.shift) <= noise.spread or (noise.shift > 0) != (change.difference > 0):
         return WITHIN_NOISE

@@ -1,4 +1,4 @@
-"""The comparison of two runs, as a value."""
+"""The comparison of two runs, as a value; and whether two sets of times differ by more than noise."""
 
 from __future__ import annotations
 
@@ -19,11 +19,9 @@ from torchprof.run.outputs import ReportText, output
 from torchprof.run.run import Run
 from torchprof.run.samples import quantile
 
-# Whether two sets of times differ by more than noise.
-#
-# The rank test is that of Mann and Whitney (1947, Annals of Mathematical Statistics 18), the false discovery rate
-# that of Benjamini and Hochberg (1995, Journal of the Royal Statistical Society B 57). The limits of both are in
-# docs/compare.md.
+# Whether two sets of times differ by more than noise: the rank test is that of Mann and Whitney (1947, Annals of
+# Mathematical Statistics 18), the false discovery rate that of Benjamini and Hochberg (1995, Journal of the Royal
+# Statistical Society B 57). The limits of both are in docs/compare.md.
 
 ALPHA = 0.05
 """The false discovery rate: the share of false alarms among the differences that are reported as real."""

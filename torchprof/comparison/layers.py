@@ -67,6 +67,10 @@ class _LayerTree:
     def name(self, index: int) -> str:
         return self.layers[index].path[-1]
 
+    def key(self, index: int, level: int) -> Hashable:
+        layer = self.layers[index]
+        return (self.content[index], (layer.kind, layer.settings), layer.kind)[level]
+
     def number_contents(self, numbers: dict[Hashable, int], with_settings: bool, with_shapes: bool) -> None:
         """Number the content of each layer; equal contents get equal numbers."""
         for index in range(len(self.layers) - 1, -1, -1):
@@ -118,12 +122,8 @@ class _Matching:
         while waiting:
             above_old, above_new = waiting.pop()
             old, new = self.before.below[above_old], self.after.below[above_new]
-            numbered = all(
-                tree.name(index).isdecimal()
-                for tree, items in ((self.before, old), (self.after, new))
-                for index in items
-            )
-            if numbered and old and new and len(old) != len(new):
+            names = [*map(self.before.name, old), *map(self.after.name, new)]
+            if all(map(str.isdecimal, names)) and old and new and len(old) != len(new):
                 pairs = self._aligned(old, new)
             else:
                 pairs = self._same_names(old, new)
@@ -138,10 +138,7 @@ class _Matching:
         waiting = [(old, new, 0)]
         while waiting:
             old, new, level = waiting.pop()
-            keys = (
-                [self._key(self.before, index, level) for index in old],
-                [self._key(self.after, index, level) for index in new],
-            )
+            keys = [self.before.key(index, level) for index in old], [self.after.key(index, level) for index in new]
             if level:  # similar is not equal: match from the start by name too, and from the end only single candidates
                 alike = [(self.before.name(index), key) for index, key in zip(old, keys[0])]
                 first = _common(alike, [(self.after.name(index), key) for index, key in zip(new, keys[1])])
@@ -160,10 +157,6 @@ class _Matching:
                 if a + 1 < c and b + 1 < d and (anchors or level < _LEVELS - 1):
                     waiting.append((old[a + 1 : c], new[b + 1 : d], level + (not anchors)))
         return pairs
-
-    def _key(self, tree: _LayerTree, index: int, level: int) -> Hashable:
-        layer = tree.layers[index]
-        return (tree.content[index], (layer.kind, layer.settings), layer.kind)[level]
 
     def by_content(self) -> None:
         """Match the largest equal subtrees among the unmatched layers, wherever they are."""
@@ -211,9 +204,8 @@ class _Matching:
 
     def result(self) -> list[Match]:
         matches = [self.partner.get(new, Match(None, new, ADDED)) for new in range(len(self.after.layers))]
-        return matches + [
-            Match(old, None, REMOVED) for old in range(len(self.before.layers)) if old not in self.matched
-        ]
+        removed = [Match(old, None, REMOVED) for old in range(len(self.before.layers)) if old not in self.matched]
+        return matches + removed
 
 
 def _common(old: Sequence[Hashable], new: Sequence[Hashable]) -> int:
@@ -243,7 +235,7 @@ def _anchors(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[tuple[int
     return chain[::-1]
 
 
-# The figures of one of the two runs that are compared, by layer.
+# The figures of one of the two runs that are compared
 
 _NEARLY_ALL = 0.99  # times of steps and of calls differ slightly by the cost of measuring them
 

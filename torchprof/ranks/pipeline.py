@@ -182,7 +182,10 @@ def pipelines_of(run: Run) -> list[AlikePipelines]:
     """The pipelines of a run, replicas together, in the order of their lowest rank."""
     replicas: list[tuple[list[OnePipeline], dict[tuple[int, ...], object]]] = []  # with what their ranks do, by stages
     for pipeline in _pipelines(run):
-        does = _what_it_does(pipeline)
+        first = pipeline.members[0]
+        common = (first.device.partition(":")[0], first.schedule, first.stages, bool(pipeline.ranks))
+        roots = (member.roots for member in pipeline.members)
+        does = {(): common, **dict(zip(map(stages_of, pipeline.members), zip(roots, pipeline.orders)))}
         alike = next((of for of in replicas if all(of[1].get(key, what) == what for key, what in does.items())), None)
         if alike is None:
             replicas.append(alike := ([], {}))
@@ -224,14 +227,6 @@ def _of_one_device(run: Run) -> Iterable[Pipeline]:
     on_cpu = [pipeline for pipeline in known if pipeline.device == "cpu"]
     everywhere = {pipeline.rank for pipeline in on_device} >= {pipeline.rank for pipeline in known}
     return {pipeline.rank: pipeline for pipeline in (on_device if everywhere else on_cpu)}.values()
-
-
-def _what_it_does(pipeline: OnePipeline) -> dict[tuple[int, ...], object]:
-    """The layers and the actions of each rank, by its stages, and what all have in common, by ``()``."""
-    first = pipeline.members[0]
-    common = (first.device.partition(":")[0], first.schedule, first.stages, bool(pipeline.ranks))
-    does: dict[tuple[int, ...], object] = {(): common}
-    return does | {stages_of(member): (member.roots, order) for member, order in zip(pipeline.members, pipeline.orders)}
 
 
 def _times_of_stage(stage: int, members: Sequence[Pipeline]) -> StageTimes:
