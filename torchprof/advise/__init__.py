@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cache, wraps
 from importlib import import_module
+from itertools import takewhile
 from pkgutil import iter_modules
 from typing import NamedTuple
 
@@ -158,12 +159,9 @@ def _name_of(evidence: Evidence, numbers: Sequence[int]) -> str:
     [kind, *others] = {layer.kind for layer in layers}
     if kind and not others:
         return kind
-    common: list[str] = []
-    for steps in zip(*(layer.path for layer in layers)):
-        if len(set(steps)) > 1:
-            break
-        common.append(steps[0])
-    return ".".join(common) or ", ".join(dict.fromkeys(layer.path[0] for layer in layers))
+    return ".".join(commonprefix([layer.path for layer in layers])) or ", ".join(
+        dict.fromkeys(layer.path[0] for layer in layers)
+    )
 
 
 Rule = Callable[[Evidence], Iterator[Advice]]

@@ -8,16 +8,7 @@ from dataclasses import dataclass, field
 from operator import add
 
 from torchprof.advise import Advice, Merged, merged, rule
-from torchprof.advise.chains import (
-    Among,
-    Frames,
-    Holds,
-    inside,
-    is_device_work,
-    is_interruption,
-    is_loading,
-    is_op,
-)
+from torchprof.advise.chains import Among, Frames, Holds, inside, is_device_work, is_interruption, is_loading, is_op
 from torchprof.advise.evidence import Evidence
 from torchprof.run.collectives import collective_of, shows_collective
 from torchprof.run.formats import format_count, format_memory, format_time

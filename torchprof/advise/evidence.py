@@ -51,7 +51,7 @@ class Evidence:
         # phases; by function: the chains that have each of the traits that it returns.
         self._chains: dict[Holds, Sequence[int]] = {}
         self._sums: dict[tuple[Holds, Set[str]], Mapping[int, Took]] = {}
-        self._chains_with: dict[Callable[[Frames], Collection[str]], dict[str, list[int]]] = {}
+        self._chains_with: dict[Callable[[Frames], Collection[str]], defaultdict[str, list[int]]] = {}
 
     @cached_property
     def recorded_ns(self) -> int:
@@ -221,21 +221,20 @@ class Evidence:
             if holds is always:
                 self._chains[holds] = sorted(self._rows_of_chain)
             elif isinstance(holds, Having):
-                chains_of = self._sorted_by(holds.traits)
-                wanted = [chain for trait, chains in chains_of.items() if trait in holds.wanted for chain in chains]
-                self._chains[holds] = sorted({*wanted})
+                chains_of = self._chains_by(holds.traits)
+                self._chains[holds] = sorted({chain for trait in holds.wanted for chain in chains_of[trait]})
             else:
                 wider, test = (holds.wider, holds.test) if isinstance(holds, Among) else (always, holds)
                 self._chains[holds] = [chain for chain in self._matching(wider) if test(frames[chain])]
         return self._chains[holds]
 
-    def _sorted_by(self, traits: Callable[[Frames], Collection[str]]) -> dict[str, list[int]]:
+    def _chains_by(self, traits: Callable[[Frames], Collection[str]]) -> defaultdict[str, list[int]]:
         """The chains that have rows, by each of their traits."""
         if traits not in self._chains_with:
-            chains_of = self._chains_with[traits] = {}
+            chains_of = self._chains_with[traits] = defaultdict(list)
             for chain in self._matching(always):
                 for trait in traits(self.run.rows.frames[chain]):
-                    chains_of.setdefault(trait, []).append(chain)
+                    chains_of[trait].append(chain)
         return self._chains_with[traits]
 
     # Their rows, and the sums of these

@@ -358,7 +358,11 @@ def graphs_never_used(evidence: Evidence) -> Iterator[Advice]:
     run, layers = evidence.run, evidence.run.layers
     if BACKWARD not in run.phases() or len(run.metas) > 1:
         return
-    passes = _passes(evidence)
+    passes: Counter[int] = Counter()  # how often backward ran through each layer of ``_NODES``
+    for number, _, frames, times, *_ in evidence.rows(is_outermost, phases=(BACKWARD,)):
+        nodes = _NODES.get(layers[number].kind, ()) if number >= 0 else ()
+        if frames[0].name.rpartition(" ")[2] in nodes:
+            passes[number] += times
     forward_ns = evidence.times_with_below([FORWARD])
     gains, seen = {}, {}
     for root in layers.roots:
@@ -380,14 +384,3 @@ def graphs_never_used(evidence: Evidence) -> Iterator[Advice]:
             f"{unused:,} of {calls:,} forward calls record a graph for a backward that never runs.",
             "If these calls evaluate the model, run them under `torch.inference_mode()` or `torch.no_grad()`.",
         )
-
-
-def _passes(evidence: Evidence) -> dict[int, int]:
-    """How often backward ran through each layer of ``_NODES``."""
-    layers = evidence.run.layers
-    passes: Counter[int] = Counter()
-    for number, _, frames, calls, *_ in evidence.rows(is_outermost, phases=(BACKWARD,)):
-        nodes = _NODES.get(layers[number].kind, ()) if number >= 0 else ()
-        if frames[0].name.rpartition(" ")[2] in nodes:
-            passes[number] += calls
-    return dict(passes)

@@ -24,6 +24,11 @@ _TF32_KERNEL = re.compile(r"tf32|s1688")
 _HALF_KERNEL = re.compile(r"[sh]884|h1688|16816|fp16|bf16|half|BFloat16|c10::Half")
 
 _PRODUCTS = frozenset({*FACTORS, *CONVOLUTIONS})
+_TF32_SWITCHES = (
+    ("float32_matmul_precision", "highest", FACTORS, '`torch.set_float32_matmul_precision("high")`'),
+    ("cudnn_tf32", "False", CONVOLUTIONS, "`torch.backends.cudnn.allow_tf32 = True`"),
+)
+"""torch's switches that forbid TF32: the value that does, for which operators, and the remedy."""
 _SIZES_SHOWN = 5
 _SLOW_HALF = 0.9
 
@@ -144,17 +149,11 @@ def tf32_not_used(evidence: Evidence) -> Iterator[Advice]:
     if not by_layer:
         return
     group = together(evidence, {number: int(ns * _TENSOR_CORES) for number, ns in by_layer.items()})
-    remedies = [
-        'torch.set_float32_matmul_precision("high")'
-        if evidence.switches.get("float32_matmul_precision") == "highest"
-        else "",
-        "torch.backends.cudnn.allow_tf32 = True" if evidence.switches.get("cudnn_tf32") == "False" else "",
-    ]
+    remedies = [remedy for name, off, _, remedy in _TF32_SWITCHES if evidence.switches.get(name) == off]
     yield group.advice(
         f"float32 matrix products and convolutions without tensor cores take {format_time(sum(by_layer.values()))}: "
         "TF32 is off.",
-        f"Set {' and '.join(f'`{remedy}`' for remedy in remedies if remedy)} at the start if inputs with 10 bits of "
-        "mantissa are enough.",
+        f"Set {' and '.join(remedies)} at the start if inputs with 10 bits of mantissa are enough.",
         options="`torch.autocast` saves more.",
     )
 
@@ -245,10 +244,7 @@ def _could_be_tf32(evidence: Evidence) -> dict[int, int]:
     """The device time by layer of the products that TF32 would speed up, but torch's switches forbid it."""
     if evidence.device != "cuda" or evidence.compute_capability < (8, 0):
         return {}
-    ops = {
-        *(FACTORS if evidence.switches.get("float32_matmul_precision") == "highest" else ()),
-        *(CONVOLUTIONS if evidence.switches.get("cudnn_tf32") == "False" else ()),
-    }
+    ops = {op for name, off, ops, _ in _TF32_SWITCHES if evidence.switches.get(name) == off for op in ops}
     took = evidence.took(Among(_is_product_kernel, lambda frames: frames[-2].name in ops and _is_in_float32(frames)))
     return {number: work.device_ns for number, work in took.items() if work.device_ns}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import NamedTuple
 
 from torchprof.advise import Advice, merged, rule
@@ -106,14 +107,8 @@ def functions(evidence: Evidence, holds: Holds, *, in_layers: bool = False) -> l
 
 def _outermost(frames: Frames) -> tuple[Frame, ...]:
     """The labels, and the outermost operator, without its inputs."""
-    place: list[Frame] = []
-    for frame in frames:
-        if frame.kind == FrameKind.PYTHON:
-            break
-        place.append(Frame(frame.kind, frame.name))
-        if frame.kind != FrameKind.LABEL:
-            break
-    return tuple(place)
+    labels = sum(1 for _ in takewhile(lambda frame: frame.kind == FrameKind.LABEL, frames))
+    return tuple(Frame(*frame[:2]) for frame in frames[: labels + 1] if frame.kind != FrameKind.PYTHON)
 
 
 def most_of(spent: Counter[Spent]) -> SourceLine:

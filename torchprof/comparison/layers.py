@@ -12,7 +12,7 @@ from typing import NamedTuple
 from torchprof.analyze.figures import Figures, figures_of_layers, measured_by_all
 from torchprof.run.layers import Layers
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.samples import Spread
 from torchprof.run.words import FORWARD, PHASES
 
 # How a layer after is related to the layer before.
@@ -260,13 +260,9 @@ class Side:
         self.measured = measured_by_all(run)
         self.steps = sum(meta.marked_steps for meta in run.metas)
         self._steps_of = self._sampled_steps() if self.steps and self._steps_hold_all() else {}
-        self._device_keys: defaultdict[tuple[int, str, int], list[SampleKey]] = defaultdict(list)
-        self._call_spreads: defaultdict[tuple[int, str], list[Spread]] = defaultdict(list)
+        self._spreads: defaultdict[tuple[int, str, int, str], list[Spread]] = defaultdict(list)  # of all devices
         for key, spread in run.samples.items():
-            if key.measure == "step_device_ns":
-                self._device_keys[key.layer, key.phase, key.rank].append(key)
-            elif key.measure == "cpu_ns":
-                self._call_spreads[key.layer, key.phase].append(spread)
+            self._spreads[key.layer, key.phase, key.rank, key.measure].append(spread)
 
     def worked(self, index: int, phase: str) -> bool:
         """Whether a layer that was selected, or one below it, did anything in a phase."""
@@ -308,16 +304,10 @@ class Side:
         """The total or self time of a layer in each step, in the order of ``_sampled_steps``; empty without steps."""
         values: list[float] = []
         for rank, steps in self._steps_of.items():
-            if field == "cpu_ns":
-                keys = [SampleKey(index, phase, rank, "cpu", "step_cpu_ns")]
-            else:
-                keys = self._device_keys[index, phase, rank]
             taken = [0] * len(steps)
-            for key in keys:
-                spread = self.run.samples.get(key)
-                if spread is not None:
-                    by_step = dict(zip(spread.hashes, spread.sample))
-                    taken = list(map(add, taken, map(by_step.get, steps, repeat(0))))
+            for spread in self._spreads[index, phase, rank, f"step_{field}"]:
+                by_step = dict(zip(spread.hashes, spread.sample))
+                taken = list(map(add, taken, map(by_step.get, steps, repeat(0))))
             values += taken
         for child in self.below[index] if is_self else ():
             values = list(map(sub, values, self.of_steps(child, phase, field)))
@@ -325,6 +315,6 @@ class Side:
 
     def of_calls(self, index: int, phase: str) -> list[float]:
         """The time of each sampled call of a layer, times the number of its calls: so they compare to totals."""
-        spreads = self._call_spreads[index, phase]
+        spreads = [spread for meta in self.run.metas for spread in self._spreads[index, phase, meta.rank, "cpu_ns"]]
         count = sum(spread.count for spread in spreads)
         return [value * count for spread in spreads for value in spread.sample]

@@ -44,12 +44,16 @@ _MAY_BE_CHANCE = "; that may be chance"
 
 def about_pipeline(judged: Judged) -> Iterator[str]:
     """What is known of pipelines that do the same: what they are, and why their ranks are idle."""
-    yield _what_it_is(judged.replicas)
-    yield from _about_missing(judged.replicas)
+    replicas = judged.replicas
+    yield _what_it_is(replicas)
+    here = {member.rank for member in replicas.members}
+    missing = sorted({rank for pipeline in replicas.pipelines for rank in pipeline.ranks} - here)
+    if missing:
+        yield f"{ranks_in_words(missing).capitalize()} {'is' if len(missing) == 1 else 'are'} not in this run."
     yield _about_bubble(judged)
     if judged.slow is not None:
         yield _about_slow_stages(judged.slow)
-    yield from _about_outliers(judged.replicas)
+    yield from _about_outliers(replicas)
 
 
 def pipelines_in_short(run: Run) -> Iterator[str]:
@@ -83,13 +87,6 @@ def _schedule_of(replicas: AlikePipelines) -> str:
     count = replicas.first.microbatches
     schedule = printable(replicas.first.members[0].schedule.removeprefix("Schedule"))
     return ", ".join(filter(None, [f"{count} microbatch{'es' if count != 1 else ''}", schedule]))
-
-
-def _about_missing(replicas: AlikePipelines) -> Iterator[str]:
-    here = {member.rank for member in replicas.members}
-    missing = sorted({rank for pipeline in replicas.pipelines for rank in pipeline.ranks} - here)
-    if missing:
-        yield f"{ranks_in_words(missing).capitalize()} {'is' if len(missing) == 1 else 'are'} not in this run."
 
 
 def _about_bubble(judged: Judged, *, of_schedule: bool = False) -> str:
