@@ -159,9 +159,8 @@ def _name_of(evidence: Evidence, numbers: Sequence[int]) -> str:
     [kind, *others] = {layer.kind for layer in layers}
     if kind and not others:
         return kind
-    return ".".join(commonprefix([layer.path for layer in layers])) or ", ".join(
-        dict.fromkeys(layer.path[0] for layer in layers)
-    )
+    common = takewhile(lambda steps: len(set(steps)) == 1, zip(*(layer.path for layer in layers)))
+    return ".".join(name for name, *_ in common) or ", ".join(dict.fromkeys(layer.path[0] for layer in layers))
 
 
 Rule = Callable[[Evidence], Iterator[Advice]]
