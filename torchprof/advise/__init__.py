@@ -363,7 +363,7 @@ def gain(advice: Advice, evidence: Evidence) -> str:
     if advice.gain_ns or (advice.gain_ns is not None and advice.gain_bytes is None):
         gains.append(_part(format_time, advice.gain_ns, evidence.recorded_ns, ""))
     if advice.gain_bytes is not None:
-        above = "" if evidence.starts_known else " above the start"
+        above = "" if all(memory.before is not None for memory in evidence.run.memory) else " above the start"
         gains.append(_part(format_memory, advice.gain_bytes, evidence.peak_bytes, f" at the peak{above}"))
     return f"Saves up to {' and '.join(gains)}" if gains else "Gain unknown"
 

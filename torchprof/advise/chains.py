@@ -77,7 +77,7 @@ def node_of(frames: Frames) -> str | None:
     return match[1].lower() if match else None
 
 
-# Predicates: what holds for a row
+# Predicates: a row matches if what their docstrings say is true
 
 
 def inside(*names: str) -> Having:

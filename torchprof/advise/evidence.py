@@ -100,11 +100,6 @@ class Evidence:
         return sum(memory.peak_bytes + sum(size for _, size in memory.before or ()) for memory in self.run.memory)
 
     @cached_property
-    def starts_known(self) -> bool:
-        """Whether the bytes before the recording are known for every device, so that the peak is complete."""
-        return all(memory.before is not None for memory in self.run.memory)
-
-    @cached_property
     def device(self) -> str:
         """The kind of device whose time was measured, such as "cuda"; "cpu" without one."""
         meta = self.run.meta

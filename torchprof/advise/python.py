@@ -183,7 +183,10 @@ def python_in_layers(evidence: Evidence) -> Iterator[Advice]:
     if not times:
         return
     arrays = evidence.took(_is_array, phases=(FORWARD,))
-    lines = _lines(evidence)
+    lines: defaultdict[int, Counter[SourceLine]] = defaultdict(Counter)
+    for row in evidence.rows(_is_line_between_ops, phases=(FORWARD,)):
+        if (source := sampled_line(row.frames)) is not None:
+            lines[row.layer][source] += row.calls
     for layer in [*times]:  # hooks have a finding of their own
         if 2 * sum(samples for line, samples in lines[layer].items() if line.is_hook) > lines[layer].total():
             del times[layer]
@@ -233,15 +236,6 @@ def has_python(layer: Layer) -> bool:
     """Whether the user's Python may run in a layer between operators. The ranges of a trace have no class, so they may
     be anything; only torch's own layers have ``settings``."""
     return bool(layer.kind) and not layer.compiled and layer.kind not in _OF_TORCH and not layer.settings
-
-
-def _lines(evidence: Evidence) -> defaultdict[int, Counter[SourceLine]]:
-    """The number of Python samples at each source line between the operators of each layer, in forward."""
-    lines: defaultdict[int, Counter[SourceLine]] = defaultdict(Counter)
-    for row in evidence.rows(_is_line_between_ops, phases=(FORWARD,)):
-        if (line := sampled_line(row.frames)) is not None:
-            lines[row.layer][line] += row.calls
-    return lines
 
 
 # Python around the layers: garbage collection, small batches, data loading

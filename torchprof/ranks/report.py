@@ -222,7 +222,7 @@ def _layer_columns(run: Run, balance: Balance) -> list[_LayerColumn]:
         columns.append(
             waiting._replace(text=lambda row: _waiting(row.waiting, row.wait_longer) if row.collectives else "")
         )
-        columns.append(text_column("Waits most", lambda row: _waits_most(row.waiting) if row.collectives else ""))
+        columns.append(text_column("Waits most", lambda row: _highest(row.waiting) if row.collectives else ""))
     if any(layer.ranks for layer in run.layers):
         ranks_of = [layer.ranks and numbers_in_words(layer.ranks) for layer in run.layers]
         columns.append(text_column("Ranks", lambda row: (row.layer >= 0 and ranks_of[row.layer]) or "all"))
@@ -266,10 +266,7 @@ def table_of_collectives(run: Run, balance: Balance, limit: int) -> Section:
     def cells(collective: OneCollective) -> list[Cell]:
         last: list[Cell] = [UNKNOWN] * 2
         if collective.last is not None and len(collective.ranks) > 1:
-            last = [
-                format_number(collective.last.highest) if collective.last.max else "",
-                often(Times(collective.last.max, collective.of)),
-            ]
+            last = [_highest(collective.last), often(Times(collective.last.max, collective.of))]
         return [
             name_of(run, collective.layer),
             phase_cell(phase_of(collective.layer, collective.phase)),
@@ -277,7 +274,7 @@ def table_of_collectives(run: Run, balance: Balance, limit: int) -> Section:
             *_group(collective.group),
             format_number(collective.calls),
             _waiting(collective.waiting, collective.wait_longer),
-            _waits_most(collective.waiting),
+            _highest(collective.waiting),
             *last,
         ]
 
@@ -318,10 +315,11 @@ def _waiting(waiting: OverRanks | None, is_bound: bool) -> Cell:
     return _at_least(time_cell(None if waiting is None else waiting.sum), is_bound)
 
 
-def _waits_most(waiting: OverRanks | None) -> Cell:
-    if waiting is None:
+def _highest(over: OverRanks | None) -> Cell:
+    """The rank with the largest value, if any is not 0."""
+    if over is None:
         return UNKNOWN
-    return format_number(waiting.highest) if waiting.max else ""
+    return format_number(over.highest) if over.max else ""
 
 
 def _ratio(value: float) -> ReportCell:

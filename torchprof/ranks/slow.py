@@ -51,7 +51,7 @@ class Slow:
     the median over the steps; None if the steps cannot be paired, in a run of chosen ranks, and in a pipeline, where
     another stage may take as long.
 
-    ``difference``: the place where the slowest rank takes longer; None if no place has most of the difference.
+    ``difference``: None if no place has most of it.
     ``flops``: the FLOPs of the slowest rank over the median of the others; None: unknown. ``stages``: the others are
     the ranks that have these stages of a pipeline, too; ``()`` if all ranks are compared.
     """
