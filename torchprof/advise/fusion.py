@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
-from enum import Enum, auto
 from math import prod
 from typing import NamedTuple
 
@@ -52,40 +51,23 @@ _FUSED_ATTENTION = 7 / 8
 
 _Shape = tuple[int, ...]
 
-
-class _Attention(Enum):
-    """Why attention stores its scores."""
-
-    NOT_FUSED = auto()  # torch found no fused kernel
-    RETURNS_WEIGHTS = auto()  # torch's MultiheadAttention, asked for weights
-    SEPARATE = auto()
-    MAYBE = auto()  # it may be something else
-
-
 _SEPARATE_OPS = "Attention runs as separate matrix products and softmax, for {}, and stores all scores."
 _USE_FUSED = "`torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=…)`."
-_TEXTS_OF_ATTENTION = {
-    _Attention.NOT_FUSED: (
-        "`scaled_dot_product_attention` uses no fused kernel.",
-        "Its separate operators take {}.",
-        "Let torch report why: `with torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION):`.",
-        "Common causes are float64, a mask that requires grad, dropout on the CPU, and unsupported head sizes.",
-    ),
-    _Attention.RETURNS_WEIGHTS: (
-        _SEPARATE_OPS,
-        "",
-        "Call it with `need_weights=False` if the weights are not used.",
-        "",
-    ),
-    _Attention.SEPARATE: (_SEPARATE_OPS, "", f"Use {_USE_FUSED}", ""),
-    _Attention.MAYBE: (
-        "Batched matrix products and softmax run as separate operators, for {}.",
-        "If this is attention, it stores all scores.",
-        f"If this is attention, use {_USE_FUSED}",
-        "",
-    ),
-}
-"""The cause and the details, with a place for the time; the action and the options."""
+# Why attention stores its scores: the cause and the details, with a place for the time; the action and the options.
+_NOT_FUSED = (
+    "`scaled_dot_product_attention` uses no fused kernel.",
+    "Its separate operators take {}.",
+    "Let torch report why: `with torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION):`.",
+    "Common causes are float64, a mask that requires grad, dropout on the CPU, and unsupported head sizes.",
+)
+_RETURNS_WEIGHTS = (_SEPARATE_OPS, "", "Call it with `need_weights=False` if the weights are not used.", "")
+_SEPARATE_ATTENTION = (_SEPARATE_OPS, "", f"Use {_USE_FUSED}", "")
+_MAYBE_ATTENTION = (
+    "Batched matrix products and softmax run as separate operators, for {}.",
+    "If this is attention, it stores all scores.",
+    f"If this is attention, use {_USE_FUSED}",
+    "",
+)
 
 
 class _Ops(NamedTuple):
@@ -185,19 +167,19 @@ def attention_not_fused(evidence: Evidence) -> Iterator[Advice]:
     nothing, layers = Took(), evidence.run.layers
     times: dict[int, int] = {}
     gains: dict[int, Gain] = {}
-    kinds: dict[int, _Attention] = {}
+    kinds: dict[int, tuple[str, str, str, str]] = {}
     for number in sorted(products.keys() | math.keys()):
         if number < 0 or (on_cpu and (number in short or evidence.gets_one_token(number))):
             continue
         own = [number, *(child for child in layers.children[number] if layers[child].kind == "Softmax")]
         softmax_calls = sum(forward_weights.get(layer, nothing).calls for layer in own)
         if number in math:
-            kinds[number] = _Attention.NOT_FUSED
+            kinds[number] = _NOT_FUSED
         elif softmax_calls and forward_products.get(number, nothing).calls >= 2 * softmax_calls:
             if not is_attention.get(number, True):
                 continue
-            certain = _Attention.SEPARATE if number in is_attention else _Attention.MAYBE
-            kinds[number] = _Attention.RETURNS_WEIGHTS if layers[number].kind == "MultiheadAttention" else certain
+            separate = _SEPARATE_ATTENTION if number in is_attention else _MAYBE_ATTENTION
+            kinds[number] = _RETURNS_WEIGHTS if layers[number].kind == "MultiheadAttention" else separate
         else:
             continue
         parts = [
@@ -211,7 +193,7 @@ def attention_not_fused(evidence: Evidence) -> Iterator[Advice]:
         )
         gains[number] = Gain(int(times[number] * _FUSED_ATTENTION), saved)
     for group in merged(evidence, gains, kinds):
-        cause, details, action, options = _TEXTS_OF_ATTENTION[kinds[group.numbers[0]]]
+        cause, details, action, options = kinds[group.numbers[0]]
         time = format_time(sum(times[number] for number in group.numbers))
         yield group.advice(cause.format(time), action, details=details.format(time), options=options)
 

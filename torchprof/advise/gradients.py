@@ -39,8 +39,6 @@ _NOT_FUSED = aten("_coalesce _indices _nnz _values sparse_coo_tensor sparse_mask
 """Ops that are called for sparse gradients and complex parameters: fused steps raise an error for both."""
 _TENSORS = 10
 _SMALL_NS = 30_000
-_SAVED = {"SGD": 1 / 2}
-_SAVED_BY_OTHERS = 3 / 4
 
 
 @dataclass
@@ -82,7 +80,7 @@ def optimizer_step_per_tensor(evidence: Evidence) -> Iterator[Advice]:
             OUTSIDE_NAME,
             f"{name} updates tensors one by one.",
             f"Use `torch.optim.{name}(…, {option}=True)`: one kernel for {tensors}.",
-            int(ns * _SAVED.get(name, _SAVED_BY_OTHERS)),
+            int(ns * (1 / 2 if name == "SGD" else 3 / 4)),
             details=f"A step runs {number // stepped.steps:,} operators and takes {format_time(ns / stepped.steps)} on "
             "average.",
         )
