@@ -133,7 +133,7 @@ def _slow_ranks(
     compared: Compared, tested: Stragglers | None, ranks: Sequence[OneRank], collectives: Iterable[OneCollective]
 ) -> Slow | None:
     """The ranks whose own work takes longer than that of the others, by ``tested``; without a test
-    than that of the median rank by ``CLEARLY_SLOWER``, if one of them was the slowest in more than half of the steps."""
+    than that of the median rank by ``CLEARLY_SLOWER``, if one of them was the slowest in most steps."""
     whole = compared.whole
     work = compared.typical(whole)
     if len(work) < max(2, len(ranks)):
