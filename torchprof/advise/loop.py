@@ -20,7 +20,7 @@ from torchprof.advise.chains import (
     outermost_op,
 )
 from torchprof.advise.evidence import Evidence
-from torchprof.advise.python import FEWEST, Function, Spent, functions, most_of
+from torchprof.advise.python import FEWEST_SAMPLES, Function, Spent, functions, most_of
 from torchprof.run.formats import format_time
 from torchprof.run.torch_names import DATA, GARBAGE, OPTIMIZER, purpose_of
 from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, FrameKind
@@ -188,7 +188,7 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
     nodes = sum(took.calls for took in evidence.took(is_direct, phases=PHASES[1:]).values())
     calls = nodes + evidence.took_outside(is_direct, FORWARD).calls + sum(_calls_of_models(evidence))
     left = own_ns - unusual - _GAP_NS * calls
-    sampled = [function for function in functions(evidence, _is_loop) if function.samples >= FEWEST]
+    sampled = [function for function in functions(evidence, _is_loop) if function.samples >= FEWEST_SAMPLES]
     if not sampled:
         if left >= evidence.notable_ns and 2 * left > own_ns:
             yield _finding(evidence, "", own_ns, _PYTHON)

@@ -29,7 +29,7 @@ from torchprof.run.formats import format_time
 from torchprof.run.layers import Layer
 from torchprof.run.words import FORWARD, FSDP_RANGE, LOADING, OUTSIDE, Frame, FrameKind, SourceLine, sampled_line
 
-FEWEST = 5
+FEWEST_SAMPLES = 5
 """The samples from which a function is reported."""
 _ANY_LAYER, _ANY_OPERATOR = 0, Frame(FrameKind.OP, "any")
 _Place = tuple[int, tuple[Frame, ...]]
@@ -126,7 +126,7 @@ def hooks(evidence: Evidence) -> Iterator[Advice]:
     models = evidence.run.meta.model
     for function in functions(evidence, always, in_layers=True):
         line = function.at
-        if line.is_hook and function.samples >= FEWEST and function.ns >= evidence.notable_ns:
+        if line.is_hook and function.samples >= FEWEST_SAMPLES and function.ns >= evidence.notable_ns:
             yield Advice(
                 ", ".join(models),
                 f"{line.file}:{line.line} {line.function} takes {format_time(function.ns)}: a hook of modules, which "
