@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import torchprof
 from benchmarks.ratios import say, show, verdict
-from torchprof.ranks.balance import balance_of
+from torchprof.ranks import balance_of
 from torchprof.ranks.pipeline_bubble import judged_pipelines
 from torchprof.ranks.sentences import sentences
 

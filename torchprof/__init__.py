@@ -12,8 +12,8 @@ from torchprof.version import __version__
 
 if TYPE_CHECKING:
     from torchprof import types
+    from torchprof.comparison import compare
     from torchprof.comparison.budget import BudgetExceeded, assert_budget
-    from torchprof.comparison.comparison import compare
     from torchprof.comparison.diff import Diff
     from torchprof.errors import TorchprofError
     from torchprof.profile.benchmark import benchmark
@@ -59,7 +59,7 @@ _FILES = {
     "annotate": "profile.torch_profiler",
     "assert_budget": "comparison.budget",
     "benchmark": "profile.benchmark",
-    "compare": "comparison.comparison",
+    "compare": "comparison",
     "flops": "profile.flops",
     "from_profiler": "profile.torch_profiler",
     "from_trace": "traces.read",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from torchprof.advise import Advice, advise
 from torchprof.advise.evidence import Evidence
-from torchprof.advise.lines import functions
+from torchprof.advise.python import functions
 from torchprof.profile.program import Program
 from torchprof.run.run import Run
 from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, NODE_PREFIX, OUTSIDE, Frame

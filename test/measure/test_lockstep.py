@@ -25,7 +25,7 @@ from torchprof.attribute.rule import Attribution
 from torchprof.measure.fold import fold
 from torchprof.measure.lockstep import Locksteps
 from torchprof.measure.waiting import PROMPTLY_NS, is_communication
-from torchprof.ranks.balance import balance_of
+from torchprof.ranks import balance_of
 from torchprof.run.collectives import Entered, Unfinished
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import EXCHANGES, GAP, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey

@@ -31,7 +31,7 @@ import torchprof
 from torchprof import Profile, Run, TorchprofError
 from torchprof.profile import gather as gathering
 from torchprof.profile.sigterm import DelayedSigterm
-from torchprof.ranks.balance import balance_of
+from torchprof.ranks import balance_of
 from torchprof.record.this_process import Job as JobOfRank
 from torchprof.record.this_process import this_job
 from torchprof.run.file import json_of_run

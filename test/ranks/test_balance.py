@@ -16,7 +16,7 @@ from build.jobs import FOUR, MS, PAIR, even, experts, fed_slowly, planted, rank
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from torchprof.ranks.balance import Balance, balance_of
+from torchprof.ranks import Balance, balance_of
 from torchprof.ranks.slow import PARTS, Difference, Late, Slow
 from torchprof.ranks.values import IN_NO_OP, OneLayer, OverRanks, Times
 from torchprof.run.lockstep import EXCHANGES, GroupOfRanks, LockstepKey

@@ -12,7 +12,7 @@ from build.hand_made_ranks import run_of_ranks
 from build.jobs import fed_slowly, planted
 
 import torchprof
-from torchprof.ranks.balance import balance_of
+from torchprof.ranks import balance_of
 from torchprof.ranks.sentences import chosen_ranks, with_comparison
 from torchprof.run.run import Run
 

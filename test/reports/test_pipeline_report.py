@@ -18,7 +18,7 @@ from torchprof.advise import Advice, advise
 from torchprof.advise.evidence import Evidence
 from torchprof.analyze.steps import time_parts
 from torchprof.first_screen.verdict import ran, short_gain
-from torchprof.ranks.balance import balance_of
+from torchprof.ranks import balance_of
 from torchprof.ranks.pipeline_report import layers_of_stage, numbered_layers
 from torchprof.ranks.sentences import chosen_ranks, verdict_on_ranks, with_comparison
 from torchprof.ranks.slow import Slow

@@ -15,7 +15,7 @@ from build.warnings import run_warnings
 import torchprof
 from torchprof import Run, TorchprofError
 from torchprof.first_screen.verdict import ran
-from torchprof.ranks.balance import balance_of
+from torchprof.ranks import balance_of
 from torchprof.ranks.sentences import chosen_ranks, hanging_ranks, straggler, with_comparison
 from torchprof.ranks.slow import Slow
 from torchprof.run.collectives import Entered, Unfinished

@@ -13,7 +13,7 @@ from build.trace_files import session, trace_event, write
 
 import torchprof
 from torchprof import Run
-from torchprof.ranks.balance import balance_of
+from torchprof.ranks import balance_of
 
 ALL_REDUCE_KERNEL = "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWork*)"
 

@@ -11,7 +11,7 @@ from build.warm import warm_job
 from torch import distributed as dist
 
 import torchprof
-from torchprof.ranks.balance import balance_of
+from torchprof.ranks import balance_of
 
 if not dist.is_available():
     pytest.skip("this torch was built without torch.distributed", allow_module_level=True)

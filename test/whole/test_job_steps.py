@@ -13,7 +13,7 @@ from torch import distributed as dist
 
 import torchprof
 from torchprof import Run
-from torchprof.ranks.balance import balance_of
+from torchprof.ranks import balance_of
 from torchprof.run.lockstep import STEP, WORK, LockstepKey
 from torchprof.run.measures import SampleKey
 from torchprof.run.words import FORWARD, OUTSIDE, StepEnd

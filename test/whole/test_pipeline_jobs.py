@@ -22,7 +22,7 @@ from torch import distributed as dist
 
 import torchprof
 from torchprof import Run
-from torchprof.ranks.balance import balance_of
+from torchprof.ranks import balance_of
 from torchprof.ranks.pipeline_bubble import judged_pipelines
 from torchprof.run.timeline import Pipeline, StageAction
 

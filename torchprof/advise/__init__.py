@@ -1,5 +1,4 @@
-"""Advice: findings on what could be made faster or smaller in a run. Each kind of finding is one rule: a function in
-the file of its theme."""
+"""Findings on what could be made faster or smaller in a run. Each rule is a function in the file of its theme."""
 
 from __future__ import annotations
 
@@ -7,6 +6,7 @@ import textwrap
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cache, wraps
 from importlib import import_module
+from itertools import takewhile
 from pkgutil import iter_modules
 from typing import NamedTuple
 
@@ -26,21 +26,19 @@ PER_RULE = 3
 """The most findings of one rule on layers, unless their remedies differ: then one for each remedy. ``merged`` merges
 layers until there are no more."""
 
-
 _NO_LAYER = {OUTSIDE: "outside all layers", NOT_SELECTED: "in layers that were not selected"}
 
 
 class Advice(NamedTuple):
     """One finding: where it is, the evidence, the largest possible gain, and what to change.
 
-    ``layer``: where it is. The dotted path of one layer; for several the pattern of their paths
-    ("Net.layers.*.mlp"), else their class, else the path of the layer that all of them are in; "(outside)"; or the
-    names of the models. ``cause``: what was observed, with its figures, in one sentence; ``details``: further sentences
-    on it. ``action``: what to change, with the code in backticks, in one sentence; ``options``: further sentences.
-    ``gain_ns``: the most time that this could save, of ``Evidence.recorded_ns``; ``gain_bytes``: the most memory, of
-    ``Evidence.peak_bytes``; None: unknown. ``rule``: the name of the function that found it, which ``@rule`` adds.
-    ``layers``: the dotted paths of all layers concerned, those with the largest gain first; empty for work of no layer,
-    and if no particular layers are concerned.
+    ``layer``: the dotted path of one layer; for several the pattern of their paths ("Net.layers.*.mlp"), else their
+    class, else the path of the layer that all of them are in; "(outside)"; or the names of the models. ``cause``: what
+    was observed, with its figures, in one sentence; ``details``: further sentences on it. ``action``: what to change,
+    with the code in backticks, in one sentence; ``options``: further sentences. ``gain_ns``: the most time that this
+    could save, of ``Evidence.recorded_ns``; ``gain_bytes``: the most memory, of ``Evidence.peak_bytes``; None: unknown.
+    ``rule``: the name of the function that found it. ``layers``: the dotted paths of all layers concerned, those with
+    the largest gain first; empty for work of no layer.
     """
 
     layer: str
@@ -76,12 +74,9 @@ class Gain(NamedTuple):
 
 
 class Merged(NamedTuple):
-    """The layers that share a finding.
-
-    ``name`` and ``layers`` are those of ``Advice``. ``numbers``: the numbers of the layers, those with the largest gain
-    first; negative numbers (work of no layer) are last. ``gain``: the sum of their gains; unknown gains add nothing.
-    ``largest``: the gain of the first layer.
-    """
+    """The layers that share a finding. ``name`` and ``layers`` are those of ``Advice``. ``numbers``: the numbers of the
+    layers, those with the largest gain first; negative numbers (work of no layer) are last. ``gain``: the sum of their
+    gains; unknown gains add nothing. ``largest``: the gain of the first layer."""
 
     name: str
     layers: tuple[str, ...]
@@ -110,13 +105,18 @@ Gains = Mapping[int, Gain | int]
 """By the number of a layer (negative: no layer), what a change could save at most: in ns, or as ``Gain``."""
 
 
-def merged(evidence: Evidence, gains: Gains, remedies: Mapping[int, Hashable] | None = None) -> list[Merged]:
-    """The layers in which a rule found the same, put together: in the order of their first one in ``gains``.
+def merged(
+    evidence: Evidence, gains: Gains, remedies: Mapping[int, Hashable] | None = None, *, least_ns: float = 0
+) -> list[Merged]:
+    """The layers in which a rule found the same, put together: in the order of their first one in ``gains``; none if
+    together they gain less than ``least_ns``.
 
     Work of no layer stays alone. ``remedies``: by the same number a key of the remedy; layers with different remedies
     stay apart. Layers are merged if their paths have one pattern. If more than ``PER_RULE`` groups are left, they are
     merged by class instead, and then all together.
     """
+    if sum(gain.ns or 0 if isinstance(gain, Gain) else gain for gain in gains.values()) < least_ns:
+        return []
     layers, remedy_of = evidence.run.layers, remedies or {}
     keys: tuple[Callable[[int], Hashable], ...] = (
         lambda number: layers.alike[number],
@@ -137,7 +137,7 @@ def merged(evidence: Evidence, gains: Gains, remedies: Mapping[int, Hashable] | 
 def together(evidence: Evidence, gains: Gains) -> Merged:
     """All of these layers, and the work of no layer, as one. There is one at least."""
     gain_of = {number: gain if isinstance(gain, Gain) else Gain(gain) for number, gain in gains.items()}
-    numbers = sorted(gain_of, key=lambda number: (number >= 0, _share(gain_of[number], evidence)), reverse=True)
+    numbers = sorted(gain_of, key=lambda number: (number >= 0, share_of(gain_of[number], evidence)), reverse=True)
     ns = [gain.ns for gain in gain_of.values() if gain.ns is not None]
     nbytes = [gain.nbytes for gain in gain_of.values() if gain.nbytes is not None]
     return Merged(
@@ -159,12 +159,8 @@ def _name_of(evidence: Evidence, numbers: Sequence[int]) -> str:
     [kind, *others] = {layer.kind for layer in layers}
     if kind and not others:
         return kind
-    common: list[str] = []
-    for steps in zip(*(layer.path for layer in layers)):
-        if len(set(steps)) > 1:
-            break
-        common.append(steps[0])
-    return ".".join(common) or ", ".join(dict.fromkeys(layer.path[0] for layer in layers))
+    common = takewhile(lambda steps: len(set(steps)) == 1, zip(*(layer.path for layer in layers)))
+    return ".".join(name for name, *_ in common) or ", ".join(dict.fromkeys(layer.path[0] for layer in layers))
 
 
 Rule = Callable[[Evidence], Iterator[Advice]]
@@ -175,9 +171,10 @@ _rules: dict[str, Rule] = {}
 def rule(function: Rule) -> Rule:
     """Register a rule: a function that yields its findings in the evidence of a run. Those on layers are ``merged``.
 
-    Its docstring says what it looks for, its threshold with the reason, and what must have been recorded. Without that
-    it yields nothing. It must not count the same nanosecond twice. ``judge`` drops findings whose gain is less than
-    ``WORTH``; findings without any gain are always reported, so the rule must decide whether they matter.
+    Its docstring says what it looks for, and why; docs/advice.md has the evidence, the threshold, the gain and what
+    must have been recorded. Without that it yields nothing. It must not count the same nanosecond twice. ``judge``
+    drops findings whose gain is less than ``WORTH``; findings without any gain are always reported, so the rule must
+    decide whether they matter.
     """
 
     @wraps(function)
@@ -205,27 +202,28 @@ class Judgement(NamedTuple):
 
 
 def advise(run: Run) -> list[Advice]:
-    """The findings of all rules, the largest gain first, those with unknown gain last.
-
-    A rule that fails finds nothing: ``judge`` returns its error.
-    """
+    """The findings of all rules, the largest gain first, those with unknown gain last. A rule that fails finds
+    nothing."""
     return judge(run).advice
 
 
 def judge(run: Run) -> Judgement:
-    """The findings of ``advise``, and the rules that failed. A rule that fails does not stop the others."""
+    """The findings of ``advise``, and the rules that failed."""
     evidence = Evidence(run)
     findings: list[Advice] = []
     failed: dict[str, Exception] = {}
     for name, find in rules().items():
         try:
-            findings += [_within_recorded_time(advice, evidence) for advice in find(evidence)]
+            findings += [*find(evidence)]
         except Exception as error:  # a run file may hold anything: an error in one rule must not lose the report
             failed[name] = error
 
     def share(advice: Advice) -> float:
-        return _share(advice.gain, evidence)
+        return share_of(advice.gain, evidence)
 
+    for number, advice in enumerate(findings):  # parallel threads or streams can sum to more than the recorded time
+        if advice.gain_ns is not None:
+            findings[number] = advice._replace(gain_ns=min(advice.gain_ns, evidence.recorded_ns))
     findings = _without_overlap(sorted(findings, key=share, reverse=True), evidence)
     worth_it = [advice for advice in findings if share(advice) < 0 or share(advice) >= WORTH]
     return Judgement(sorted(worth_it, key=share, reverse=True), failed)
@@ -233,9 +231,8 @@ def judge(run: Run) -> Judgement:
 
 def _without_overlap(findings: Sequence[Advice], evidence: Evidence) -> list[Advice]:
     """The findings, the largest gain first, with the gain of a later one limited to the time of its layers that earlier
-    ones have not gained: the same time is gained once. An earlier gain is spread over its layers by their time.
-    Findings outside all layers, and those of a device's time, stay.
-    """
+    ones have not gained. An earlier gain is spread over its layers by their time. Findings outside all layers, and
+    those of a device's time, stay."""
     if evidence.device != "cpu" or not findings:
         return [*findings]
     layers = evidence.run.layers
@@ -259,22 +256,8 @@ def _without_overlap(findings: Sequence[Advice], evidence: Evidence) -> list[Adv
     return reported
 
 
-def _within_recorded_time(advice: Advice, evidence: Evidence) -> Advice:
-    """The finding with its gain limited to the recorded time: the times of parallel threads or streams can sum to
-    more."""
-    if advice.gain_ns is None:
-        return advice
-    return advice._replace(gain_ns=min(advice.gain_ns, evidence.recorded_ns))
-
-
-def share_of(advice: Advice, evidence: Evidence) -> float | None:
-    """The gain of a finding as a share of the recorded time or of the peak of memory, the larger one; None: unknown."""
-    share = _share(advice.gain, evidence)
-    return share if share >= 0 else None
-
-
-def _share(gain: Gain, evidence: Evidence) -> float:
-    """A gain as a share of the time or of the memory, the larger one; -1 if both are unknown."""
+def share_of(gain: Gain, evidence: Evidence) -> float:
+    """A gain as a share of the recorded time or of the peak of memory, the larger one; -1 if both are unknown."""
     if gain.ns is None and gain.nbytes is None:
         return -1.0
     of_time = (gain.ns or 0) / evidence.recorded_ns if evidence.recorded_ns else 0.0
@@ -282,7 +265,7 @@ def _share(gain: Gain, evidence: Evidence) -> float:
     return max(of_time, of_memory)
 
 
-# Findings as text: numbered, the largest gain first. Each begins with its gain.
+# Findings as text
 
 _WIDTH = 100
 _RECORDS = {
@@ -297,8 +280,8 @@ def advice(run: Run, *, top: int | None = 20) -> Section:
     """What could be made faster or smaller: for each finding the largest possible gain, the layer, the evidence, and
     what to change. Findings are sorted by gain, largest first; those of unknown gain are last.
 
-    If there are no findings, the report says so. At its end it names rules that failed, and what could be recorded to
-    find more. ``top``: the number of findings (None: all). docs/advice.md lists the rules.
+    At its end it names rules that failed, and what could be recorded to find more. ``top``: the number of findings
+    (None: all). docs/advice.md lists the rules.
     """
     all_findings, failed = judge(run)
     parts: list[Part] = []
@@ -349,10 +332,8 @@ def not_shown(count: int) -> str:
 
 
 def unrecorded(run: Run) -> list[str]:
-    """What some rules need and the run does not have, as names of arguments of ``Profile``.
-
-    "use_cuda" is left out if torch was built without CUDA. If the environment is unknown, a device may have existed.
-    """
+    """What some rules need and the run does not have, as names of arguments of ``Profile``. "use_cuda" is left out if
+    torch was built without CUDA."""
     recorded = {name for meta in run.metas for name, on in meta.flags if on}
     machine = [name for name, _ in run.meta.environment]
     if run.meta.device is not None or (machine and "CUDA" not in machine):
@@ -382,7 +363,7 @@ def gain(advice: Advice, evidence: Evidence) -> str:
     if advice.gain_ns or (advice.gain_ns is not None and advice.gain_bytes is None):
         gains.append(_part(format_time, advice.gain_ns, evidence.recorded_ns, ""))
     if advice.gain_bytes is not None:
-        above = "" if evidence.starts_known else " above the start"
+        above = "" if all(memory.before is not None for memory in evidence.run.memory) else " above the start"
         gains.append(_part(format_memory, advice.gain_bytes, evidence.peak_bytes, f" at the peak{above}"))
     return f"Saves up to {' and '.join(gains)}" if gains else "Gain unknown"
 

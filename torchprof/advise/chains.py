@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from torchprof.run.torch_names import ELEMENTWISE, without_aten
 from torchprof.run.words import INTERRUPTIONS, LOADING, NODE_PREFIX, OPTIMIZER_RANGE, OPTIMIZER_STEP, Frame, FrameKind
 
 Frames = Sequence[Frame]
@@ -16,7 +15,6 @@ Holds = Callable[[Frames], bool]
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 """The node that writes or adds up the gradient of a parameter."""
 _NODE = re.compile(NODE_PREFIX + r"(\w+)Backward\d*")
-ELEMENTWISE_NODES = frozenset(name.replace("_", "") for name in without_aten(ELEMENTWISE))
 
 
 @dataclass(frozen=True)
@@ -33,18 +31,13 @@ class Having:
 
 @dataclass(frozen=True, eq=False)
 class Among:
-    """A predicate that is only asked of the chains that match a ``wider`` one."""
+    """A predicate whose ``test`` is only asked of the chains that match a ``wider`` one: these are few, and known."""
 
     wider: Holds
     test: Holds
 
     def __call__(self, frames: Frames) -> bool:
         return self.wider(frames) and self.test(frames)
-
-
-def among(wider: Holds) -> Callable[[Holds], Among]:
-    """Decorate a predicate that is only asked of the chains that match a wider one."""
-    return lambda test: Among(wider, test)
 
 
 # Traits
@@ -84,86 +77,64 @@ def node_of(frames: Frames) -> str | None:
     return match[1].lower() if match else None
 
 
-# Predicates
+# Predicates: a row matches if what their docstrings say is true
 
 
 def inside(*names: str) -> Having:
-    """The predicate: an op of one of these names is among the frames."""
+    """An op of one of these names is among the frames."""
     return Having(ops_in, frozenset(names))
 
 
 def calling(names: Collection[str]) -> Having:
-    """The predicate: the op that the layer calls directly has one of these names."""
+    """The op that the layer calls directly has one of these names."""
     return Having(directly_called, frozenset(names))
 
 
 def always(frames: Frames) -> bool:
-    """A predicate: all rows."""
+    """It is any row."""
     return True
 
 
 is_device_work = Having(innermost_kind, frozenset({FrameKind.KERNEL}))
-"""The predicate: it is the work of a device."""
+"""It is the work of a device."""
 is_op = Having(innermost_kind, frozenset({FrameKind.OP}))
-"""The predicate: it is the self of an operator, or of an autograd node."""
+"""It is the self of an operator, or of an autograd node."""
 is_line = Having(innermost_kind, frozenset({FrameKind.PYTHON}))
-"""The predicate: it is a sampled line of Python."""
+"""It is a sampled line of Python."""
 has_label = Having(kinds_in, frozenset({FrameKind.LABEL}))
 is_interruption = Having(kinds_in, frozenset(INTERRUPTIONS))
-"""The predicate: it is a garbage collection, or work of the profiler itself."""
+"""It is a garbage collection, or work of the profiler itself."""
+is_collection = Among(is_interruption, lambda frames: frames[0].kind == FrameKind.GC)
+"""It is a collection of Python's garbage collector."""
 
 
 def is_own_time(frames: Frames) -> bool:
-    """Whether it is the time of a layer or a label outside operators."""
+    """It is the time of a layer or a label outside operators."""
     return all(frame.kind == FrameKind.LABEL for frame in frames)
 
 
-@among(is_op)
-def is_outermost(frames: Frames) -> bool:
-    """Whether it is the self of an operator or a node that has nothing around it."""
-    return len(frames) == 1
-
-
-@among(is_op)
-def is_direct(frames: Frames) -> bool:
-    """Whether it is an operator that Python calls, not another operator."""
-    return is_own_time(frames[:-1])
-
-
 def is_in_op(frames: Frames) -> bool:
-    """Whether it is in an operator that a layer calls directly, or in an autograd node."""
+    """It is in an operator that a layer calls directly, or in an autograd node."""
     return outermost_op(frames) is not None
 
 
-@among(is_in_op)
-def is_node(frames: Frames) -> bool:
-    """Whether it is in an autograd node that is the backward of an operator."""
-    return node_of(frames) is not None
+is_outermost = Among(is_op, lambda frames: len(frames) == 1)
+"""It is the self of an operator or a node that has nothing around it."""
+is_direct = Among(is_op, lambda frames: is_own_time(frames[:-1]))
+"""It is an operator that Python calls, not another operator."""
+is_node = Among(is_in_op, lambda frames: node_of(frames) is not None)
+"""It is in an autograd node that is the backward of an operator."""
 
 
-@among(has_label)
-def is_optimizer(frames: Frames) -> bool:
-    """Whether it is in a range of an optimizer."""
-    return depth_of_label(frames, OPTIMIZER_RANGE) >= 0
+def in_label(beginning: str, wider: Holds = has_label) -> Among:
+    """The predicate: it is in a label with this prefix. Steps and user labels may be around it."""
+    return Among(wider, lambda frames: depth_of_label(frames, beginning) >= 0)
 
 
-@among(is_optimizer)
-def is_step(frames: Frames) -> bool:
-    """Whether it is in a step of an optimizer."""
-    return depth_of_label(frames, OPTIMIZER_STEP) >= 0
-
-
-@among(has_label)
-def is_loading(frames: Frames) -> bool:
-    """Whether it is inside the label that torch puts around each batch of a DataLoader or a DataPipe. Steps and user
-    labels may be around it."""
-    return depth_of_label(frames, LOADING) >= 0
-
-
-@among(is_interruption)
-def is_collection(frames: Frames) -> bool:
-    """Whether it is a collection of Python's garbage collector."""
-    return frames[0].kind == FrameKind.GC
+is_optimizer = in_label(OPTIMIZER_RANGE)
+is_step = in_label(OPTIMIZER_STEP, is_optimizer)
+is_loading = in_label(LOADING)
+"""It is inside the label that torch puts around each batch of a DataLoader or a DataPipe."""
 
 
 def depth_of_label(frames: Frames, beginning: str) -> int:

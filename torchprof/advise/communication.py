@@ -1,22 +1,279 @@
-"""Ranks that wait for each other: communication that nothing overlaps, or that is slow."""
+"""Where the CPU, the device and the ranks wait for each other: copies, synchronization, slow launches, collectives."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import add
 
-from torchprof.advise import Advice, rule
-from torchprof.advise.chains import Frames, among, is_device_work
+from torchprof.advise import Advice, Merged, merged, rule
+from torchprof.advise.chains import Among, Frames, Holds, inside, is_device_work, is_interruption, is_loading, is_op
 from torchprof.advise.evidence import Evidence
 from torchprof.run.collectives import collective_of, shows_collective
 from torchprof.run.formats import format_count, format_memory, format_time
 from torchprof.run.lockstep import NOT_RECORDED
-from torchprof.run.torch_names import KernelWork, kind_of_work
+from torchprof.run.torch_names import BETWEEN_HOST_AND_DEVICE, COPYING, WAITING, KernelWork, kind_of_work
+from torchprof.run.words import OPTIMIZER_RANGE, OUTSIDE, Frame, FrameKind
 
-_SHARE = 0.05
+# The CPU and the device
+
+_READS_A_VALUE = inside("aten::item", "aten::_local_scalar_dense", "aten::nonzero")
+"""The ops that give Python a value of a tensor, or make a tensor whose size depends on values. All other ops that wait
+for a value (``aten::is_nonzero``, ``aten::masked_select``, …) call one of these."""
+_is_runtime = Among(
+    is_op, lambda frames: bool(COPYING.fullmatch(frames[-1].name) or WAITING.fullmatch(frames[-1].name))
+)
+"""It is a call of the device's runtime in which the CPU copies or waits."""
+_is_copy = Among(
+    is_device_work,
+    lambda frames: BETWEEN_HOST_AND_DEVICE.fullmatch(frames[-1].name) is not None and not _READS_A_VALUE(frames),
+)
+"""It is a copy between host and device, not of a single value."""
+_is_pageable = Among(_is_copy, lambda frames: frames[-1].name.startswith("Memcpy HtoD (Pageable"))
+
+_IDLE = 1 / 3
+_LAUNCH_NS = 200_000
+
+
+@dataclass
+class _Transfers:
+    """The copies or waits of one layer: their number, their times, and the ops that made them (with the source line if
+    it was recorded)."""
+
+    copies: int = 0
+    waits: int = 0
+    cpu_ns: int = 0
+    device_ns: int = 0
+    ops: Counter[str] = field(default_factory=Counter)
+
+    def __add__(self, other: _Transfers) -> _Transfers:
+        return _Transfers(*map(add, vars(self).values(), vars(other).values()))
+
+    @property
+    def calls(self) -> int:
+        return max(self.copies, self.waits)  # reading a value is a copy and a wait, or both in one call
+
+    @property
+    def most_often(self) -> str:
+        """The op that did it most often, as a part of a sentence."""
+        ops = self.ops.most_common()
+        return f" ({'most often' if len(ops) > 1 else 'all'} in {ops[0][0]})" if ops else ""
+
+    @property
+    def both_times(self) -> str:
+        return f"{format_time(self.cpu_ns)} on the CPU and {format_time(self.device_ns)} on the device"
+
+
+@rule
+def copies_in_layers(evidence: Evidence) -> Iterator[Advice]:
+    """Copies between host and device inside layers: a constant that each forward makes on the CPU, a ``.cpu()``.
+
+    The gain is the CPU time in the runtime's calls for them, but at most the time for which the device is idle or
+    copies. Needs the time of a CUDA, HIP or MUSA device; for others these copies are not recorded.
+    """
+    copies = {layer: seen for layer, seen in _copies(evidence).items() if layer >= 0}
+    limit = evidence.idle_ns + sum(seen.device_ns for seen in copies.values())
+    for group, seen in _at_most(evidence, copies, limit):
+        yield group.advice(
+            f"{_times(seen.copies, 'copy', 'copies')} between CPU and {evidence.device}{_in_calls(evidence, group)}"
+            f"{seen.most_often} take{'s' * (seen.copies == 1)} {seen.both_times}.",
+            "Create tensors on the device (`device=x.device`), store constants with `register_buffer`, and copy "
+            "results to the CPU after the step, not in forward.",
+        )
+
+
+@rule
+def pageable_batches(evidence: Evidence) -> Iterator[Advice]:
+    """Batches that each step copies to the device from memory that is not pinned. The CPU takes part in these copies
+    and waits for them.
+
+    Needs steps: without them a batch looks like the model that is moved to the device once.
+    """
+    steps = evidence.steps
+    seen = _copies(evidence, _is_pageable).get(OUTSIDE)
+    if seen is None or steps < 2 or seen.copies < steps:
+        return
+    in_steps = sum(
+        spread.sum
+        for measure in ("step_copy_ns", "step_wait_ns")
+        for key, spread in evidence.samples[measure]
+        if key.device == "cpu"
+    )
+    yield Advice(
+        evidence.name_of(OUTSIDE),
+        f"{seen.copies:,} copies from pageable memory to {evidence.device} in {steps:,} steps{seen.most_often} take "
+        f"{seen.both_times}.",
+        "Pin batches (`DataLoader(…, pin_memory=True)`), and copy them with `.to(device, non_blocking=True)`: the CPU "
+        "then does not wait for the copy.",
+        min(seen.cpu_ns, in_steps, evidence.idle_ns + seen.device_ns),
+    )
+
+
+@rule
+def waits_in_layers(evidence: Evidence) -> Iterator[Advice]:
+    """Layers in which the CPU waits until the device has computed a value: ``.item()``, ``if`` on a tensor,
+    ``nonzero``, masks as indices, ``torch.cuda.synchronize()``.
+
+    The gain is the time in the runtime's calls that wait, without those of copies (``copies_in_layers``), but at most
+    the time for which the device is idle: if it is always busy, nothing is lost.
+    """
+    waits = {layer: seen for layer, seen in _waits(evidence).items() if layer >= 0}
+    for group, seen in _at_most(evidence, waits, evidence.idle_ns):
+        yield group.advice(
+            f"The CPU synchronizes with {evidence.device} {_times(seen.calls, 'time')}{_in_calls(evidence, group)}"
+            f"{seen.most_often}.",
+            "Keep values on the device: use `torch.where` instead of `if`, multiply by a mask instead of indexing with "
+            "it, and use sizes that do not depend on the values of a tensor.",
+            details=_waiting(seen),
+        )
+
+
+@rule
+def waits_outside(evidence: Evidence) -> Iterator[Advice]:
+    """Waits for a value outside all layers: ``loss.item()`` in each step.
+
+    A ``torch.cuda.synchronize()`` alone is left out: it belongs to a measurement of time, or to the end of the
+    recording. Values that torch's optimizers read are left out too.
+    """
+    waits = {layer: seen for layer, seen in _waits(evidence).items() if layer == OUTSIDE}
+    for group, seen in _at_most(evidence, waits, evidence.idle_ns):
+        steps = evidence.steps
+        yield group.advice(
+            f"The CPU synchronizes with {evidence.device} {_times(seen.calls, 'time')} to read a value"
+            f"{f' in {steps:,} steps' if steps else ''}{seen.most_often}.",
+            "Keep the value as a tensor (`total += loss.detach()`), and read it once in many steps.",
+            details=_waiting(seen),
+        )
+
+
+@rule
+def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
+    """A device that is idle because the CPU does not launch its work fast enough.
+
+    A launch takes 5 to 50 us: more than 200 us per kernel is the CPU's own work, and other rules cover it. The device
+    must be idle for a third of the time, because the profiler slows the CPU and not the device: less idle time may be
+    due to the profiler. The gain is at most what the CPU spends in operators and layers, not waiting or copying.
+    """
+    launches, _, took_ns, _ = evidence.whole_of(is_device_work)
+    if evidence.device == "cpu" or not launches:
+        return
+    waiting = sum(row.cpu_ns for row in evidence.rows(_is_runtime))
+    loading = evidence.whole_of(is_loading).cpu_ns
+    unusual = evidence.beyond_median_ns(*evidence.run.layers.roots)
+    interrupted = evidence.whole_of(is_interruption).cpu_ns
+    launching = evidence.run.rows.total("cpu_ns") - waiting - loading - unusual - interrupted
+    idle, wall = evidence.idle_ns, evidence.recorded_ns
+    gain = min(idle - loading - unusual - interrupted, launching)
+    if gain <= _IDLE * wall or launching > _LAUNCH_NS * launches:
+        return
+    launched_by: Counter[str] = Counter()
+    for layer, took in evidence.took(is_device_work).items():
+        if layer >= 0:
+            launched_by[evidence.run.layers[layer].path[0]] += took.calls
+    yield Advice(
+        launched_by.most_common(1)[0][0] if launched_by else evidence.name_of(OUTSIDE),
+        f"{evidence.device} is idle for {idle / wall:.0%} of the recorded time: the program is launch-bound.",
+        'Launch fewer kernels: `torch.compile(model, mode="reduce-overhead")` uses CUDA graphs.',
+        gain,
+        details=f"On average of {launches:,} kernels, the CPU takes {format_time(launching / launches)} per kernel, "
+        f"and a kernel runs for {format_time(took_ns / launches)}. The profiler slows down the CPU: without it, the "
+        "device is idle for less time.",
+        options="Or use a larger batch, so that each kernel does more.",
+    )
+
+
+def _copies(evidence: Evidence, holds: Holds = _is_copy) -> dict[int, _Transfers]:
+    """The copies between host and device that match, by layer."""
+    transfers: defaultdict[int, _Transfers] = defaultdict(_Transfers)
+    ways = _copies_by_surroundings(evidence, holds)
+    for (layer, _, frames), (copies, device_ns) in ways.items():
+        seen = transfers[layer]
+        seen.copies += copies
+        seen.device_ns += device_ns
+        seen.ops[_op_of(frames)] += copies
+    for row in evidence.rows(_is_runtime) if ways else ():
+        if (row.layer, row.phase, row.frames[:-1]) in ways:
+            transfers[row.layer].cpu_ns += row.cpu_ns
+    return transfers
+
+
+_Surroundings = tuple[int, str, tuple[Frame, ...]]
+"""A layer, a phase, and the frames around a call of the runtime, or around a kernel."""
+
+
+def _copies_by_surroundings(evidence: Evidence, holds: Holds = _is_copy) -> dict[_Surroundings, tuple[int, int]]:
+    """The copies on the device by the frames around them: their number and time."""
+    ways: dict[_Surroundings, tuple[int, int]] = {}
+    for row in evidence.rows(holds):
+        way = row.layer, row.phase, row.frames[:-1]
+        copies, device_ns = ways.get(way, (0, 0))
+        ways[way] = copies + row.calls, device_ns + row.device_ns
+    return ways
+
+
+def _waits(evidence: Evidence) -> dict[int, _Transfers]:
+    """The waits of the CPU for the device, by layer, without those of copies; outside all layers only for values."""
+    transfers: dict[int, _Transfers] = {}
+    copying = _copies_by_surroundings(evidence)
+    for layer, phase, frames, calls, cpu_ns, *_ in evidence.rows(_is_runtime) if evidence.device != "cpu" else ():
+        is_wait = WAITING.fullmatch(frames[-1].name) is not None
+        if _READS_A_VALUE(frames):
+            if layer == OUTSIDE and frames[0].kind == FrameKind.LABEL and frames[0].name.startswith(OPTIMIZER_RANGE):
+                continue
+        elif not is_wait or layer == OUTSIDE or (layer, phase, frames[:-1]) in copying:
+            continue
+        seen = transfers.setdefault(layer, _Transfers())
+        seen.waits += calls if is_wait else 0
+        seen.copies += 0 if is_wait else calls
+        seen.cpu_ns += cpu_ns
+        seen.ops[_op_of(frames)] += calls
+    return transfers
+
+
+def _op_of(frames: Frames) -> str:
+    """The op that the user's code calls, with the source line if it was recorded."""
+    for frame in frames:
+        if frame.kind == FrameKind.OP:
+            stack = frame.signature.stack if frame.signature else ()
+            return f"{frame.name} at {stack[0]}" if stack else frame.name
+    return "no operator"
+
+
+def _waiting(seen: _Transfers) -> str:
+    return f"It waits {format_time(seen.cpu_ns)}, and then the device waits for work."
+
+
+def _in_calls(evidence: Evidence, group: Merged) -> str:
+    """In how many forward calls of its layers; "" if that is unknown."""
+    calls = [*map(evidence.timed_calls, group.numbers)]
+    return f" in {_times(sum(calls), 'forward call')}" if all(calls) else ""
+
+
+def _times(count: int, what: str, several: str = "") -> str:
+    return f"{count:,} {what if count == 1 else several or what + 's'}"
+
+
+def _at_most(
+    evidence: Evidence, transfers: Mapping[int, _Transfers], limit: int
+) -> Iterator[tuple[Merged, _Transfers]]:
+    """The layers that share a finding, and their transfers. The gain of all layers is at most ``limit``."""
+    whole = sum(seen.cpu_ns for seen in transfers.values())
+    if not whole:
+        return
+    gains = {layer: seen.cpu_ns * min(whole, limit) // whole for layer, seen in transfers.items()}
+    for group in merged(evidence, gains):
+        yield group, sum((transfers[layer] for layer in group.numbers), _Transfers())
+
+
+# Ranks that wait for each other
+
 _LARGE = 2**20  # bytes per call: smaller calls take only the time of a launch
 _SLOW = 2e9  # bytes per second
+_is_communication = Among(
+    is_device_work,
+    lambda frames: shows_collective(frames[-1]) or kind_of_work(frames[-1].name) is KernelWork.COMMUNICATION,
+)
 
 
 @dataclass
@@ -35,14 +292,13 @@ class _Exchanged:
 def exposed_communication(evidence: Evidence) -> Iterator[Advice]:
     """A device that communicates without computing, for at least 5 % of the recorded time.
 
-    Evidence: for each device, how long communication kernels ran while no compute kernel did. The gain is at most that
-    time: communication that overlaps with computation costs almost nothing. A communication kernel also waits for the
-    slowest rank, which no overlap saves. Needs the time of a device.
+    The gain is at most that time: communication that overlaps with computation costs almost nothing. A communication
+    kernel also waits for the slowest rank, which no overlap saves.
     """
     times = evidence.run.device_times
     exposed = sum(time.exposed_ns for time in times)
     exchanged = _exchanged(evidence)
-    if not exchanged or exposed <= _SHARE * evidence.recorded_ns:
+    if not exchanged or exposed <= evidence.notable_ns:
         return
     span = sum(time.span_ns for time in times)
     name, most = max(exchanged.items(), key=lambda item: item[1].ns)
@@ -68,16 +324,15 @@ def slow_collectives(evidence: Evidence) -> Iterator[Advice]:
 
     Most links between GPUs are several times as fast: PCIe 3.0 with 16 lanes has 16 GB/s, a network with 100 Gbit/s has
     12.5 GB/s, and a ring all-reduce gets half of that. The bandwidth is the algorithm bandwidth of NCCL's tests, as in
-    the report ``collectives``. The waiting for the last rank is subtracted from the time if the run of several ranks
-    has it. Otherwise the bandwidth is a lower bound, and the finding says so. The gain is unknown: it depends on the
-    faster link. Needs kernels of collectives with a recorded size.
+    the report ``collectives``; a lower bound unless the run has the waiting for the last rank. The gain is unknown: it
+    depends on the faster link.
     """
     exchanged = _exchanged(evidence)
     waited = _waited(evidence) if exchanged else {}
     for name, sums in exchanged.items():
         waiting = waited.get(name)
         ns = sums.sized_ns - (waiting or 0)
-        if not sums.sized or sums.nbytes < _LARGE * sums.sized or ns < _SHARE * evidence.recorded_ns:
+        if not sums.sized or sums.nbytes < _LARGE * sums.sized or ns < evidence.notable_ns:
             continue
         bandwidth = sums.nbytes * 1e9 / ns
         if bandwidth >= _SLOW:
@@ -127,8 +382,3 @@ def _waited(evidence: Evidence) -> dict[str, int]:
         before = waited.get(key.what, 0)
         waited[key.what] = None if before is None or len(known) < len(waits) else before + sum(known)
     return {name: ns for name, ns in waited.items() if ns is not None}
-
-
-@among(is_device_work)
-def _is_communication(frames: Frames) -> bool:
-    return shows_collective(frames[-1]) or kind_of_work(frames[-1].name) is KernelWork.COMMUNICATION

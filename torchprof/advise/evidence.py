@@ -41,8 +41,8 @@ class MatchingRow(NamedTuple):
 class Evidence:
     """A run, and the indexes over its rows that rules share. Each index is made when a rule first needs it.
 
-    A run may have 200,000 rows, so a rule must not loop over all of them or make ``Row`` objects. It selects chains of
-    frames with a predicate (there are few chains), and gets their rows, or the sums of these rows by layer.
+    A run may have 200,000 rows, so a rule does not loop over them. It selects chains of frames with a predicate (there
+    are few chains), and gets their rows, or the sums of these rows by layer.
     """
 
     def __init__(self, run: Run) -> None:
@@ -51,13 +51,17 @@ class Evidence:
         # phases; by function: the chains that have each of the traits that it returns.
         self._chains: dict[Holds, Sequence[int]] = {}
         self._sums: dict[tuple[Holds, Set[str]], Mapping[int, Took]] = {}
-        self._chains_with: dict[Callable[[Frames], Collection[str]], dict[str, list[int]]] = {}
+        self._chains_with: dict[Callable[[Frames], Collection[str]], defaultdict[str, list[int]]] = {}
 
     @cached_property
     def recorded_ns(self) -> int:
-        """The elapsed time of the recording, summed over ranks. All shares and thresholds of time are relative to it,
-        for every device and any number of threads and streams."""
+        """The elapsed time of the recording, summed over ranks. All shares and thresholds of time are of it."""
         return sum(meta.wall_ns for meta in self.run.metas)
+
+    @property
+    def notable_ns(self) -> float:
+        """5 % of the recorded time: less is not reported of what a program needs to some degree, such as loading."""
+        return 0.05 * self.recorded_ns
 
     @cached_property
     def steps(self) -> int:
@@ -65,7 +69,7 @@ class Evidence:
         marked = sum(meta.marked_steps for meta in self.run.metas)
         if marked or BACKWARD not in self.run.phases():
             return marked
-        return sum(spread.count for _, spread in self.samples("step_ns"))
+        return sum(spread.count for _, spread in self.samples["step_ns"])
 
     def per_step(self, ns: int) -> float | None:
         """A part of the recorded time per step, as the same share of a step; None with fewer than two steps.
@@ -77,7 +81,7 @@ class Evidence:
             return None
         passes: float = self.steps
         unmarked = {meta.rank: meta.wall_ns for meta in self.run.metas if not meta.marked_steps}
-        for key, spread in self.samples("step_ns"):
+        for key, spread in self.samples["step_ns"]:
             if key.rank in unmarked and spread.sum:
                 passes += min(max(unmarked[key.rank] / spread.sum - 1, 0) * spread.count, 1)
         return ns / passes
@@ -91,16 +95,9 @@ class Evidence:
 
     @cached_property
     def peak_bytes(self) -> int:
-        """The live bytes at the peaks, over all devices and ranks, including what the model had allocated before, if
-        that is known; 0 if memory was not recorded. Gains in memory are shares of it."""
-        before = sum(size for memory in self.run.memory for _, size in memory.before or ())
-        return before + sum(memory.peak_bytes for memory in self.run.memory)
-
-    @cached_property
-    def starts_known(self) -> bool:
-        """Whether the bytes of the model before the recording are known for every device, so that the peak is
-        complete."""
-        return all(memory.before is not None for memory in self.run.memory)
+        """The live bytes at the peaks, over all devices and ranks, with what the model had allocated before, if that is
+        known; 0 if memory was not recorded. Gains in memory are shares of it."""
+        return sum(memory.peak_bytes + sum(size for _, size in memory.before or ()) for memory in self.run.memory)
 
     @cached_property
     def device(self) -> str:
@@ -111,15 +108,10 @@ class Evidence:
     @cached_property
     def idle_ns(self) -> int:
         """The idle time of the busiest device, summed over ranks."""
-        idle = 0
-        for meta in self.run.metas:
-            busiest = max(meta.busy_devices.values(), default=0)
-            idle += max(0, meta.wall_ns - busiest)
-        return idle
+        return sum(max(0, meta.wall_ns - max(meta.busy_devices.values(), default=0)) for meta in self.run.metas)
 
     def while_idle(self, ns: int) -> int:
-        """What a shorter time on the CPU saves: at most the idle time of the device, if its time was measured. While
-        it works, nothing is lost."""
+        """What a shorter time on the CPU saves: at most the idle time of the device, if its time was measured."""
         return ns if self.device == "cpu" else min(ns, self.idle_ns)
 
     @cached_property
@@ -151,24 +143,23 @@ class Evidence:
     @cached_property
     def calls(self) -> dict[int, int]:
         """The same with the calls that were recomputed in backward; only of layers with rows."""
-        calls: dict[int, int] = {}
+        calls: Counter[int] = Counter()
         for (layer, phase), (_, times) in self.run.rows.by_layer.items():
             if phase in _WITH_RECOMPUTE:
-                calls[layer] = calls.get(layer, 0) + times
-        return calls
+                calls[layer] += times
+        return dict(calls)
 
     @cached_property
     def of_class(self) -> dict[str, list[int]]:
         """The layers of each class, by its name."""
-        of_class: dict[str, list[int]] = {}
+        of_class: defaultdict[str, list[int]] = defaultdict(list)
         for number, layer in enumerate(self.run.layers):
-            of_class.setdefault(layer.kind, []).append(number)
-        return of_class
+            of_class[layer.kind].append(number)
+        return dict(of_class)
 
     @cached_property
     def called_above(self) -> list[int]:
-        """For each layer the nearest layer above that was called, -1 for none: a ModuleList between them is not
-        called."""
+        """For each layer the nearest layer above that was called (a ModuleList is not), -1 for none."""
         nearest: list[int] = []
         for above in self.run.layers.parent:  # parents come before their children
             nearest.append(above if above < 0 or self.forward_calls[above] else nearest[above])
@@ -183,15 +174,12 @@ class Evidence:
         return below
 
     @cached_property
-    def _samples_of_measure(self) -> dict[str, list[tuple[SampleKey, Spread]]]:
-        of_measure: dict[str, list[tuple[SampleKey, Spread]]] = {}
+    def samples(self) -> defaultdict[str, list[tuple[SampleKey, Spread]]]:
+        """The samples of each measure, over all layers, phases, ranks and devices."""
+        of_measure: defaultdict[str, list[tuple[SampleKey, Spread]]] = defaultdict(list)
         for key, spread in self.run.samples.items():
-            of_measure.setdefault(key.measure, []).append((key, spread))
+            of_measure[key.measure].append((key, spread))
         return of_measure
-
-    def samples(self, measure: str) -> list[tuple[SampleKey, Spread]]:
-        """The samples of one measure, over all layers, phases, ranks and devices."""
-        return self._samples_of_measure.get(measure, [])
 
     def durations(self, layer: int) -> list[Spread]:
         """The durations of the forward calls of a layer, for each rank that called it."""
@@ -228,21 +216,20 @@ class Evidence:
             if holds is always:
                 self._chains[holds] = sorted(self._rows_of_chain)
             elif isinstance(holds, Having):
-                chains_of = self._sorted_by(holds.traits)
-                wanted = [chain for trait, chains in chains_of.items() if trait in holds.wanted for chain in chains]
-                self._chains[holds] = sorted({*wanted})
+                chains_of = self._chains_by(holds.traits)
+                self._chains[holds] = sorted({chain for trait in holds.wanted for chain in chains_of[trait]})
             else:
                 wider, test = (holds.wider, holds.test) if isinstance(holds, Among) else (always, holds)
                 self._chains[holds] = [chain for chain in self._matching(wider) if test(frames[chain])]
         return self._chains[holds]
 
-    def _sorted_by(self, traits: Callable[[Frames], Collection[str]]) -> dict[str, list[int]]:
+    def _chains_by(self, traits: Callable[[Frames], Collection[str]]) -> defaultdict[str, list[int]]:
         """The chains that have rows, by each of their traits."""
         if traits not in self._chains_with:
-            chains_of = self._chains_with[traits] = {}
+            chains_of = self._chains_with[traits] = defaultdict(list)
             for chain in self._matching(always):
                 for trait in traits(self.run.rows.frames[chain]):
-                    chains_of.setdefault(trait, []).append(chain)
+                    chains_of[trait].append(chain)
         return self._chains_with[traits]
 
     # Their rows, and the sums of these
@@ -331,7 +318,7 @@ class Evidence:
         return self.run.layers.roll_up(own)
 
     def gets_one_token(self, layer: int) -> bool:
-        """Whether the model of a layer was called with one token ten times or more: its first input has two or three
+        """Whether the model of a layer was called ten times or more with one token: its first input has two or three
         dimensions, the second of size 1."""
         root = self.run.layers.lineage(layer)[0]
         shapes = self.run.layers[root].input_shapes

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
-from enum import Enum, auto
 from math import prod
 from typing import NamedTuple
 
 from torchprof.advise import Advice, Gain, merged, rule
 from torchprof.advise.chains import (
-    ELEMENTWISE_NODES,
     Among,
     Frames,
     Holds,
-    among,
     calling,
     inside,
     is_direct,
@@ -28,14 +25,17 @@ from torchprof.advise.chains import (
 )
 from torchprof.advise.evidence import Evidence, Took
 from torchprof.advise.layers import constants
-from torchprof.advise.python import layers_of_slow_python
+from torchprof.advise.python import own_time_of_slow_python
 from torchprof.run.formats import format_time
-from torchprof.run.layers import Layer
-from torchprof.run.torch_names import BATCHED_PRODUCTS, ELEMENTWISE, FACTORS, SOFTMAX_OPS, aten
+from torchprof.run.torch_names import BATCHED_PRODUCTS, ELEMENTWISE, FACTORS, SOFTMAX_OPS, aten, without_aten
 from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, FORWARD, RECOMPUTE
 
 _SEPARATE = calling(aten("linear matmul mm addmm bmm baddbmm conv1d conv2d conv3d scaled_dot_product_attention"))
 _ELEMENTWISE = calling(ELEMENTWISE)
+_is_other_op = Among(is_in_op, lambda frames: not _ELEMENTWISE(frames))
+_ELEMENTWISE_NODES = {name.replace("_", "") for name in without_aten(ELEMENTWISE)}  # as ``node_of`` writes them
+_is_elementwise_node = Among(is_node, lambda frames: node_of(frames) in _ELEMENTWISE_NODES)
+_is_other_node = Among(is_node, lambda frames: node_of(frames) not in _ELEMENTWISE_NODES)
 _ENGINE = calling([AUTOGRAD_ENGINE])
 _MANY = 5
 _FEW_NS = 10_000
@@ -51,40 +51,23 @@ _FUSED_ATTENTION = 7 / 8
 
 _Shape = tuple[int, ...]
 
-
-class _Attention(Enum):
-    """Why attention stores its scores."""
-
-    NOT_FUSED = auto()  # torch found no fused kernel
-    RETURNS_WEIGHTS = auto()  # torch's MultiheadAttention, asked for weights
-    SEPARATE = auto()
-    MAYBE = auto()  # it may be something else
-
-
 _SEPARATE_OPS = "Attention runs as separate matrix products and softmax, for {}, and stores all scores."
 _USE_FUSED = "`torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=…)`."
-_TEXTS_OF_ATTENTION = {
-    _Attention.NOT_FUSED: (
-        "`scaled_dot_product_attention` uses no fused kernel.",
-        "Its separate operators take {}.",
-        "Let torch report why: `with torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION):`.",
-        "Common causes are float64, a mask that requires grad, dropout on the CPU, and unsupported head sizes.",
-    ),
-    _Attention.RETURNS_WEIGHTS: (
-        _SEPARATE_OPS,
-        "",
-        "Call it with `need_weights=False` if the weights are not used.",
-        "",
-    ),
-    _Attention.SEPARATE: (_SEPARATE_OPS, "", f"Use {_USE_FUSED}", ""),
-    _Attention.MAYBE: (
-        "Batched matrix products and softmax run as separate operators, for {}.",
-        "If this is attention, it stores all scores.",
-        f"If this is attention, use {_USE_FUSED}",
-        "",
-    ),
-}
-"""The cause and the details, with a place for the time; the action and the options."""
+# Why attention stores its scores: the cause and the details, with a place for the time; the action and the options.
+_NOT_FUSED = (
+    "`scaled_dot_product_attention` uses no fused kernel.",
+    "Its separate operators take {}.",
+    "Let torch report why: `with torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION):`.",
+    "Common causes are float64, a mask that requires grad, dropout on the CPU, and unsupported head sizes.",
+)
+_RETURNS_WEIGHTS = (_SEPARATE_OPS, "", "Call it with `need_weights=False` if the weights are not used.", "")
+_SEPARATE_ATTENTION = (_SEPARATE_OPS, "", f"Use {_USE_FUSED}", "")
+_MAYBE_ATTENTION = (
+    "Batched matrix products and softmax run as separate operators, for {}.",
+    "If this is attention, it stores all scores.",
+    f"If this is attention, use {_USE_FUSED}",
+    "",
+)
 
 
 class _Ops(NamedTuple):
@@ -108,10 +91,8 @@ def many_elementwise_ops(evidence: Evidence) -> Iterator[Advice]:
     GELU, a norm, a rotary embedding or a cell written in Python.
 
     Each op reads and writes all values, and is dispatched or launched separately; fused they are one kernel. The
-    threshold is 5 because a residual with its activation has two, and with fewer than five there is little to fuse. The
-    gain is at most all of their time, that of their backward, and on the CPU the layer's own time between ops (see
-    ``_between_ops``). Ops inside other ops do not count. Compiled layers are left out, and so are layers in which most
-    of that time is that of ``constants_in_layers``.
+    threshold is 5 because a residual with its activation has two, and with fewer than five there is little to fuse.
+    Layers in which most of that time is that of ``constants_in_layers`` are left out.
     """
     took = _many_in_a_call(evidence, _ELEMENTWISE, _MANY)
     constant = constants(evidence) if took else {}
@@ -119,7 +100,7 @@ def many_elementwise_ops(evidence: Evidence) -> Iterator[Advice]:
     if not took:
         return
     ops_of = _with_related_time(
-        evidence, took, _is_elementwise_node, {*layers_of_slow_python(evidence), *_tiny_ops(evidence)}
+        evidence, took, _is_elementwise_node, {*own_time_of_slow_python(evidence), *_tiny_ops(evidence)}
     )
     for group in merged(evidence, {number: ops.gain for number, ops in ops_of.items()}):
         cause, details = _text_of_ops(evidence, [ops_of[number] for number in group.numbers], "elementwise operators")
@@ -137,9 +118,7 @@ def many_tiny_ops(evidence: Evidence) -> Iterator[Advice]:
     over the rows of a tensor.
 
     The dispatch or launch of such an op takes longer than its computation. The threshold is 100 because layers without
-    a loop call a few dozen ops at most. Elementwise ops are left out: ``many_elementwise_ops`` counts them. The gain is
-    at most all of their time, that of their backward, and on the CPU the layer's own time between ops (see
-    ``_between_ops``). Ops inside other ops do not count. Compiled layers are left out.
+    a loop call a few dozen ops at most. Elementwise ops are left out: ``many_elementwise_ops`` counts them.
     """
     took = _tiny_ops(evidence)
     if not took:
@@ -147,7 +126,7 @@ def many_tiny_ops(evidence: Evidence) -> Iterator[Advice]:
     elementwise = evidence.took(_ELEMENTWISE, phases=(FORWARD, RECOMPUTE))
     nodes = _tiny(evidence, _is_other_node, (BACKWARD,)) | _in_loops(evidence, took)
     of_these = Among(_is_other_node, calling(nodes))
-    ops_of = _with_related_time(evidence, took, of_these, layers_of_slow_python(evidence))
+    ops_of = _with_related_time(evidence, took, of_these, own_time_of_slow_python(evidence))
     for group in merged(evidence, {number: ops.gain for number, ops in ops_of.items()}):
         others = any(number in elementwise for number in group.numbers)
         what = f"operators{' (without elementwise ones)' if others else ''}"
@@ -164,15 +143,14 @@ def attention_not_fused(evidence: Evidence) -> Iterator[Advice]:
     """Attention that stores its whole matrix of scores: a layer that calls at least two batched matrix products for
     each softmax (its own, or of a Softmax layer directly below), or torch's ``_scaled_dot_product_attention_math``.
 
-    If shapes were recorded, the result of one product must have as many elements as the input of a softmax, and another
-    product must take as many elements and sum over the last dimension of the softmax. Without shapes a mixture of
-    experts looks the same, so the finding is stated as a condition, except for torch's MultiheadAttention.
+    With shapes, the result of one product must have as many elements as the input of a softmax, and another product
+    must take as many elements and sum over the last dimension of the softmax. Without shapes a mixture of experts looks
+    the same, so the finding is stated as a condition, except for torch's MultiheadAttention.
 
-    A fused kernel does not store the scores. The gain is at most 7/8 of the time of products and softmax
-    (FlashAttention, Dao et al. 2022, figure 1: 7.6 times as fast as separate ops), and, if backward needs the scores,
-    the bytes of the softmax in an average call of each layer. On the CPU there is no finding if shapes show that all
-    rows of scores are shorter than 256: at 128 the fused kernel gained nothing, at 512 two thirds. Nor is there one if
-    the model gets one token a call, and so has one row of scores.
+    The gain is at most 7/8 of the time of products and softmax (FlashAttention, Dao et al. 2022, figure 1: 7.6 times as
+    fast as separate ops), and, if backward needs the scores, the bytes of the softmax in an average call of each layer.
+    On the CPU there is no finding if all rows of scores are shorter than 256: at 128 the fused kernel gained nothing,
+    at 512 two thirds. Nor is there one if the model gets one token a call, and so has one row of scores.
     """
     math = evidence.took(_MATH)
     products = evidence.took(Among(_PRODUCTS, _is_separate))
@@ -183,24 +161,25 @@ def attention_not_fused(evidence: Evidence) -> Iterator[Advice]:
     forward_weights = evidence.took(_SOFTMAX, phases=(FORWARD,))
     results = evidence.took(inside("aten::_softmax"), phases=(FORWARD,))
     scores = _scores(evidence)
-    short = _rows_are_short(evidence, scores)
+    short = {number for number, shapes in scores.items() if max(shape[-1] for shape in shapes) < _SHORT}
     is_attention = _fits_attention(evidence, scores)
-    keeps = BACKWARD in evidence.run.phases()
+    keeps, on_cpu = BACKWARD in evidence.run.phases(), evidence.device == "cpu"
     nothing, layers = Took(), evidence.run.layers
     times: dict[int, int] = {}
     gains: dict[int, Gain] = {}
-    kinds: dict[int, _Attention] = {}
+    kinds: dict[int, tuple[str, str, str, str]] = {}
     for number in sorted(products.keys() | math.keys()):
-        if number < 0 or number in short or (evidence.device == "cpu" and evidence.gets_one_token(number)):
+        if number < 0 or (on_cpu and (number in short or evidence.gets_one_token(number))):
             continue
         own = [number, *(child for child in layers.children[number] if layers[child].kind == "Softmax")]
         softmax_calls = sum(forward_weights.get(layer, nothing).calls for layer in own)
         if number in math:
-            kinds[number] = _Attention.NOT_FUSED
+            kinds[number] = _NOT_FUSED
         elif softmax_calls and forward_products.get(number, nothing).calls >= 2 * softmax_calls:
             if not is_attention.get(number, True):
                 continue
-            kinds[number] = _kind_of_attention(layers[number], number in is_attention)
+            separate = _SEPARATE_ATTENTION if number in is_attention else _MAYBE_ATTENTION
+            kinds[number] = _RETURNS_WEIGHTS if layers[number].kind == "MultiheadAttention" else separate
         else:
             continue
         parts = [
@@ -214,7 +193,7 @@ def attention_not_fused(evidence: Evidence) -> Iterator[Advice]:
         )
         gains[number] = Gain(int(times[number] * _FUSED_ATTENTION), saved)
     for group in merged(evidence, gains, kinds):
-        cause, details, action, options = _TEXTS_OF_ATTENTION[kinds[group.numbers[0]]]
+        cause, details, action, options = kinds[group.numbers[0]]
         time = format_time(sum(times[number] for number in group.numbers))
         yield group.advice(cause.format(time), action, details=details.format(time), options=options)
 
@@ -294,8 +273,7 @@ def _with_related_time(
 
 
 def _text_of_ops(evidence: Evidence, all_ops: Sequence[_Ops], what: str) -> tuple[str, str]:
-    """The sentences on the ops of several layers: their number; their time, their backward, and the time between
-    them."""
+    """The cause, and the details, for the ops of several layers."""
     overhead = "dispatch" if evidence.device == "cpu" else "kernel launch"
     number, ns = sum(ops.number for ops in all_ops), sum(ops.ns for ops in all_ops)
     a_call = number / sum(ops.forward_calls for ops in all_ops)
@@ -328,21 +306,6 @@ def _between_ops(evidence: Evidence) -> Counter[int]:
     return between
 
 
-@among(is_in_op)
-def _is_other_op(frames: Frames) -> bool:
-    return not _ELEMENTWISE(frames)
-
-
-@among(is_node)
-def _is_elementwise_node(frames: Frames) -> bool:
-    return node_of(frames) in ELEMENTWISE_NODES
-
-
-@among(is_node)
-def _is_other_node(frames: Frames) -> bool:
-    return not _is_elementwise_node(frames)
-
-
 def _scores(evidence: Evidence) -> dict[int, set[_Shape]]:
     """The input shapes of the softmax of each layer, or of a Softmax layer directly below it."""
     layers = evidence.run.layers
@@ -357,13 +320,6 @@ def _scores(evidence: Evidence) -> dict[int, set[_Shape]]:
                 shapes[number].add(shape)
                 shapes[above].add(shape)
     return shapes
-
-
-def _rows_are_short(evidence: Evidence, scores: Mapping[int, set[_Shape]]) -> set[int]:
-    """The layers whose softmax has only short rows, on the CPU."""
-    if evidence.device != "cpu":
-        return set()
-    return {number for number, shapes in scores.items() if max(shape[-1] for shape in shapes) < _SHORT}
 
 
 def _fits_attention(evidence: Evidence, scores: Mapping[int, set[_Shape]]) -> dict[int, bool]:
@@ -385,9 +341,3 @@ def _fits_attention(evidence: Evidence, scores: Mapping[int, set[_Shape]]) -> di
         for number, pairs in products.items()
         if number in scores
     }
-
-
-def _kind_of_attention(layer: Layer, certain: bool) -> _Attention:
-    if layer.kind == "MultiheadAttention":
-        return _Attention.RETURNS_WEIGHTS
-    return _Attention.SEPARATE if certain else _Attention.MAYBE

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from math import ceil
 
 from torchprof.advise import Advice, merged, rule, together
 from torchprof.advise.chains import (
     ACCUMULATE,
-    Frames,
+    Among,
     always,
-    among,
     depth_of_label,
+    in_label,
     inside,
     is_optimizer,
     is_outermost,
@@ -23,36 +23,22 @@ from torchprof.advise.chains import (
 from torchprof.advise.evidence import Evidence
 from torchprof.run.formats import format_memory, format_time
 from torchprof.run.layers import Layer, Layers
-from torchprof.run.torch_names import FOREACH, FUSED
+from torchprof.run.torch_names import FOREACH, FUSED, aten
 from torchprof.run.words import BACKWARD, FORWARD, OPTIMIZER_STEP, OUTSIDE_NAME, RECOMPUTE, ZERO_GRAD, FrameKind
 
-# The optimizer: its steps, and how it resets gradients.
+# The optimizer: its steps, and how it resets gradients
 
-_ZEROES = ("aten::zero_", "aten::_foreach_zero_")
-
-_FUSED = {
-    "cpu": frozenset({"SGD", "Adam", "AdamW", "Adagrad"}),
-    "cuda": frozenset({"SGD", "Adam", "AdamW"}),
-}
-_FOREACH = frozenset(
-    {"ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"}
+_zeroes = in_label(ZERO_GRAD, inside("aten::zero_", "aten::_foreach_zero_"))
+_adds_to_gradient = Among(
+    inside(ACCUMULATE),
+    lambda frames: any(frame.name == "aten::add_" for frame in dropwhile(lambda of: of.name != ACCUMULATE, frames)),
 )
-_NOT_FUSED = frozenset(
-    {
-        "aten::_coalesce",
-        "aten::_indices",
-        "aten::_nnz",
-        "aten::_values",
-        "aten::sparse_coo_tensor",
-        "aten::sparse_mask",
-        "aten::view_as_real",
-    }
-)
+_FUSED = {"cpu": {"SGD", "Adam", "AdamW", "Adagrad"}, "cuda": {"SGD", "Adam", "AdamW"}}
+_FOREACH = {"ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"}
+_NOT_FUSED = aten("_coalesce _indices _nnz _values sparse_coo_tensor sparse_mask view_as_real")
 """Ops that are called for sparse gradients and complex parameters: fused steps raise an error for both."""
 _TENSORS = 10
 _SMALL_NS = 30_000
-_SAVED = {"SGD": 1 / 2}
-_SAVED_BY_OTHERS = 3 / 4
 
 
 @dataclass
@@ -72,14 +58,10 @@ def optimizer_step_per_tensor(evidence: Evidence) -> Iterator[Advice]:
     """Steps of torch's optimizers that call their ops once per tensor: at least 10 calls of one op per step, and no
     fused op; on a GPU no ``_foreach_`` op either, which is torch's default there.
 
-    On the CPU the remedy is ``fused=True`` (SGD, Adam, AdamW, Adagrad). Measured on two threads with 40 to 200 tensors
-    of 64 to a million elements, torch 2.4 and 2.13: Adam, AdamW and Adagrad take 10 to 60% of the time. SGD takes 40 to
-    60% if its ops are shorter than 30 µs on average, and hardly less if they are longer: then there is no finding.
-    foreach=True was slower than the loop as often as faster, so it is not recommended on the CPU.
-
-    The gain is half of SGD's steps, 3/4 of those of others: of the CPU or the device time, the longer one. Steps with
-    ops for sparse gradients or complex parameters are left out: fused steps do not support them. Needs torch's own
-    labels of optimizers.
+    On the CPU the remedy is ``fused=True``. Measured on two threads with 40 to 200 tensors of 64 to a million elements,
+    torch 2.4 and 2.13: Adam, AdamW and Adagrad take 10 to 60% of the time. SGD takes 40 to 60% if its ops are shorter
+    than 30 µs on average, and hardly less if they are longer. foreach=True was slower than the loop as often as faster,
+    so it is not recommended on the CPU.
     """
     place = "cpu" if evidence.device == "cpu" else "cuda"
     for name, stepped in _steps_by_class(evidence).items():
@@ -93,14 +75,12 @@ def optimizer_step_per_tensor(evidence: Evidence) -> Iterator[Advice]:
         if each < _TENSORS * stepped.steps or (place == "cpu" and name == "SGD" and stepped.op_ns > _SMALL_NS * number):
             continue
         ns = max(stepped.cpu_ns, stepped.device_ns)
-        remedy = f"Use `torch.optim.{name}(…, fused=True)`: one kernel for all tensors."
-        if not fused:
-            remedy = f"Use `torch.optim.{name}(…, foreach=True)`: one kernel for many tensors."
+        option, tensors = ("fused", "all tensors") if fused else ("foreach", "many tensors")
         yield Advice(
             OUTSIDE_NAME,
             f"{name} updates tensors one by one.",
-            remedy,
-            int(ns * _SAVED.get(name, _SAVED_BY_OTHERS)),
+            f"Use `torch.optim.{name}(…, {option}=True)`: one kernel for {tensors}.",
+            int(ns * (1 / 2 if name == "SGD" else 3 / 4)),
             details=f"A step runs {number // stepped.steps:,} operators and takes {format_time(ns / stepped.steps)} on "
             "average.",
         )
@@ -110,14 +90,12 @@ def optimizer_step_per_tensor(evidence: Evidence) -> Iterator[Advice]:
 def gradients_zeroed(evidence: Evidence) -> Iterator[Advice]:
     """``zero_grad(set_to_none=False)`` of an optimizer: ops that write zeros into gradients, in its label.
 
-    The gain is the time of these writes, and of the additions to zeroed gradients in backward (``add_`` in
-    AccumulateGrad, at most as many as were zeroed: further additions accumulate gradients over batches on purpose), and
-    the memory of the gradients that existed before the first step. Needs torch's own labels of optimizers.
+    The gain has as many additions to gradients in backward (``add_`` in AccumulateGrad) as were zeroed, at most:
+    further additions accumulate gradients over batches on purpose.
     """
     label = None
-    writes = 0
-    ns = 0
-    for row in evidence.rows(zeroes):
+    writes = ns = 0
+    for row in evidence.rows(_zeroes):
         label = label or next(frame.name for frame in row.frames if frame.name.startswith(ZERO_GRAD))
         ns += evidence.time_of(row)
         writes += row.calls if row.frames[-1].name == "aten::zero_" else 0
@@ -157,19 +135,8 @@ def _steps_by_class(evidence: Evidence) -> dict[str, _Steps]:
     return {name: stepped for name, stepped in by_class.items() if stepped.steps}
 
 
-@among(inside(*_ZEROES))
-def zeroes(frames: Frames) -> bool:
-    """Whether an optimizer's ``zero_grad`` writes zeros into gradients."""
-    return depth_of_label(frames, ZERO_GRAD) >= 0
+# Layers with and without gradients
 
-
-@among(inside(ACCUMULATE))
-def _adds_to_gradient(frames: Frames) -> bool:
-    names = [frame.name for frame in frames]
-    return "aten::add_" in names[names.index(ACCUMULATE) :]
-
-
-_SHARE = 0.05
 _GRAPH = 0.55
 """The part of a forward call that a graph costs: measured with 24 blocks of two linear layers, 41 % with one thread and
 76 % with two. Most of it is memory that is not used again."""
@@ -189,24 +156,23 @@ def recomputed_layers(evidence: Evidence) -> Iterator[Advice]:
     """Layers whose forward is computed again in backward (activation checkpointing): the time that it costs, and the
     most memory that it saves.
 
-    Evidence: the time of recomputed calls, layers below included, of the outermost recomputed layers. It is reported
-    from 5 % of the recorded time: a smaller cost is worth the memory. The size of the device's memory is unknown here,
-    so the remedy is a condition. Without checkpointing a layer would keep allocated at most the peak of its recomputed
-    call, for each such call in one forward of its model; that needs a run with memory. The gain is the time.
+    The size of the device's memory is unknown here, so the remedy is a condition, and less than 5 % of the recorded
+    time is worth the memory. Without checkpointing a layer would keep allocated at most the peak of its recomputed
+    call, for each such call in one forward of its model.
     """
     if RECOMPUTE not in evidence.run.phases():
         return
     layers = evidence.run.layers
-    calls: dict[int, int] = {}
-    for key, spread in evidence.samples("cpu_ns"):
+    calls: Counter[int] = Counter()
+    for key, spread in evidence.samples["cpu_ns"]:
         if key.phase == RECOMPUTE and key.layer >= 0:
-            calls[key.layer] = calls.get(key.layer, 0) + spread.count
-    times: dict[int, int] = {}
+            calls[key.layer] += spread.count
+    times: Counter[int] = Counter()
     for layer, took in evidence.took(always, phases=(RECOMPUTE,)).items():
         outermost = next((number for number in layers.lineage(layer) if number in calls), None)
         if outermost is not None:
-            times[outermost] = times.get(outermost, 0) + evidence.time_of(took)
-    if sum(times.values()) <= _SHARE * evidence.recorded_ns:
+            times[outermost] += evidence.time_of(took)
+    if times.total() <= evidence.notable_ns:
         return
     saves = {layer: _saved_by_recomputing(evidence, layer, calls[layer]) for layer in times}
     for group in merged(evidence, times):
@@ -228,14 +194,12 @@ def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
     If something trainable runs before a frozen layer, gradients must flow through the layer. So evidence is the
     backward of layers that are called before the first layer with trainable (or unknown) parameters, and once in each
     call of the model: a layer that is called twice may also run after. Layers without parameters among them count,
-    layers with children do not. It is reported from 5 % of the recorded time; the gain is the time of that backward.
+    layers with children do not.
 
     A layer also counts as frozen if other parameters changed during the profile and its own did not, unless an
-    optimizer is fused: torch does not count its changes.
-
-    There is no finding if the whole model is frozen (then the gradient of its input is the purpose), or if two models
-    are trained (one may feed the other). Code before the model is unknown, so the remedy is a condition. A layer counts
-    as frozen if it was frozen at the end.
+    optimizer is fused: torch does not count its changes. There is no finding if the whole model is frozen (then the
+    gradient of its input is the purpose), or if two models are trained (one may feed the other). Code before the model
+    is unknown, so the remedy is a condition.
     """
     layers = evidence.run.layers
     if any(frame.name.startswith(FUSED) for chain in evidence.run.rows.frames for frame in chain):
@@ -260,7 +224,7 @@ def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
     ]
     frozen = [layer for layer in front if layers[layer].params]
     ns = sum(evidence.time_of(backward[layer]) for layer in front)
-    if not frozen or ns <= _SHARE * evidence.recorded_ns:
+    if not frozen or ns <= evidence.notable_ns:
         return
     is_frozen = all(layers[number].trainable_params == 0 for number in frozen)
     what = "frozen layer" if is_frozen else "layer that no optimizer updates"
@@ -284,15 +248,14 @@ def updates_without_gradients(evidence: Evidence) -> Iterator[Advice]:
     """Layers that the optimizer updates though no gradient reaches them: gradients of zeros, from
     ``zero_grad(set_to_none=False)``, which momentum and weight decay still turn into updates.
 
-    Evidence: an optimizer that writes zeros into gradients, and parameters that changed during the profile, in layers
-    without backward, in a run that has some. An average of parameters changes, too, but its model has no zeros. Layers
-    that share a parameter are left out, and those that were not called and may lend it to the layer above. The gain is
-    the layers' part of the optimizers' time, by their part of the trainable parameters.
+    The parameters of these layers changed during the profile. An average of parameters changes, too, but its model has
+    no backward. Layers that share a parameter are left out. The gain is the layers' part of the optimizers' time, by
+    their part of the trainable parameters.
     """
     layers, run = evidence.run.layers, evidence.run
     backward = evidence.took(always, phases=(BACKWARD,))
     stepped = evidence.time_of(evidence.took_outside(is_optimizer, FORWARD))
-    if not evidence.any_row(zeroes) or not backward or not stepped or len(run.metas) > 1:
+    if not evidence.any_row(_zeroes) or not backward or not stepped or len(run.metas) > 1:
         return
     sums = evidence.took(inside(ACCUMULATE), phases=(BACKWARD,))
     trained_models = {layers.lineage(number)[0] for number in backward if number >= 0}
@@ -324,7 +287,7 @@ def _saved_by_recomputing(evidence: Evidence, layer: int, calls: int) -> int | N
     """The most memory that checkpointing a layer saves: the peak of a recomputed call for each in one forward of its
     model; None if memory was not recorded."""
     rises = [
-        spread.max for key, spread in evidence.samples("peak_bytes") if key.layer == layer and key.phase == RECOMPUTE
+        spread.max for key, spread in evidence.samples["peak_bytes"] if key.layer == layer and key.phase == RECOMPUTE
     ]
     passes = evidence.timed_calls(evidence.run.layers.lineage(layer)[0])
     return max(rises) * ceil(calls / max(passes, 1)) if rises else None
@@ -357,11 +320,10 @@ def _is_trained(layer: Layer) -> bool:
 
 @rule
 def layers_without_backward(evidence: Evidence) -> Iterator[Advice]:
-    """Layers with trainable parameters that no backward reaches, in a model that trains: an auxiliary head, a branch
-    that the loss leaves out.
+    """Layers with trainable parameters that no backward reaches, in a model that trains, while their parent has some:
+    an auxiliary head, a branch that the loss leaves out.
 
-    Evidence: forward calls with gradients enabled and no backward at or below the layer, while its parent has some. The
-    gain is their forward. It may be needed for its values, so the remedy is a condition.
+    Their forward may be needed for its values, so the remedy is a condition.
     """
     run, layers = evidence.run, evidence.run.layers
     if BACKWARD not in run.phases():
@@ -385,18 +347,20 @@ def layers_without_backward(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def graphs_never_used(evidence: Evidence) -> Iterator[Advice]:
-    """Forward calls of a model that record a graph for a backward that does not run, and others that train:
-    evaluation without ``torch.no_grad()``.
+    """Forward calls of a model that record a graph for a backward that does not run, and others that train: evaluation
+    without ``torch.no_grad()``.
 
-    Evidence: the calls of a model with gradients enabled, and how often backward ran through its linear layers,
-    convolutions, norms and embeddings, each of whose calls makes one node. The gain is 55 % of these calls: what the
-    graph and the memory that it keeps cost, measured for small layers. Needs a run of one rank. In a run without any
-    backward, ``gradients_never_used`` has the memory.
+    How often backward ran is known from the nodes of linear layers, convolutions, norms and embeddings, each of whose
+    calls makes one. In a run without any backward, ``gradients_never_used`` has the memory.
     """
     run, layers = evidence.run, evidence.run.layers
     if BACKWARD not in run.phases() or len(run.metas) > 1:
         return
-    passes = _passes(evidence)
+    passes: Counter[int] = Counter()  # how often backward ran through each layer of ``_NODES``
+    for number, _, frames, times, *_ in evidence.rows(is_outermost, phases=(BACKWARD,)):
+        nodes = _NODES.get(layers[number].kind, ()) if number >= 0 else ()
+        if frames[0].name.rpartition(" ")[2] in nodes:
+            passes[number] += times
     forward_ns = evidence.times_with_below([FORWARD])
     gains, seen = {}, {}
     for root in layers.roots:
@@ -418,14 +382,3 @@ def graphs_never_used(evidence: Evidence) -> Iterator[Advice]:
             f"{unused:,} of {calls:,} forward calls record a graph for a backward that never runs.",
             "If these calls evaluate the model, run them under `torch.inference_mode()` or `torch.no_grad()`.",
         )
-
-
-def _passes(evidence: Evidence) -> dict[int, int]:
-    """How often backward ran through each layer of ``_NODES``."""
-    layers = evidence.run.layers
-    passes: Counter[int] = Counter()
-    for number, _, frames, calls, *_ in evidence.rows(is_outermost, phases=(BACKWARD,)):
-        nodes = _NODES.get(layers[number].kind, ()) if number >= 0 else ()
-        if frames[0].name.rpartition(" ")[2] in nodes:
-            passes[number] += calls
-    return dict(passes)

@@ -9,9 +9,8 @@ from math import prod
 
 from torchprof.advise import Advice, merged, rule, together
 from torchprof.advise.chains import (
-    Frames,
+    Among,
     always,
-    among,
     calling,
     inside,
     is_device_work,
@@ -23,9 +22,9 @@ from torchprof.advise.chains import (
 from torchprof.advise.evidence import Evidence
 from torchprof.advise.python import has_python
 from torchprof.run.layers import Layer
+from torchprof.run.torch_names import aten
 from torchprof.run.words import BACKWARD, FORWARD, PHASES
 
-_SHARE = 0.05
 _CELLS = {"LSTMCell": "LSTM", "GRUCell": "GRU", "RNNCell": "RNN"}
 _STEPS = 8
 _FUSED = 0.8
@@ -36,16 +35,16 @@ _ITEMS = 20
 _ITEM_NS = 400_000  # forward and backward
 # cuDNN's names; nhwcToFoldedNhwc is not such a conversion.
 _CONVERSION = re.compile(r"nchwto\w*nhwc|nhwcto\w*nchw", re.IGNORECASE)
+_is_conversion = Among(is_device_work, lambda frames: _CONVERSION.search(frames[-1].name) is not None)
 
 
 @rule
 def cells_over_time(evidence: Evidence) -> Iterator[Advice]:
     """Recurrent cells that are called for each point in time, at least 8 times in a call of the layer that calls them.
 
-    Evidence: the calls of ``LSTMCell``, ``GRUCell`` and ``RNNCell``, and of the nearest layer above that was called.
     ``nn.LSTM``, ``nn.GRU`` and ``nn.RNN`` run all points in time in one operator. That is impossible if an output is
-    the next input, which is not recorded: the finding is a condition. The gain is 80 % of the time of the cells and of
-    the layer above without other layers, with backward.
+    the next input, which is not recorded: the finding is a condition. The gain counts the layer above without other
+    layers.
     """
     layers, calls = evidence.run.layers, evidence.forward_calls
     took = evidence.took(always)
@@ -68,14 +67,12 @@ def cells_over_time(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def layers_in_a_loop(evidence: Evidence) -> Iterator[Advice]:
-    """Layers that are called at least 20 times in a call of the layer that calls them, each for less than 400 us
-    with its backward: one item after the other.
+    """Layers with parameters that are called at least 20 times in a call of the layer that calls them, each for less
+    than 400 us with its backward: one item after the other. An activation without parameters may be shared by many
+    layers.
 
-    Evidence: forward calls of a layer with parameters, and those of the nearest layer above that was called. An
-    activation without parameters may be shared by many layers. Recurrent cells have a rule of their
-    own. Whether an input depends on an earlier output is not recorded: the finding is a condition. The gain is 80 % of
-    the layer's time with all layers below, backward included: one call of all items has the same computation, and one
-    overhead.
+    Whether an input depends on an earlier output is not recorded: the finding is a condition. One call of all items has
+    the same computation, and one overhead.
     """
     layers, calls, called_above = evidence.run.layers, evidence.forward_calls, evidence.called_above
     often = [
@@ -92,9 +89,7 @@ def layers_in_a_loop(evidence: Evidence) -> Iterator[Advice]:
         for number in often
         if params[number] and layers[number].kind not in _CELLS and totals[number] < _ITEM_NS * calls[number]
     }
-    if sum(gains.values()) < _SHARE * evidence.recorded_ns:
-        return
-    for group in merged(evidence, gains):
+    for group in merged(evidence, gains, least_ns=evidence.notable_ns):
         first = group.numbers[0]
         above = called_above[first]
         yield group.advice(
@@ -108,10 +103,7 @@ def layers_in_a_loop(evidence: Evidence) -> Iterator[Advice]:
 @rule
 def costly_dropout(evidence: Evidence) -> Iterator[Advice]:
     """Dropout that takes at least 5 % of the recorded time: on a CPU its random numbers are drawn one after the other.
-
-    Evidence: ``aten::dropout`` and ``aten::native_dropout`` in any layer, and the backward of dropout layers. The gain
-    is all of that time. Not for the time of a device, where a kernel draws them at once.
-    """
+    On a device a kernel draws them at once."""
     if evidence.device != "cpu":
         return
     layers = evidence.run.layers
@@ -122,7 +114,7 @@ def costly_dropout(evidence: Evidence) -> Iterator[Advice]:
         if number >= 0:
             is_dropout = "Dropout" in layers[number].kind and number in backward
             times[number] = evidence.time_of(took) + (evidence.time_of(backward[number]) if is_dropout else 0)
-    if not times or sum(times.values()) < _SHARE * evidence.recorded_ns:
+    if not times or sum(times.values()) < evidence.notable_ns:
         return
     group = together(evidence, times)
     yield group.advice(
@@ -135,13 +127,8 @@ def costly_dropout(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def casts_in_layers(evidence: Evidence) -> Iterator[Advice]:
-    """Layers of the user's with parameters that are not float32, which are cast in each call, for at least 5 % of the
-    recorded time.
-
-    Evidence: ``aten::to`` and ``aten::_to_copy`` that the layer calls directly, and parameters of another type than
-    float32 in it or below it; the casts of autocast are of float32. Torch's own layers are left out. The gain is all of
-    that time.
-    """
+    """Layers of the user's, with parameters in or below them that are not float32, that cast tensors in each call, for
+    at least 5 % of the recorded time. The casts of autocast are of float32."""
     layers = evidence.run.layers
     took = evidence.took(inside("aten::to", "aten::_to_copy"), phases=(FORWARD,))
     if evidence.device != "cpu" or not took:
@@ -152,9 +139,7 @@ def casts_in_layers(evidence: Evidence) -> Iterator[Advice]:
         for number, work in took.items()
         if number >= 0 and others[number] and has_python(layers[number])
     }
-    if sum(times.values()) < _SHARE * evidence.recorded_ns:
-        return
-    for group in merged(evidence, times):
+    for group in merged(evidence, times, least_ns=evidence.notable_ns):
         yield group.advice(
             f"Tensors are cast to another type in each call, for {group.time}.",
             "Cast once: store weights in the type that is computed with, `model.float()`.",
@@ -166,8 +151,6 @@ def tensors_that_grow(evidence: Evidence) -> Iterator[Advice]:
     """Layers that concatenate a tensor with an earlier one in each of many calls without backward, for at least 5 % of
     the recorded time: keys and values of earlier tokens, which are all copied for each new one.
 
-    Evidence: ``aten::cat`` that a layer calls directly, in a model that is called ten times or more with one token:
-    its first input has two or three dimensions, the second of size 1. The gain is all of the time of ``aten::cat``.
     Whether it grows is not recorded, so the finding is stated as a condition.
     """
     if BACKWARD in evidence.run.phases():
@@ -178,9 +161,7 @@ def tensors_that_grow(evidence: Evidence) -> Iterator[Advice]:
         for number, work in took.items()
         if number >= 0 and work.calls >= _GROWTH and evidence.gets_one_token(number)
     }
-    if not times or sum(times.values()) < _SHARE * evidence.recorded_ns:
-        return
-    for group in merged(evidence, times):
+    for group in merged(evidence, times, least_ns=evidence.notable_ns):
         calls = sum(took[number].calls for number in group.numbers)
         yield group.advice(
             f"`torch.cat` copies all of its inputs {calls:,} times, for {group.time}: if a tensor "
@@ -192,12 +173,8 @@ def tensors_that_grow(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def channels_last_missed(evidence: Evidence) -> Iterator[Advice]:
-    """Kernels that convert between NCHW and NHWC around a convolution, by cuDNN's names for them (``nchwToNhwcKernel``,
-    ``nhwcToNchwKernel``).
-
-    Tensor cores need channels last, so cuDNN converts other layouts. The gain is the time of these kernels. On the CPU
-    oneDNN reorders inside an op, where it is not recorded. Needs a device.
-    """
+    """Kernels that convert between NCHW and NHWC around a convolution: tensor cores need channels last, so cuDNN
+    converts other layouts. On the CPU oneDNN reorders inside an op, where it is not recorded."""
     took = evidence.took(_is_conversion)
     for group in merged(evidence, {number: work.device_ns for number, work in took.items()}):
         calls = sum(took[number].calls for number in group.numbers)
@@ -208,24 +185,11 @@ def channels_last_missed(evidence: Evidence) -> Iterator[Advice]:
         )
 
 
-@among(is_device_work)
-def _is_conversion(frames: Frames) -> bool:
-    return _CONVERSION.search(frames[-1].name) is not None
+# Tensors that a layer makes anew in each call, though they depend only on sizes; and embeddings of large tables
 
-
-# Tensors that a layer makes anew in each call, though they depend only on sizes; and embeddings of large tables.
-
-_SHARE_OF_CONSTANTS = 0.03
-_MAKES = inside(
-    "aten::arange",
-    "aten::linspace",
-    "aten::eye",
-    "aten::tril",
-    "aten::triu",
-    "aten::tril_indices",
-    "aten::triu_indices",
-)
-_OF_POSITIONS = calling({"aten::sin", "aten::cos", "aten::exp", "aten::pow", "aten::cat", "aten::stack"})
+_LEAST_CONSTANTS = 0.03  # of the recorded time
+_MAKES = inside(*aten("arange linspace eye tril triu tril_indices triu_indices"))
+_OF_POSITIONS = Among(calling(aten("sin cos exp pow cat stack")), lambda frames: not _MAKES(frames))
 _OF_PARAMETERS = {"tril", "triu"}  # nodes
 _SIZES = re.compile(r"(\d+), (\d+)")
 _FEW_ROWS = 1 / 4  # a call that uses a larger part of the rows gains little
@@ -233,18 +197,9 @@ _FEW_ROWS = 1 / 4  # a call that uses a larger part of the rows gains little
 
 @rule
 def constants_in_layers(evidence: Evidence) -> Iterator[Advice]:
-    """Layers that make the same tensors in each call, for at least 3 % of the recorded time: masks, positions.
-
-    Evidence: ``arange``, ``linspace``, ``eye``, ``tril`` and ``triu`` in a layer of a model that gets inputs of the
-    same shapes in at least two calls. Where gradients flow through the layer, ``sin``, ``cos``, ``exp``, ``pow``,
-    ``cat`` and ``stack`` without a node in its backward count, too: their inputs depend on no parameter. A layer with a
-    node of ``tril`` or ``triu`` is left out: they are of a parameter. What they are made of is not recorded, so the
-    remedy is a condition. The gain is the time of all of these.
-    """
-    times = constants(evidence)
-    if sum(times.values()) < _SHARE_OF_CONSTANTS * evidence.recorded_ns:
-        return
-    for group in merged(evidence, times):
+    """Layers that make the same tensors in each call, for at least 3 % of the recorded time: masks, positions. What
+    they are made of is not recorded, so the remedy is a condition."""
+    for group in merged(evidence, constants(evidence), least_ns=_LEAST_CONSTANTS * evidence.recorded_ns):
         yield group.advice(
             f"Tensors such as masks or positions are made in each call, for {group.time}.",
             "If they depend only on sizes, make them once, in `__init__`: `self.register_buffer('mask', mask, "
@@ -254,7 +209,12 @@ def constants_in_layers(evidence: Evidence) -> Iterator[Advice]:
 
 
 def constants(evidence: Evidence) -> dict[int, int]:
-    """The time in which each layer makes tensors that depend only on sizes, by its number."""
+    """The time in which each layer makes tensors that depend only on sizes, by its number.
+
+    Its model gets inputs of the same shapes in at least two calls. Where gradients flow through the layer,
+    ``_OF_POSITIONS`` without a node in its backward count, too: their inputs depend on no parameter. A layer with a
+    node of ``tril`` or ``triu`` is left out: they are of a parameter.
+    """
     layers, calls = evidence.run.layers, evidence.forward_calls
     times = {
         number: evidence.time_of(took)
@@ -266,23 +226,18 @@ def constants(evidence: Evidence) -> dict[int, int]:
     nodes: defaultdict[int, set[str]] = defaultdict(set)
     for row in evidence.rows(is_node, phases=(BACKWARD,)):
         nodes[row.layer].add(node_of(row.frames) or "")
-    for row in evidence.rows(_may_be_constant, phases=(FORWARD,)):
+    for row in evidence.rows(_OF_POSITIONS, phases=(FORWARD,)):
         name, number = (outermost_op(row.frames) or "").removeprefix("aten::"), row.layer
         if number in times and number in nodes and name not in nodes[number]:
             times[number] += evidence.time_of(row)
     return {number: ns for number, ns in times.items() if not nodes[number] & _OF_PARAMETERS}
 
 
-@among(_OF_POSITIONS)
-def _may_be_constant(frames: Frames) -> bool:
-    return not _MAKES(frames)
-
-
 @rule
 def dense_embedding_gradients(evidence: Evidence) -> Iterator[Advice]:
-    """Embeddings of which a call uses few rows: backward writes a gradient of all rows, and the optimizer updates all.
+    """Embeddings of which a call uses at most a quarter of the rows: backward writes a gradient of all rows, and the
+    optimizer updates all.
 
-    Evidence: the number of rows of the table in its settings, and of indices in its input, at most a quarter of them.
     The gain is the layer's backward and its part of the optimizers' time, by its part of the trainable parameters,
     without the rows in use.
     """

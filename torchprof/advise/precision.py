@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 
 from torchprof.advise import WORTH, Advice, Gain, merged, rule, together
-from torchprof.advise.chains import Among, Frames, always, among, inside, is_device_work, shape_of_input
+from torchprof.advise.chains import Among, Frames, always, inside, is_device_work, shape_of_input
 from torchprof.advise.evidence import Evidence
 from torchprof.run.formats import format_memory, format_time
 from torchprof.run.torch_names import CONVOLUTIONS, ELEMENTWISE, FACTORS, recorded_as
@@ -24,9 +24,13 @@ _TF32_KERNEL = re.compile(r"tf32|s1688")
 _HALF_KERNEL = re.compile(r"[sh]884|h1688|16816|fp16|bf16|half|BFloat16|c10::Half")
 
 _PRODUCTS = frozenset({*FACTORS, *CONVOLUTIONS})
+_TF32_SWITCHES = (
+    ("float32_matmul_precision", "highest", FACTORS, '`torch.set_float32_matmul_precision("high")`'),
+    ("cudnn_tf32", "False", CONVOLUTIONS, "`torch.backends.cudnn.allow_tf32 = True`"),
+)
+"""torch's switches that forbid TF32: the value that does, for which operators, and the remedy."""
 _SIZES_SHOWN = 5
 _SLOW_HALF = 0.9
-_HALF_SHARE = 0.05
 
 _TENSOR_CORES = 7 / 8
 """The largest gain from tensor cores, because they are at most eight times as fast as the other cores: A100 156 to 19.5
@@ -37,12 +41,6 @@ TFLOP/s in TF32, H100 494 to 67, and 989 to 134 in half precision; V100 125 to 1
 def double_precision(evidence: Evidence) -> Iterator[Advice]:
     """Layers that compute in float64, by the dtypes of the inputs of their operators; if shapes were not recorded, by
     the dtypes of their own parameters.
-
-    An operator of torch (``aten::…``) computes in float64 if all its floating-point inputs are float64; an elementwise
-    operator if any of them is, because it promotes the others. An inner operator without floating-point inputs counts
-    as the operator around it. Compiled graphs, autograd nodes and custom operators do not count: their inputs do not
-    show how they compute. Neither do tensors without a dimension, because torch passes Python scalars as these. Without
-    shapes, all floating-point parameters that a layer holds itself must be float64.
 
     On a CPU the gain is half of the time, because half as many values fit into a register and through the memory bus;
     of convolutions and recurrent layers 3/4: oneDNN does not support float64 (on two threads a Conv2d took 4.5 times as
@@ -90,11 +88,8 @@ def _part_of_double(evidence: Evidence, number: int) -> float:
 
 @rule
 def half_precision_on_the_cpu(evidence: Evidence) -> Iterator[Advice]:
-    """Layers in float16 on a CPU, which computes them without fast kernels: their type is that of their own parameters.
-
-    Evidence: at least 5 % of the recorded time is in them. The gain is 9/10 of their time, backward included: measured
-    for convolutions, 97 %. bfloat16 is left out: many CPUs compute it fast.
-    """
+    """Layers in float16, by their own parameters, on a CPU, which has no fast kernels for them; for at least 5 % of the
+    recorded time. Float32 saved 97 % of convolutions. bfloat16 is left out: many CPUs compute it fast."""
     if evidence.device != "cpu" or "CUDA" in dict(evidence.run.meta.environment):
         return  # a device may compute it, even if its time was not recorded
     layers = evidence.run.layers
@@ -104,9 +99,7 @@ def half_precision_on_the_cpu(evidence: Evidence) -> Iterator[Advice]:
         for number, layer in enumerate(layers)
         if number in took and dict(layer.dtype_bytes).get("float16")
     }
-    if sum(gains.values()) < _HALF_SHARE * evidence.recorded_ns:
-        return
-    for group in merged(evidence, gains):
+    for group in merged(evidence, gains, least_ns=evidence.notable_ns):
         yield group.advice(
             "It computes in float16, for which the CPU has no fast kernels.",
             "Use `model.float()` on a CPU, or `model.bfloat16()` where the CPU has instructions for it (AMX).",
@@ -118,11 +111,10 @@ def misaligned_half_precision(evidence: Evidence) -> Iterator[Advice]:
     """Matrix products and convolutions in half precision on CUDA with a size of the weights that is not a multiple of 8
     (for a product of two activations: the inner or the last size). Then rows are not aligned to 16 bytes.
 
-    cuBLAS and cuDNN select slower kernels for these sizes, some without tensor cores: the gain is at most 7/8 of the
-    time (see ``_TENSOR_CORES``). Up to four input channels, as of an image, are left out because they cannot be
-    changed, and so are depthwise convolutions, which have no matrix product. The number of rows (batch, tokens) does
-    not matter. Source: NVIDIA, "Matrix Multiplication Background User's Guide", Requirements to Use Tensor Cores. Needs
-    shapes and a device.
+    cuBLAS and cuDNN select slower kernels for these sizes, some without tensor cores. Up to four input channels, as of
+    an image, are left out because they cannot be changed, and so are depthwise convolutions, which have no matrix
+    product. The number of rows (batch, tokens) does not matter. Source: NVIDIA, "Matrix Multiplication Background
+    User's Guide", Requirements to Use Tensor Cores.
     """
     if evidence.device != "cuda" or not evidence.shapes_recorded:
         return
@@ -152,26 +144,16 @@ def misaligned_half_precision(evidence: Evidence) -> Iterator[Advice]:
 @rule
 def tf32_not_used(evidence: Evidence) -> Iterator[Advice]:
     """Matrix products and convolutions in float32 on a CUDA device of compute capability 8.0 or later, by kernels
-    without tensor cores, while torch's switches forbid TF32.
-
-    Products: ``float32_matmul_precision`` is "highest", torch's default; convolutions: ``cudnn_tf32`` is "False". The
-    gain is at most 7/8 of their time. Needs a device. Without shapes, float32 is recognized by the names of kernels.
-    """
+    without tensor cores, while torch's switches forbid TF32. For products, that is torch's default."""
     by_layer = _could_be_tf32(evidence)
     if not by_layer:
         return
     group = together(evidence, {number: int(ns * _TENSOR_CORES) for number, ns in by_layer.items()})
-    remedies = [
-        'torch.set_float32_matmul_precision("high")'
-        if evidence.switches.get("float32_matmul_precision") == "highest"
-        else "",
-        "torch.backends.cudnn.allow_tf32 = True" if evidence.switches.get("cudnn_tf32") == "False" else "",
-    ]
+    remedies = [remedy for name, off, _, remedy in _TF32_SWITCHES if evidence.switches.get(name) == off]
     yield group.advice(
         f"float32 matrix products and convolutions without tensor cores take {format_time(sum(by_layer.values()))}: "
         "TF32 is off.",
-        f"Set {' and '.join(f'`{remedy}`' for remedy in remedies if remedy)} at the start if inputs with 10 bits of "
-        "mantissa are enough.",
+        f"Set {' and '.join(remedies)} at the start if inputs with 10 bits of mantissa are enough.",
         options="`torch.autocast` saves more.",
     )
 
@@ -181,9 +163,9 @@ def autocast_not_used(evidence: Evidence) -> Iterator[Advice]:
     """A CUDA device with tensor cores (compute capability 7.0 or later) that spends at least half of its time on matrix
     products and convolutions in float32, in a run without any op or kernel in half precision.
 
-    The threshold is half because autocast changes results slightly and adds casts: it pays if products dominate.
-    There is no finding if TF32 is recommended, which is the smaller change. Half precision has twice the rate of TF32
-    and half the bytes, so the gain is half of the time; without TF32 at most 7/8. Needs a device.
+    The threshold is half because autocast changes results slightly and adds casts: it pays if products dominate. There
+    is no finding if TF32 is recommended, which is the smaller change. Half precision has twice the rate of TF32 and
+    half the bytes, so the gain is half of the time.
     """
     if evidence.device != "cuda" or not evidence.compute_capability:
         return
@@ -210,7 +192,11 @@ def autocast_not_used(evidence: Evidence) -> Iterator[Advice]:
 
 
 def _is_in_double(frames: Frames) -> bool:
-    """Whether the innermost of these frames with floating-point inputs is an operator that computes in float64."""
+    """Whether the innermost of these frames with floating-point inputs is an operator of torch that computes in
+    float64: all its floating-point inputs are, or any of an elementwise operator, because it promotes the others.
+
+    Compiled graphs, autograd nodes and custom operators do not count: their inputs do not show how they compute.
+    """
     for frame in reversed(frames):
         if frame.kind == FrameKind.KERNEL:
             continue
@@ -223,7 +209,8 @@ def _is_in_double(frames: Frames) -> bool:
 
 
 def _has(signature: Signature | None, dtypes: frozenset[str]) -> bool:
-    """Whether an input tensor of an op has one of these dtypes, and a dimension or an unknown shape."""
+    """Whether an input tensor of an op has one of these dtypes, and a dimension (torch passes Python scalars as tensors
+    without one) or an unknown shape."""
     if signature is None:
         return False
     return any(dtype in dtypes and shape != () for shape, dtype in zip(signature.shapes, signature.dtypes))
@@ -248,32 +235,18 @@ def _is_half_product(frame: Frame) -> bool:
     return frame.name in _PRODUCTS and _has(frame.signature, _HALF)
 
 
-@among(inside(*_PRODUCTS))
-def _has_half_product(frames: Frames) -> bool:
-    return any(map(_is_half_product, frames))
-
-
-@among(_has_half_product)
-def _has_odd_sizes(frames: Frames) -> bool:
-    return any(map(_odd_sizes, frames))
+_has_half_product = Among(inside(*_PRODUCTS), lambda frames: any(map(_is_half_product, frames)))
+_has_odd_sizes = Among(_has_half_product, lambda frames: any(map(_odd_sizes, frames)))
+_is_product_kernel = Among(is_device_work, lambda frames: len(frames) > 1 and frames[-2].name in _PRODUCTS)
 
 
 def _could_be_tf32(evidence: Evidence) -> dict[int, int]:
     """The device time by layer of the products that TF32 would speed up, but torch's switches forbid it."""
     if evidence.device != "cuda" or evidence.compute_capability < (8, 0):
         return {}
-    ops = {
-        *(FACTORS if evidence.switches.get("float32_matmul_precision") == "highest" else ()),
-        *(CONVOLUTIONS if evidence.switches.get("cudnn_tf32") == "False" else ()),
-    }
+    ops = {op for name, off, ops, _ in _TF32_SWITCHES if evidence.switches.get(name) == off for op in ops}
     took = evidence.took(Among(_is_product_kernel, lambda frames: frames[-2].name in ops and _is_in_float32(frames)))
     return {number: work.device_ns for number, work in took.items() if work.device_ns}
-
-
-@among(is_device_work)
-def _is_product_kernel(frames: Frames) -> bool:
-    """Whether it is a kernel that a product or convolution launched directly."""
-    return len(frames) > 1 and frames[-2].name in _PRODUCTS
 
 
 def _is_in_float32(frames: Frames, *, with_tf32: bool = False) -> bool:
@@ -295,9 +268,9 @@ def _is_half_work(frames: Frames) -> bool:
     return bool(frames) and frames[-1].kind == FrameKind.KERNEL and _HALF_KERNEL.search(frames[-1].name) is not None
 
 
-# The layer that causes the peak of memory.
+# The layer that causes the peak of memory
 
-_SHARE = 1 / 3
+_OF_PEAK = 1 / 3
 _LEAST_BYTES = 2**20
 _KINDS = ("activations", "temporaries")
 _SMALL = 0.01  # parts below this share of the layer's bytes are not named
@@ -305,16 +278,14 @@ _SMALL = 0.01  # parts below this share of the layer's bytes are not named
 
 @rule
 def layer_that_makes_the_peak(evidence: Evidence) -> Iterator[Advice]:
-    """One layer, or the code outside all layers, that allocated much of the live memory at the peak of a device.
+    """One layer, or the code outside all layers, that allocated much of the live memory at the peak of a device:
+    activations (saved for backward or returned) and temporaries.
 
-    Evidence: the activations (saved for backward or returned) and temporaries that were live at the peak, by the layer
-    that allocated them. A layer is reported if it has at least a third of all live memory, that of the model before the
-    recording included if it is known; in a model of a few layers, at least twice its equal share; and at least 1 MB.
-    Parameters, gradients, the optimizer's state and the model's inputs do not count. The gain is at most all of these
-    bytes. Needs a run with memory.
+    It has at least a third of all live memory, that of the model before the recording included if it is known; in a
+    model of a few layers, at least twice its equal share; and at least 1 MB.
     """
-    called = sum(key.phase == FORWARD for key, _ in evidence.samples("cpu_ns"))
-    share = max(_SHARE, 2 / max(called, 1))
+    called = sum(key.phase == FORWARD for key, _ in evidence.samples["cpu_ns"])
+    share = max(_OF_PEAK, 2 / max(called, 1))
     peaks: dict[str, int] = {}
     incomplete: set[str] = set()
     at_peak: defaultdict[int, dict[str, Counter[tuple[str, str]]]] = defaultdict(dict)
@@ -331,7 +302,10 @@ def layer_that_makes_the_peak(evidence: Evidence) -> Iterator[Advice]:
                 incomplete |= {device} if memory.before is None else set()
                 at_peak[layer][device] = sums
     gains = {layer: Gain(nbytes=sum(map(Counter.total, by_device.values()))) for layer, by_device in at_peak.items()}
-    remedies = {layer: _remedy(evidence, _largest_kind(by_device)) for layer, by_device in at_peak.items()}
+    remedies = {}
+    for layer, by_device in at_peak.items():
+        [((kind, _), _)] = sum(by_device.values(), Counter[tuple[str, str]]()).most_common(1)
+        remedies[layer] = _remedy(evidence, kind)
     for group in merged(evidence, gains, remedies):
         devices = dict.fromkeys(device for layer in group.numbers for device in at_peak[layer])
         sums = sum((live for layer in group.numbers for live in at_peak[layer].values()), Counter[tuple[str, str]]())
@@ -347,11 +321,6 @@ def layer_that_makes_the_peak(evidence: Evidence) -> Iterator[Advice]:
             f"{nbytes / whole:.0%} of {where} ({format_memory(whole)}{above}) was allocated here: {parts}.",
             remedies[group.numbers[0]],
         )
-
-
-def _largest_kind(by_device: Mapping[str, Counter[tuple[str, str]]]) -> str:
-    """Which kind of memory it is most, over all devices."""
-    return sum(by_device.values(), Counter[tuple[str, str]]()).most_common(1)[0][0][0]
 
 
 def _remedy(evidence: Evidence, kind: str) -> str:

@@ -1,71 +1,173 @@
-"""Time outside operators: Python, NumPy, garbage collection, calls that cost more than what they compute."""
+"""Time outside operators: Python by function and by layer, garbage collection, small batches, data loading."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import NamedTuple
 
-from torchprof.advise import Advice, Gain, merged, rule
+from torchprof.advise import Advice, merged, rule
 from torchprof.advise.chains import (
+    Among,
     Frames,
+    Holds,
     always,
-    among,
-    inside,
+    depth_of_label,
     is_collection,
     is_direct,
     is_interruption,
     is_line,
+    is_loading,
     is_op,
     is_optimizer,
     is_own_time,
-    is_step,
 )
 from torchprof.advise.evidence import Evidence
-from torchprof.run.formats import format_memory, format_time
+from torchprof.run.formats import format_time
 from torchprof.run.layers import Layer
-from torchprof.run.torch_names import BATCH_NORMS, CONVOLUTIONS, FACTORS
-from torchprof.run.words import BACKWARD, FORWARD, FSDP_RANGE, OUTSIDE, SourceLine, sampled_line
+from torchprof.run.words import FORWARD, FSDP_RANGE, LOADING, OUTSIDE, Frame, FrameKind, SourceLine, sampled_line
 
-_SHARE = 0.05
-_GAP_NS = 30_000
-_TO_NUMPY = "aten::resolve_neg"
+FEWEST_SAMPLES = 5
+"""The samples from which a function is reported."""
+_ANY_LAYER, _ANY_OPERATOR = 0, Frame(FrameKind.OP, "any")
+_Place = tuple[int, tuple[Frame, ...]]
+"""A layer, and the labels with the outermost operator in them."""
+
+
+class Spent(NamedTuple):
+    """What the time of a function is spent on: the line, and the outermost operator that runs ("" if none does)."""
+
+    line: SourceLine
+    op: str = ""
+
+
+@dataclass
+class Function:
+    """A function of the user's: its time, the calls of the operators that run in it, and how often it was sampled."""
+
+    spent: Counter[Spent] = field(default_factory=Counter)
+    op_calls: Counter[str] = field(default_factory=Counter)
+    samples: int = 0
+
+    @property
+    def ns(self) -> int:
+        return self.spent.total()
+
+    @property
+    def at(self) -> SourceLine:
+        """The line that takes most of the time, without what it calls."""
+        return most_of(self.spent)
+
+    def op_ns(self, *names: str) -> int:
+        """The time of these operators, or of all."""
+        return sum(ns for spent, ns in self.spent.items() if spent.op and (not names or spent.op in names))
+
+
+def functions(evidence: Evidence, holds: Holds, *, in_layers: bool = False) -> list[Function]:
+    """The functions that were sampled in matching work outside all layers, or in layers, forward; the longest first.
+
+    The time of an operator, and that between operators under the same labels, is shared among its lines by their
+    samples; in layers, the time of all operators and that between them, because most layers have no sample. ``holds``
+    gets the frames without the line.
+    """
+    if not evidence.any_row(is_line):
+        return []
+    times: Counter[_Place] = Counter()
+    calls: Counter[_Place] = Counter()
+    lines: defaultdict[_Place, Counter[SourceLine]] = defaultdict(Counter)
+
+    def matches(frames: Frames) -> bool:
+        return holds(frames[:-1] if is_line(frames) else frames)
+
+    for layer, _, frames, called, ns, *_ in evidence.rows(matches, phases=(FORWARD,)):
+        if (layer >= 0) != in_layers:
+            continue
+        outermost = _outermost(frames)
+        place = (_ANY_LAYER, outermost[-1:] and (_ANY_OPERATOR,)) if in_layers else (layer, outermost)
+        if (line := sampled_line(frames)) is not None:
+            lines[place][line] += called
+        else:
+            times[place] += ns
+            if len(place[1]) == len(frames) and not is_own_time(frames):
+                calls[place] += called
+    by_owner: dict[str, Function] = {}
+    for place, seen in lines.items():
+        samples = max(seen.total(), 1)  # a file may have lines without samples
+        for line, count in seen.items():
+            function = by_owner.setdefault(line.owner, Function())
+            op = "" if is_own_time(place[1]) else place[1][-1].name
+            function.samples += count
+            function.spent[Spent(line, op)] += times[place] * count // samples
+            if op:
+                function.op_calls[op] += calls[place] * count // samples
+    return sorted(by_owner.values(), key=lambda function: function.ns, reverse=True)
+
+
+def _outermost(frames: Frames) -> tuple[Frame, ...]:
+    """The labels, and the outermost operator, without its inputs."""
+    labels = sum(1 for _ in takewhile(lambda frame: frame.kind == FrameKind.LABEL, frames))
+    return tuple(Frame(*frame[:2]) for frame in frames[: labels + 1] if frame.kind != FrameKind.PYTHON)
+
+
+def most_of(spent: Counter[Spent]) -> SourceLine:
+    """The line that takes most of the time, without what it calls."""
+    lines: Counter[SourceLine] = Counter()
+    for part, ns in spent.items():
+        lines[part.line.at] += ns
+    return lines.most_common(1)[0][0]
+
+
+@rule
+def hooks(evidence: Evidence) -> Iterator[Advice]:
+    """Forward hooks that take at least 5 % of the recorded time, with their operators: functions that torch calls with
+    a module, as a sampling thread saw them (``torchprof run``)."""
+    models = evidence.run.meta.model
+    for function in functions(evidence, always, in_layers=True):
+        line = function.at
+        if line.is_hook and function.samples >= FEWEST_SAMPLES and function.ns >= evidence.notable_ns:
+            yield Advice(
+                ", ".join(models),
+                f"{line.file}:{line.line} {line.function} takes {format_time(function.ns)}: a hook of modules, which "
+                "runs in each of their calls.",
+                "Remove it with `handle.remove()` of its `handle = module.register_forward_hook(…)`.",
+                evidence.while_idle(function.ns),
+                layers=models,
+            )
+
+
+# Python in layers
+
+_GAP_NS = 30_000  # what the call of a layer or an operator takes outside of it
+_is_array = Among(is_direct, lambda frames: frames[-1].name == "aten::resolve_neg")
+"""It is the operator that Tensor.numpy() and Tensor.tolist() call; models do not call it directly."""
+_is_line_between_ops = Among(is_line, lambda frames: is_own_time(frames[:-1]))
 _WAITS_FOR_RANKS = ("DistributedDataParallel.", "FullyShardedDataParallel.", FSDP_RANGE)
 """Prefixes of torch's own labels of distributed wrappers, which may wait for other ranks."""
-_TORCHS_LAYERS = """
-AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptiveLogSoftmaxWithLoss AdaptiveMaxPool1d AdaptiveMaxPool2d
-AdaptiveMaxPool3d AlphaDropout AvgPool1d AvgPool2d AvgPool3d BCELoss BCEWithLogitsLoss BatchNorm1d BatchNorm2d
-BatchNorm3d Bilinear CELU CTCLoss ChannelShuffle CircularPad1d CircularPad2d CircularPad3d ConstantPad1d ConstantPad2d
-ConstantPad3d Container Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d CosineEmbeddingLoss
-CosineSimilarity CrossEntropyLoss CrossMapLRN2d DataParallel Dropout Dropout1d Dropout2d Dropout3d ELU Embedding
-EmbeddingBag FeatureAlphaDropout Flatten Fold FractionalMaxPool2d FractionalMaxPool3d GELU GLU GRU GRUCell
-GaussianNLLLoss GroupNorm Hardshrink Hardsigmoid Hardswish Hardtanh HingeEmbeddingLoss HuberLoss Identity InstanceNorm1d
-InstanceNorm2d InstanceNorm3d KLDivLoss L1Loss LPPool1d LPPool2d LPPool3d LSTM LSTMCell LayerNorm LazyBatchNorm1d
-LazyBatchNorm2d LazyBatchNorm3d LazyConv1d LazyConv2d LazyConv3d LazyConvTranspose1d LazyConvTranspose2d
-LazyConvTranspose3d LazyInstanceNorm1d LazyInstanceNorm2d LazyInstanceNorm3d LazyLinear LeakyReLU Linear
-LinearCrossEntropyLoss LocalResponseNorm LogSigmoid LogSoftmax MSELoss MarginRankingLoss MaxPool1d MaxPool2d MaxPool3d
-MaxUnpool1d MaxUnpool2d MaxUnpool3d Mish ModuleDict ModuleList MultiLabelMarginLoss MultiLabelSoftMarginLoss
-MultiMarginLoss MultiheadAttention NLLLoss NLLLoss2d PReLU PairwiseDistance ParameterDict ParameterList PixelShuffle
-PixelUnshuffle PoissonNLLLoss RMSNorm RNN RNNBase RNNCell RNNCellBase RReLU ReLU ReLU6 ReflectionPad1d ReflectionPad2d
-ReflectionPad3d ReplicationPad1d ReplicationPad2d ReplicationPad3d SELU Sequential SiLU Sigmoid SmoothL1Loss
+_is_python = Among(is_own_time, lambda frames: not any(frame.name.startswith(_WAITS_FOR_RANKS) for frame in frames))
+_IN_EACH_DIMENSION = """
+AdaptiveAvgPool AdaptiveMaxPool AvgPool BatchNorm CircularPad ConstantPad Conv ConvTranspose Dropout InstanceNorm
+LPPool LazyBatchNorm LazyConv LazyConvTranspose LazyInstanceNorm MaxPool MaxUnpool ReflectionPad ReplicationPad
+ZeroPad
+"""
+_OTHERS = """
+AdaptiveLogSoftmaxWithLoss AlphaDropout BCELoss BCEWithLogitsLoss Bilinear CELU CTCLoss ChannelShuffle Container
+CosineEmbeddingLoss CosineSimilarity CrossEntropyLoss CrossMapLRN2d DataParallel Dropout ELU Embedding EmbeddingBag
+FeatureAlphaDropout Flatten Fold FractionalMaxPool2d FractionalMaxPool3d GELU GLU GRU GRUCell GaussianNLLLoss
+GroupNorm Hardshrink Hardsigmoid Hardswish Hardtanh HingeEmbeddingLoss HuberLoss Identity KLDivLoss L1Loss LSTM
+LSTMCell LayerNorm LazyLinear LeakyReLU Linear LinearCrossEntropyLoss LocalResponseNorm LogSigmoid LogSoftmax MSELoss
+MarginRankingLoss Mish ModuleDict ModuleList MultiLabelMarginLoss MultiLabelSoftMarginLoss MultiMarginLoss
+MultiheadAttention NLLLoss NLLLoss2d PReLU PairwiseDistance ParameterDict ParameterList PixelShuffle PixelUnshuffle
+PoissonNLLLoss RMSNorm RNN RNNBase RNNCell RNNCellBase RReLU ReLU ReLU6 SELU Sequential SiLU Sigmoid SmoothL1Loss
 SoftMarginLoss Softmax Softmax2d Softmin Softplus Softshrink Softsign SyncBatchNorm Tanh Tanhshrink Threshold
 Transformer TransformerDecoder TransformerDecoderLayer TransformerEncoder TransformerEncoderLayer TripletMarginLoss
-TripletMarginWithDistanceLoss Unflatten Unfold Upsample UpsamplingBilinear2d UpsamplingNearest2d ZeroPad1d ZeroPad2d
-ZeroPad3d
+TripletMarginWithDistanceLoss Unflatten Unfold Upsample UpsamplingBilinear2d UpsamplingNearest2d
 """
-_OF_TORCH = frozenset(_TORCHS_LAYERS.split())
+_OF_TORCH = frozenset(
+    [*_OTHERS.split(), *(f"{name}{number}d" for name in _IN_EACH_DIMENSION.split() for number in (1, 2, 3))]
+)
 """The classes of ``torch.nn``: the Python that runs in them between operators is not the user's."""
-_SMALL_NS = 20_000
-_FEW_SAMPLES = 8
-_BATCH = 64
-_MOST_OF_IT = 0.5
-
-
-class SlowPython(NamedTuple):
-    """The calls of a layer (0: unknown), and its time outside operators and outside the layers below."""
-
-    calls: int
-    own_ns: int
 
 
 @rule
@@ -73,52 +175,85 @@ def python_in_layers(evidence: Evidence) -> Iterator[Advice]:
     """Layers with much Python of their own, beyond the calls of their operators and layers: a loop over elements,
     NumPy.
 
-    Evidence: the time of the forward calls of a layer outside operators and outside the layers below. Subtracted are 30
-    us for each call of the layer and each operator and layer that it calls (Python and the profiler take 5 to 20 us),
-    and the time of its calls beyond the median call (start-up and interruptions). It is reported if at least 5 % of the
-    recorded time remains, and more than half of the evidence; many tiny operators have a rule of their own.
-
-    Compiled layers are left out: they run no Python. So are torch's own layers, whose Python the user cannot change,
-    and the ranges of a trace, in which a thread may wait for backward. There is no finding if operators were not
-    recorded. The finding names the line that was sampled most (``torchprof run``), and NumPy if the layer turns tensors
-    into arrays, which torch records. The gain is at most all of the evidence, because without the loop nothing is
-    called in it, and at most the idle time of a device.
+    Evidence is the time of a layer outside operators and outside the layers below. The gain is at most all of it,
+    because without the loop nothing is called in it. The finding names the line that was sampled most (``torchprof
+    run``), and NumPy if the layer turns tensors into arrays, which torch records.
     """
-    layers = layers_of_slow_python(evidence)
-    if not layers:
+    times = own_time_of_slow_python(evidence)
+    if not times:
         return
     arrays = evidence.took(_is_array, phases=(FORWARD,))
-    lines = _lines(evidence)
-    layers = {layer: slow for layer, slow in layers.items() if not _is_of_hooks(lines.get(layer, Counter()))}
-    whole = sum(slow.own_ns for slow in layers.values())
-    gains = {layer: slow.own_ns * evidence.while_idle(whole) // whole for layer, slow in layers.items()}
-    for group in merged(evidence, gains, {layer: layer in arrays for layer in layers}):
-        ns, calls = (
-            sum(column) for column in zip(*((layers[layer].own_ns, layers[layer].calls) for layer in group.numbers))
-        )
-        sampled = sum((lines[layer] for layer in group.numbers if layer in lines), Counter[SourceLine]()).most_common(1)
+    lines: defaultdict[int, Counter[SourceLine]] = defaultdict(Counter)
+    for row in evidence.rows(_is_line_between_ops, phases=(FORWARD,)):
+        if (source := sampled_line(row.frames)) is not None:
+            lines[row.layer][source] += row.calls
+    for layer in [*times]:  # hooks have a finding of their own
+        if 2 * sum(samples for line, samples in lines[layer].items() if line.is_hook) > lines[layer].total():
+            del times[layer]
+    whole = sum(times.values())
+    gains = {layer: ns * evidence.while_idle(whole) // whole for layer, ns in times.items()}
+    for group in merged(evidence, gains, {layer: layer in arrays for layer in times}):
+        ns = sum(times[layer] for layer in group.numbers)
+        calls = [evidence.timed_calls(layer) for layer in group.numbers]
+        of_calls = f" of {sum(calls):,} call{'s' * (sum(calls) != 1)}" if all(calls) else ""
+        sampled = sum((lines[layer] for layer in group.numbers), Counter[SourceLine]()).most_common(1)
         line = f", most often at {sampled[0][0]}" if sampled else ""
-        in_calls = (
-            f" of {calls:,} call{'s' * (calls != 1)}" if all(layers[layer].calls for layer in group.numbers) else ""
-        )
         leaves = sum(arrays[layer].calls for layer in group.numbers if layer in arrays)
-        converted = (
-            f"Tensors are converted to NumPy or to lists {leaves:,} time{'s' * (leaves != 1)}." if leaves else ""
-        )
+        leave = f"{leaves:,} time{'s' * (leaves != 1)}"
         yield group.advice(
-            f"No operator runs for {format_time(ns)}{in_calls}: this is Python between operators{line}.",
+            f"No operator runs for {format_time(ns)}{of_calls}: this is Python between operators{line}.",
             f"Replace {'NumPy' if leaves else 'the Python loop'} with tensor operations.",
-            details=converted,
+            details=f"Tensors are converted to NumPy or to lists {leave}." if leaves else "",
         )
+
+
+def own_time_of_slow_python(evidence: Evidence) -> dict[int, int]:
+    """The time outside operators and outside the layers below, of the layers that ``python_in_layers`` reports.
+
+    Subtracted from their time are 30 us for each call of the layer and each operator and layer that it calls (Python
+    and the profiler take 5 to 20 us), and the time of its calls beyond the median call (start-up and interruptions). At
+    least 5 % of the recorded time must remain, and more than half of the layer's; many tiny operators have a rule of
+    their own.
+    """
+    if not evidence.ops_recorded or evidence.of_class.keys() <= _OF_TORCH:
+        return {}
+    layers = evidence.run.layers
+    slow: dict[int, int] = {}
+    direct = evidence.took(is_direct, phases=(FORWARD,))
+    for layer, took in evidence.took(_is_python, phases=(FORWARD,)).items():
+        if layer < 0 or took.cpu_ns < evidence.notable_ns or not has_python(layers[layer]):
+            continue
+        children = layers.children[layer]
+        gaps = evidence.timed_calls(layer, *children) + (direct[layer].calls if layer in direct else 0)
+        unusual = evidence.beyond_median_ns(layer) - evidence.beyond_median_ns(*children)
+        left = took.cpu_ns - gaps * _GAP_NS - max(0, unusual)
+        if 2 * left > took.cpu_ns and left >= evidence.notable_ns:
+            slow[layer] = took.cpu_ns
+    return slow
+
+
+def has_python(layer: Layer) -> bool:
+    """Whether the user's Python may run in a layer between operators. The ranges of a trace have no class, so they may
+    be anything; only torch's own layers have ``settings``."""
+    return bool(layer.kind) and not layer.compiled and layer.kind not in _OF_TORCH and not layer.settings
+
+
+# Python around the layers: garbage collection, small batches, data loading
+
+_SMALL_NS = 20_000
+_FEW_SAMPLES = 8
+_BATCH = 64
+_MOST_OF_IT = 0.5
+_FEW = 10
+_PASSING_NS = 500_000
+"""What a batch from a worker process takes in the process of the loop: measured on two cores, 0.3 to 1.0 ms."""
+_LIGHT = 3
 
 
 @rule
 def garbage_collection(evidence: Evidence) -> Iterator[Advice]:
-    """Collections of the old generations by Python's garbage collector, such as full collections.
-
-    Evidence: their own row, because they interrupt whatever code runs. The gain is all of their time, at most the idle
-    time of a device. Needs a recording by torchprof, or a trace that torchprof exported.
-    """
+    """Collections of the old generations by Python's garbage collector. They have a row of their own, because they
+    interrupt whatever code runs."""
     took = evidence.took_outside(is_collection, FORWARD)
     if not took.cpu_ns:
         return
@@ -133,75 +268,14 @@ def garbage_collection(evidence: Evidence) -> Iterator[Advice]:
     )
 
 
-def layers_of_slow_python(evidence: Evidence) -> dict[int, SlowPython]:
-    """The layers that ``python_in_layers`` reports, by number."""
-    if not evidence.ops_recorded:
-        return {}
-    layers = evidence.run.layers
-    slow: dict[int, SlowPython] = {}
-    if evidence.of_class.keys() <= _OF_TORCH:
-        return slow
-    direct = evidence.took(is_direct, phases=(FORWARD,))
-    for layer, took in evidence.took(_is_python, phases=(FORWARD,)).items():
-        if layer < 0 or took.cpu_ns < _SHARE * evidence.recorded_ns or not has_python(layers[layer]):
-            continue
-        calls, children = evidence.timed_calls(layer), layers.children[layer]
-        gaps = calls + evidence.timed_calls(*children) + (direct[layer].calls if layer in direct else 0)
-        unusual = evidence.beyond_median_ns(layer) - evidence.beyond_median_ns(*children)
-        left = took.cpu_ns - gaps * _GAP_NS - max(0, unusual)
-        if 2 * left > took.cpu_ns and left >= _SHARE * evidence.recorded_ns:
-            slow[layer] = SlowPython(calls, took.cpu_ns)
-    return slow
-
-
-def has_python(layer: Layer) -> bool:
-    """Whether the user's Python may run in a layer between operators. The ranges of a trace have no class, so they may
-    be anything; only torch's own layers have ``settings``."""
-    return bool(layer.kind) and not layer.compiled and layer.kind not in _OF_TORCH and not layer.settings
-
-
-def _is_of_hooks(lines: Counter[SourceLine]) -> bool:
-    """Whether most of the sampled lines are in hooks, which have a finding of their own."""
-    in_hooks = sum(samples for line, samples in lines.items() if line.is_hook)
-    return 2 * in_hooks > lines.total()
-
-
-@among(is_own_time)
-def _is_python(frames: Frames) -> bool:
-    """Whether it is a layer's own time, and not that of a distributed wrapper, which may wait for other ranks."""
-    return not any(frame.name.startswith(_WAITS_FOR_RANKS) for frame in frames)
-
-
-@among(is_direct)
-def _is_array(frames: Frames) -> bool:
-    """Whether it is the operator that Tensor.numpy() and Tensor.tolist() call; models do not call it directly."""
-    return frames[-1].name == _TO_NUMPY
-
-
-@among(is_line)
-def _is_line_between_ops(frames: Frames) -> bool:
-    return is_own_time(frames[:-1])
-
-
-def _lines(evidence: Evidence) -> dict[int, Counter[SourceLine]]:
-    """The number of Python samples at each source line between the operators of each layer, in forward."""
-    lines: defaultdict[int, Counter[SourceLine]] = defaultdict(Counter)
-    for row in evidence.rows(_is_line_between_ops, phases=(FORWARD,)):
-        if (line := sampled_line(row.frames)) is not None:
-            lines[row.layer][line] += row.calls
-    return dict(lines)
-
-
 @rule
 def tiny_batches(evidence: Evidence) -> Iterator[Advice]:
     """A model that is called with at most 8 samples, at least ten times, so that the calls of operators take longer
-    than their computation.
+    than their computation: at least half of the recorded time.
 
-    Evidence: the first dimension of the model's first input, and the time that is not in operators of 20 us or more on
-    average, nor in Python outside the layers or of a slow layer, nor in garbage collections; it is at least half of the
-    recorded time. Long operators of optimizers are part of the gain: a larger batch has fewer steps. With 64 samples in
-    a call all of that is shared among them: the gain is 63/64 of it for one sample, 7/8 for eight. Only on the CPU; a
-    device has ``launches_slower_than_the_device``.
+    Long operators of optimizers are part of the gain: a larger batch has fewer steps. With 64 samples in a call all of
+    that is shared among them: the gain is 63/64 of it for one sample, 7/8 for eight. Only on the CPU; a device has
+    ``launches_slower_than_the_device``.
     """
     run, layers = evidence.run, evidence.run.layers
     if evidence.device != "cpu" or len(run.metas) > 1:
@@ -219,7 +293,7 @@ def tiny_batches(evidence: Evidence) -> Iterator[Advice]:
             stepping += row.cpu_ns if is_optimizer(row.frames) else 0
     own_ns = evidence.took_outside(is_own_time, FORWARD).cpu_ns
     interrupted = evidence.whole_of(is_interruption).cpu_ns
-    python = sum(slow.own_ns for slow in layers_of_slow_python(evidence).values())
+    python = sum(own_time_of_slow_python(evidence).values())
     small = evidence.recorded_ns - long_ns - interrupted - python - own_ns
     if not ops or small < _MOST_OF_IT * evidence.recorded_ns:
         return
@@ -235,143 +309,57 @@ def tiny_batches(evidence: Evidence) -> Iterator[Advice]:
     )
 
 
-# Modes: train and eval, gradients on and off, torch's own switches for finding errors.
-
-_DROPOUTS = ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout")
-_THREADS = 4
-_LONG_NS = 200_000  # shorter products gain little from threads
-_SHARE_OF_MODES = 0.1
-
-
 @rule
-def eval_forgotten(evidence: Evidence) -> Iterator[Advice]:
-    """Dropout and batch normalization layers that were called in train mode, in a run without backward and optimizer.
+def waiting_for_data(evidence: Evidence) -> Iterator[Advice]:
+    """A training loop that waits for its DataLoader, for more than 5 % of the recorded time: every loop takes some time
+    to fetch batches.
 
-    If the run is inference, its results are random or depend on the rest of the batch, and the running statistics
-    change. So it is reported however little time it takes. A dropout with p=0 and a norm without running statistics do
-    the same in both modes. The gain is unknown; the finding has the time of these layers.
+    Workers have to start: with marked steps, the wait of the first step beyond the median is not part of the gain;
+    without, fewer than 10 batches give no finding. To get a batch from another process takes some 0.5 ms: that is not
+    gained by workers, and where the loop waits hardly longer for its workers, to have none may be faster.
+
+    Torch's label is also around the call that ends an epoch without a batch, and a run does not record which calls
+    these were. So the time is per step, if steps were marked, and not per batch.
     """
-    if _trains(evidence):
+    labels: Counter[str] = Counter()
+    whole = in_no_op = 0
+    for layer, _, frames, calls, cpu_ns, *_ in evidence.rows(is_loading):
+        if layer != OUTSIDE:
+            continue
+        inside = frames[depth_of_label(frames, LOADING) :]
+        whole += cpu_ns
+        labels[inside[0].name] += calls if len(inside) == 1 else 0
+        in_no_op += cpu_ns if is_own_time(inside) else 0
+    if not whole:
         return
-    numbers = [
-        number
-        for number, layer in enumerate(evidence.run.layers)
-        if layer.training and evidence.forward_calls[number] and _depends_on_mode(layer)
-    ]
-    if not numbers:
-        return
-    took = evidence.took(always, phases=(FORWARD,))
-    first = evidence.run.layers[numbers[0]]
-    more = f" and {len(numbers) - 1} more layer{'s' * (len(numbers) > 2)} were" if len(numbers) > 1 else " was"
-    yield Advice(
-        ", ".join(dict.fromkeys(evidence.run.layers[number].path[0] for number in numbers)),
-        f"{first.name} ({first.kind}){more} called in train mode, for "
-        f"{format_time(sum(evidence.time_of(took[number]) for number in numbers))}, but no backward was recorded.",
-        "If this is inference, call `model.eval()` first: otherwise results are random or depend on the batch.",
-        layers=tuple(evidence.run.layers[number].name for number in numbers),
-    )
-
-
-@rule
-def gradients_never_used(evidence: Evidence) -> Iterator[Advice]:
-    """Memory that forward calls saved for a backward that did not run: samples of ``kept_bytes`` in a run without
-    backward and optimizer.
-
-    Under ``no_grad`` they are all 0. The gain is what all layers keep in an average call of their model, on all ranks.
-    That memory may be used after the recording, so the remedy is a condition. Needs memory.
-    """
-    if _trains(evidence):
-        return
-    layers = evidence.run.layers
-    kept: Counter[int] = Counter()
-    by_model: defaultdict[int, set[int]] = defaultdict(set)
-    for key, spread in evidence.samples("kept_bytes"):
-        if key.layer >= 0 and spread.sum > 0:
-            by_model[layers.lineage(key.layer)[0]].add(key.layer)
-            kept[key.layer] += spread.sum
-    per_call, gains = {}, {}
-    for model, numbers in by_model.items():
-        per_call[model] = sum(kept[number] for number in numbers) // max(evidence.timed_calls(model), 1)
-        gains[model] = Gain(nbytes=per_call[model] * max(len(evidence.durations(model)), 1))
-    for group in merged(evidence, gains):
-        nbytes = sum(per_call[model] for model in group.numbers)
-        of_each = f" of each of {len(group.numbers)} models" if len(group.numbers) > 1 else ""
-        on_rank = f" on each of {len(evidence.run.metas)} ranks" if len(evidence.run.metas) > 1 else ""
-        most = max((number for model in group.numbers for number in by_model[model]), key=kept.__getitem__)
-        yield group.advice(
-            f"A forward call{of_each} leaves {format_memory(nbytes)} saved for backward on average{on_rank}, most "
-            f"of it in {evidence.name_of(most)}, but no backward was recorded.",
-            "If this is inference, run it under `torch.inference_mode()` or `torch.no_grad()`.",
-        )
-
-
-@rule
-def anomaly_detection_on(evidence: Evidence) -> Iterator[Advice]:
-    """``torch.autograd.set_detect_anomaly`` was on at the end: each backward op is checked for NaN, and each forward op
-    stores its stack.
-
-    It is always reported: the whole recording is slower, by an unknown amount.
-    """
-    if evidence.switches.get("detect_anomaly") == "True":
-        yield Advice(
-            ", ".join(evidence.run.meta.model),
-            "Anomaly detection was on: each forward operator stores its stack, and each backward operator is checked "
-            "for NaN.",
-            "Remove `torch.autograd.set_detect_anomaly(True)` unless you are looking for a NaN, and measure again.",
-            details="All times include that.",
-        )
-
-
-@rule
-def few_threads(evidence: Evidence) -> Iterator[Advice]:
-    """Operators that run on a quarter of the usable processors or fewer: ``torch.set_num_threads(1)`` that was left in
-    a script, or OMP_NUM_THREADS=1, which torchrun sets.
-
-    Evidence: torch's settings at the end, and matrix products and convolutions of 200 us or more, for at least 10 % of
-    the recorded time of the only process of a job. Two logical processors may be one core, so threads on half of them
-    are enough, and the gain is as if these products ran on that many: it is at most that.
-    """
-    threads, usable = (int(evidence.switches.get(name, 0)) for name in ("num_threads", "usable_cpus"))
-    run = evidence.run
-    if not 0 < threads * _THREADS <= usable or evidence.device != "cpu" or run.meta.world_size > 1:
-        return
-    took = evidence.took(inside(*FACTORS, *CONVOLUTIONS)).values()
-    products = sum(work.cpu_ns for work in took if work.cpu_ns >= _LONG_NS * work.calls)
-    if products < _SHARE_OF_MODES * evidence.recorded_ns:
-        return
-    cores = usable // 2
-    yield Advice(
-        ", ".join(run.meta.model),
-        f"Operators run on {threads} thread{'s' * (threads > 1)}, and {usable} processors are usable.",
-        f"`torch.set_num_threads({cores})`, or `OMP_NUM_THREADS={cores}` in the environment.",
-        products * (cores - threads) // cores,
-        details=f"Long matrix products and convolutions take {format_time(products)}.",
-    )
-
-
-@rule
-def deterministic_algorithms_on(evidence: Evidence) -> Iterator[Advice]:
-    """``torch.use_deterministic_algorithms`` was on at the end: torch selects slower kernels, and fills all memory that
-    ``torch.empty`` returns.
-
-    It is always reported, because the time of the faster kernels is unknown.
-    """
-    if evidence.switches.get("deterministic_algorithms") == "True":
-        yield Advice(
-            ", ".join(evidence.run.meta.model),
-            "Deterministic algorithms were on: some operators use slower kernels, and memory from `torch.empty` is "
-            "filled.",
-            "Remove `torch.use_deterministic_algorithms(True)` unless results must be bitwise reproducible.",
-            options="If they must, set `torch.utils.deterministic.fill_uninitialized_memory = False`.",
-        )
-
-
-def _trains(evidence: Evidence) -> bool:
-    """Whether there was a backward, or the step of an optimizer, whose backward may not have been recorded."""
-    return BACKWARD in evidence.run.phases() or evidence.any_row(is_step)
-
-
-def _depends_on_mode(layer: Layer) -> bool:
-    if layer.kind in BATCH_NORMS:
-        return "track_running_stats=False" not in layer.settings
-    return layer.kind in _DROPOUTS and not layer.settings.startswith(("p=0,", "p=0.0,"))
+    label = labels.most_common(1)[0][0]
+    times = sum(labels.values())
+    gain = whole
+    in_steps = [spread for _, spread in evidence.samples["step_data_ns"]]
+    steps = sum(spread.count for spread in in_steps)
+    each = f" ({format_time(sum(spread.sum for spread in in_steps) / steps)} per step on average)" if steps else ""
+    waits = f"{format_time(whole)}{each}"
+    seen = f"The loop waits {waits} for data loading."
+    details = options = ""
+    remedy = "Load batches in worker processes: `DataLoader(…, num_workers=4, persistent_workers=True)`."
+    if "MultiProcessing" in label:
+        if not in_steps and times < _FEW:
+            return
+        gain -= sum(max(0, spread.first - round(spread.median)) for spread in in_steps)
+        seen = f"The loop waits {waits} for the workers of its DataLoader: they are too slow."
+        remedy = "Use more workers (`DataLoader(…, num_workers=…)`), or do less work per batch."
+        if gain < _LIGHT * _PASSING_NS * times:
+            seen = f"The loop waits {waits} for the workers of its DataLoader, hardly longer than to pass a batch."
+            remedy = "Use larger batches (`batch_size=…`)."
+            options = (
+                "If a batch takes less than a millisecond to make, load it in the process itself: `num_workers=0`."
+            )
+    elif "SingleProcess" in label:
+        function = next(iter(functions(evidence, is_loading)), None)
+        most = f", above all at {function.at}" if function is not None and 4 * function.ns > whole else ""
+        seen = f"The loop loads each batch itself{most}: its DataLoader has no workers."
+        details = f"That takes {waits}. {in_no_op / whole:.0%} of that time is in no operator."
+        gain -= _PASSING_NS * times
+    gain = evidence.while_idle(gain)
+    if gain > evidence.notable_ns:
+        yield Advice(evidence.name_of(OUTSIDE), seen, remedy, gain, details=details, options=options)

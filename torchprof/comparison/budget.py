@@ -14,7 +14,7 @@ from typing import NamedTuple
 from torchprof.analyze.columns import Column
 from torchprof.analyze.figures import incomplete_phases
 from torchprof.analyze.sentences import about_uncounted, operators_without_shapes, waited_share
-from torchprof.comparison.comparison import as_run, compare
+from torchprof.comparison import as_run, compare
 from torchprof.comparison.diff import BUSY, FEWEST, SLOWER, UNDECIDED, Change, Diff, Pair
 from torchprof.comparison.layers import ADDED, REMOVED
 from torchprof.errors import TorchprofError, suggest
@@ -34,8 +34,7 @@ _SYNTAX = (
 
 
 class BudgetExceeded(AssertionError):
-    """A limit of ``assert_budget`` is exceeded. The message says which limit, by how much, and which layers caused
-    it."""
+    """A limit of ``assert_budget`` is exceeded: which, by how much, and which layers caused it."""
 
 
 class Limit(NamedTuple):

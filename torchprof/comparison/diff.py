@@ -1,4 +1,4 @@
-"""The comparison of two runs, as a value."""
+"""The comparison of two runs, as a value; and whether two sets of times differ by more than noise."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ from torchprof.run.layers import Layer
 from torchprof.run.measures import quantile
 from torchprof.run.run import ReportText, Run, output
 
-# Whether two sets of times differ by more than noise.
-#
-# The rank test is that of Mann and Whitney (1947, Annals of Mathematical Statistics 18), the false discovery rate
-# that of Benjamini and Hochberg (1995, Journal of the Royal Statistical Society B 57). The limits of both are in
-# docs/compare.md.
+# Whether two sets of times differ by more than noise: the rank test is that of Mann and Whitney (1947, Annals of
+# Mathematical Statistics 18), the false discovery rate that of Benjamini and Hochberg (1995, Journal of the Royal
+# Statistical Society B 57). The limits of both are in docs/compare.md.
 
 ALPHA = 0.05
 """The false discovery rate: the share of false alarms among the differences that are reported as real."""
@@ -91,10 +89,7 @@ def rank_test(first: Sequence[float], second: Sequence[float]) -> float:
 
 def _exact(n: int, ties: tuple[int, ...], distance: int) -> float:
     """The share of the ways to choose ``n`` of all ranks whose doubled sum is at least ``distance`` from its
-    expectation.
-
-    ``ties``: the sizes of the groups of equal values, in the order of the values.
-    """
+    expectation. ``ties``: the sizes of the groups of equal values, in the order of the values."""
     total = sum(ties)
     expected, every = n * (total + 1), comb(total, n)
     ways, digit = _ways(n, ties)
@@ -105,10 +100,8 @@ def _exact(n: int, ties: tuple[int, ...], distance: int) -> float:
 
 @lru_cache(maxsize=1024)
 def _ways(n: int, ties: tuple[int, ...]) -> tuple[int, int]:
-    """In how many ways ``n`` of all ranks have each doubled sum, and the bits of a digit.
-
-    The counts are one large integer with one digit for each sum, so adding a rank is one shift.
-    """
+    """In how many ways ``n`` of all ranks have each doubled sum, and the bits of a digit: the counts are one large
+    integer with one digit for each sum, so adding a rank is one shift."""
     total = sum(ties)
     digit = comb(total, n).bit_length() + 1
     ways = [1, *[0] * n]  # by the number of ranks chosen so far
@@ -167,8 +160,7 @@ class Change(NamedTuple):
 
     @property
     def ratio(self) -> float | None:
-        """``after / before``; None if one of them is unknown, ``before`` is not positive, or ``after`` is negative, as
-        net memory may be."""
+        """``after / before``; None if one of them is unknown, ``before`` is not positive, or ``after`` is negative."""
         if self.before is None or self.after is None or self.before <= 0 or self.after < 0:
             return None
         return self.after / self.before
@@ -278,10 +270,9 @@ class Diff:
         largest ``weight`` first, without changes within noise and unclear ones; whether they hold most of the
         difference; " beyond noise" or "".
 
-        There are none for a layer without children, and for a self quantity. A quantity without a self, such as a peak,
-        is taken from the layers without children. They hold most if they are more than half of the difference, and more
-        than half of all self changes with its sign, those within noise included. If not, the text is " beyond noise" if
-        a self change that is within noise is larger than one of these.
+        A quantity without a self, such as a peak, is taken from the layers without children. They hold most if they are
+        more than half of the difference, and of all self changes with its sign, those within noise included. If not,
+        the text is " beyond noise" if a self change that is within noise is larger than one of these.
         """
         if quantity.is_self or not pair.children:
             return [], False, ""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torchprof.analyze.figures import Figures, figures_of_layers, measured_by_all
 from torchprof.run.layers import Layers
-from torchprof.run.measures import SampleKey, Spread
+from torchprof.run.measures import Spread
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD, PHASES
 
@@ -67,6 +67,10 @@ class _LayerTree:
     def name(self, index: int) -> str:
         return self.layers[index].path[-1]
 
+    def key(self, index: int, level: int) -> Hashable:
+        layer = self.layers[index]
+        return (self.content[index], (layer.kind, layer.settings), layer.kind)[level]
+
     def number_contents(self, numbers: dict[Hashable, int], with_settings: bool, with_shapes: bool) -> None:
         """Number the content of each layer; equal contents get equal numbers."""
         for index in range(len(self.layers) - 1, -1, -1):
@@ -118,12 +122,8 @@ class _Matching:
         while waiting:
             above_old, above_new = waiting.pop()
             old, new = self.before.below[above_old], self.after.below[above_new]
-            numbered = all(
-                tree.name(index).isdecimal()
-                for tree, items in ((self.before, old), (self.after, new))
-                for index in items
-            )
-            if numbered and old and new and len(old) != len(new):
+            names = [*map(self.before.name, old), *map(self.after.name, new)]
+            if all(map(str.isdecimal, names)) and old and new and len(old) != len(new):
                 pairs = self._aligned(old, new)
             else:
                 pairs = self._same_names(old, new)
@@ -138,10 +138,7 @@ class _Matching:
         waiting = [(old, new, 0)]
         while waiting:
             old, new, level = waiting.pop()
-            keys = (
-                [self._key(self.before, index, level) for index in old],
-                [self._key(self.after, index, level) for index in new],
-            )
+            keys = [self.before.key(index, level) for index in old], [self.after.key(index, level) for index in new]
             if level:  # similar is not equal: match from the start by name too, and from the end only single candidates
                 alike = [(self.before.name(index), key) for index, key in zip(old, keys[0])]
                 first = _common(alike, [(self.after.name(index), key) for index, key in zip(new, keys[1])])
@@ -160,10 +157,6 @@ class _Matching:
                 if a + 1 < c and b + 1 < d and (anchors or level < _LEVELS - 1):
                     waiting.append((old[a + 1 : c], new[b + 1 : d], level + (not anchors)))
         return pairs
-
-    def _key(self, tree: _LayerTree, index: int, level: int) -> Hashable:
-        layer = tree.layers[index]
-        return (tree.content[index], (layer.kind, layer.settings), layer.kind)[level]
 
     def by_content(self) -> None:
         """Match the largest equal subtrees among the unmatched layers, wherever they are."""
@@ -211,9 +204,8 @@ class _Matching:
 
     def result(self) -> list[Match]:
         matches = [self.partner.get(new, Match(None, new, ADDED)) for new in range(len(self.after.layers))]
-        return matches + [
-            Match(old, None, REMOVED) for old in range(len(self.before.layers)) if old not in self.matched
-        ]
+        removed = [Match(old, None, REMOVED) for old in range(len(self.before.layers)) if old not in self.matched]
+        return matches + removed
 
 
 def _common(old: Sequence[Hashable], new: Sequence[Hashable]) -> int:
@@ -243,16 +235,14 @@ def _anchors(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[tuple[int
     return chain[::-1]
 
 
-# The figures of one of the two runs that are compared, by layer.
+# The figures of one of the two runs that are compared
 
 _NEARLY_ALL = 0.99  # times of steps and of calls differ slightly by the cost of measuring them
 
 
 class Side:
-    """One of the two runs, with its figures by layer.
-
-    Lists are indexed as ``run.layers``, and end with the work of ``NOT_SELECTED`` (-2) and ``OUTSIDE`` (-1).
-    """
+    """One of the two runs, with its figures by layer. Lists are indexed as ``run.layers``, and end with the work of
+    ``NOT_SELECTED`` (-2) and ``OUTSIDE`` (-1)."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -270,13 +260,9 @@ class Side:
         self.measured = measured_by_all(run)
         self.steps = sum(meta.marked_steps for meta in run.metas)
         self._steps_of = self._sampled_steps() if self.steps and self._steps_hold_all() else {}
-        self._device_keys: defaultdict[tuple[int, str, int], list[SampleKey]] = defaultdict(list)
-        self._call_spreads: defaultdict[tuple[int, str], list[Spread]] = defaultdict(list)
+        self._spreads: defaultdict[tuple[int, str, int, str], list[Spread]] = defaultdict(list)  # of all devices
         for key, spread in run.samples.items():
-            if key.measure == "step_device_ns":
-                self._device_keys[key.layer, key.phase, key.rank].append(key)
-            elif key.measure == "cpu_ns":
-                self._call_spreads[key.layer, key.phase].append(spread)
+            self._spreads[key.layer, key.phase, key.rank, key.measure].append(spread)
 
     def worked(self, index: int, phase: str) -> bool:
         """Whether a layer that was selected, or one below it, did anything in a phase."""
@@ -284,8 +270,8 @@ class Side:
         return bool(calls or self.figures[index].cost(phase))
 
     def _peaks(self) -> dict[tuple[int, str, bool], int]:
-        """Peaks of memory above the start of a call, in bytes, by layer, phase and whether it is that of a device: the
-        largest of all calls, devices and ranks."""
+        """The largest peak of memory above the start of a call, in bytes, by layer, phase and whether it is of a
+        device."""
         peaks: dict[tuple[int, str, bool], int] = {}
         for key, spread in self.run.samples.items():
             of = (key.layer, key.phase, key.device != "cpu")
@@ -296,8 +282,7 @@ class Side:
         return peaks
 
     def _steps_hold_all(self) -> bool:
-        """Whether all forward work of the models was in steps. Work after the last step, such as an evaluation, is in
-        the totals and in no step."""
+        """Whether all forward work of the models was in steps. An evaluation after the last one is in no step."""
         in_steps: defaultdict[int, int] = defaultdict(int)
         for key, spread in self.run.samples.items():
             if key.measure == "step_cpu_ns" and key.phase == FORWARD:
@@ -319,16 +304,10 @@ class Side:
         """The total or self time of a layer in each step, in the order of ``_sampled_steps``; empty without steps."""
         values: list[float] = []
         for rank, steps in self._steps_of.items():
-            if field == "cpu_ns":
-                keys = [SampleKey(index, phase, rank, "cpu", "step_cpu_ns")]
-            else:
-                keys = self._device_keys[index, phase, rank]
             taken = [0] * len(steps)
-            for key in keys:
-                spread = self.run.samples.get(key)
-                if spread is not None:
-                    by_step = dict(zip(spread.hashes, spread.sample))
-                    taken = list(map(add, taken, map(by_step.get, steps, repeat(0))))
+            for spread in self._spreads[index, phase, rank, f"step_{field}"]:
+                by_step = dict(zip(spread.hashes, spread.sample))
+                taken = list(map(add, taken, map(by_step.get, steps, repeat(0))))
             values += taken
         for child in self.below[index] if is_self else ():
             values = list(map(sub, values, self.of_steps(child, phase, field)))
@@ -336,6 +315,6 @@ class Side:
 
     def of_calls(self, index: int, phase: str) -> list[float]:
         """The time of each sampled call of a layer, times the number of its calls: so they compare to totals."""
-        spreads = self._call_spreads[index, phase]
+        spreads = [spread for meta in self.run.metas for spread in self._spreads[index, phase, meta.rank, "cpu_ns"]]
         count = sum(spread.count for spread in spreads)
         return [value * count for spread in spreads for value in spread.sample]

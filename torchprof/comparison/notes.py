@@ -36,7 +36,6 @@ def notes_on(runs: _Runs, models: _Models, counted: Denominator, device: str) ->
     yield from _about_counts(runs, models, counted)
     yield from _about_measures(runs, device)
     yield from _about_models(runs, models)
-    yield from _about_selection(runs)
     yield from _about_conditions(runs)
 
 
@@ -69,10 +68,6 @@ def _about_models(runs: _Runs, models: _Models) -> Iterator[str]:
         for what, was, now in differences_of(old_model, other, with_settings=False):
             if what in ("input shapes", "training"):
                 yield _unlike(f"{what} of {other.name}", was, now)
-
-
-def _about_selection(runs: _Runs) -> Iterator[str]:
-    old, new = runs
     types = [_types(run) for run in runs]
     if types[0] and types[1] and types[0] != types[1]:
         yield _unlike("types of the parameters", *types)
@@ -103,10 +98,10 @@ def _about_measures(runs: _Runs, device: str) -> Iterator[str]:
 
 def _about_conditions(runs: _Runs) -> Iterator[str]:
     old, new = (run.meta for run in runs)
-    have_environments = bool(old.environment and new.environment)
-    words = [dict(meta.environment if have_environments else meta.versions) for meta in (old, new)]
-    if not have_environments:
-        words = [{name: word for name, word in each.items() if name != "torchprof"} for each in words]
+    if old.environment and new.environment:
+        words = [dict(meta.environment) for meta in (old, new)]
+    else:
+        words = [{name: word for name, word in meta.versions if name != "torchprof"} for meta in (old, new)]
     say_all = ["torch" in words_of for words_of in words]
     if say_all[0] != say_all[1]:
         which = "before" if say_all[1] else "after"
@@ -161,9 +156,8 @@ def _in_words(value: object) -> str:
 
 def _types(run: Run) -> str:
     """The dtypes of the parameters of all layers; "" if they are unknown for every layer."""
-    if all(layer.param_bytes is None for layer in run.layers):
-        return ""
-    return ", ".join(sorted({name for layer in run.layers for name, _ in layer.dtype_bytes})) or "none"
+    types = ", ".join(sorted({name for layer in run.layers for name, _ in layer.dtype_bytes})) or "none"
+    return "" if all(layer.param_bytes is None for layer in run.layers) else types
 
 
 def _selected(run: Run) -> str:

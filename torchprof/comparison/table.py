@@ -25,11 +25,10 @@ def diff_table(diff: Diff, *, depth: int | None = None, sort_by: str | None = No
     """The headline and changes of the whole run; a table of the models and of the layers that changed most; then layers
     that were added, removed, moved, renamed or changed, and the notes and warnings of the comparison.
 
-    The table has one main quantity before and after, and the differences of other quantities that changed: times in all
-    phases, peaks (net memory if there are no peaks), forward FLOPs, parameters and calls. The main quantity is the
-    first of CUDA total, CPU total and FLOPs that both runs measured. Layers are sorted by change, largest first: by the
-    change of self time, summed over all phases, and at ``depth`` of total time. Layers whose time changed within the
-    noise of the runs are last.
+    The table has one main quantity before and after (the first of CUDA total, CPU total and FLOPs that both runs
+    measured), and the differences of other quantities that changed. Layers are sorted by the change of self time,
+    summed over all phases, and at ``depth`` of total time. Layers whose time changed within the noise of the runs are
+    last.
 
     ``sort_by``: another main quantity: "flops", "macs", "self_cpu_total", "backward_cpu_total", "cpu_peak", … Raises
     TorchprofError for a quantity that is not compared.
@@ -42,8 +41,7 @@ def diff_table(diff: Diff, *, depth: int | None = None, sort_by: str | None = No
 
 
 def table_of(diff: Diff, depth: int | None, sort_by: str | None, top: int) -> tuple[ReportTable, list[str]]:
-    """The main quantity of layers before and after, the differences of others that changed; and notes on the table. The
-    arguments are those of the report "table"."""
+    """The table, and notes on it. The arguments are those of the report "table"."""
     main = main_of(diff, sort_by)
     by = [main]
     if sort_by is None and main.is_time:
@@ -207,10 +205,8 @@ def named(pair: Pair) -> Cell:
 
 def changes_of_layers(diff: Diff) -> Iterator[tuple[str, list[str]]]:
     """Layers that were added, removed, moved, renamed or changed, printable: ("Added", [a line for each layer]), …;
-    after a kind with too many layers, ("", [a sentence: how many more]).
-
-    If a layer was added or removed with all layers below it, only that layer is listed. Of settings, the differences.
-    """
+    after a kind with too many layers, ("", [a sentence: how many more]). Layers below an added or removed one are not
+    listed."""
     listed: dict[str, list[str]] = {what: [] for what in (*_HOW.values(), "Changed")}
     waiting = [(pair, "") for pair in reversed(diff.pairs)]
     while waiting:
@@ -241,8 +237,8 @@ def changes_of_layers(diff: Diff) -> Iterator[tuple[str, list[str]]]:
 
 
 def _settings(before: str, after: str) -> str:
-    """The difference of two settings, such as "3, 24, kernel_size=(3, 3)": the values that differ, if both have the
-    same names in the same order, else both as a whole."""
+    """The values that differ between two settings, such as "3, 24, kernel_size=(3, 3)", if both have the same names in
+    the same order; else both as a whole."""
     old, new = _one_by_one(before), _one_by_one(after)
     changed = [f"{name}{was} → {now}" for (name, was), (_, now) in zip(old, new) if was != now]
     alike = [name for name, _ in old] == [name for name, _ in new]
@@ -284,8 +280,7 @@ def diff_headline(diff: Diff, *, sort_by: str | None = None) -> str:
     """What changed, in one or two sentences: the models, and the layers with the largest change of self in the same
     direction. For runs without layers: the work outside of layers.
 
-    It is about the main quantity of the report "table", with ``sort_by`` as there. Raises TorchprofError for a quantity
-    that is not compared.
+    ``sort_by`` as for the report "table". Raises TorchprofError for a quantity that is not compared.
     """
     main = main_of(diff, sort_by)
     per = {"call": ", per forward call", "step": ", per step"}.get(diff.unit or "", "")

@@ -14,7 +14,7 @@ from torchprof.analyze.sentences import about_times, count_of_ranks, from_to
 from torchprof.analyze.steps import device_parts, ns_behind_the_cpu, percents, time_parts
 from torchprof.analyze.top import measures_of
 from torchprof.first_screen.headline import headline
-from torchprof.ranks.balance import balance_of
+from torchprof.ranks import balance_of
 from torchprof.ranks.pipeline_report import pipelines_in_short
 from torchprof.ranks.sentences import straggler
 from torchprof.run.formats import format_count, format_memory, short_time
@@ -200,8 +200,10 @@ def what_would_help(run: Run, width: int = _WIDTH, findings: Sequence[Advice] | 
 def first_findings(run: Run, findings: Sequence[Advice] | None = None) -> list[Advice]:
     """The findings of the first screen. ``findings``: all findings, if they are known."""
     evidence = Evidence(run)
-    shares = ((advice, share_of(advice, evidence)) for advice in (judge(run).advice if findings is None else findings))
-    return [advice for advice, share in shares if share is None or share >= FIRST_SHARE][:_FINDINGS]
+    shares = (
+        (advice, share_of(advice.gain, evidence)) for advice in (judge(run).advice if findings is None else findings)
+    )
+    return [advice for advice, share in shares if share < 0 or share >= FIRST_SHARE][:_FINDINGS]
 
 
 def in_short(advice: Advice, evidence: Evidence) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, auto
 from typing import NamedTuple
 
 from torchprof.analyze.device import short_kernel_name
@@ -13,7 +13,9 @@ from torchprof.analyze.sentences import about_sums, warnings_below
 from torchprof.run.collectives import Collective, collective_of, shows_collective
 from torchprof.run.formats import (
     UNKNOWN,
+    Bound,
     Cell,
+    Figure,
     ReportCell,
     as_lower_bound,
     format_count,
@@ -36,9 +38,9 @@ _OF_ANY_SIZE = "all_to_all"
 class _Source(Enum):
     """The kind of row that a collective was recorded as."""
 
-    KERNEL = "a kernel"
-    HOST_RANGE = "the range of a backend that runs on the CPU, such as gloo"
-    LAUNCH = "the range, or the record, of a collective that launches kernels"
+    KERNEL = auto()
+    HOST_RANGE = auto()  # of a backend that runs on the CPU, such as gloo
+    LAUNCH = auto()  # the range, or the record, of a collective that launches kernels
 
 
 class _Use(NamedTuple):
@@ -86,7 +88,7 @@ class _Sum:
     def bytes_text(self) -> Cell:
         if not self.sized:
             return UNKNOWN
-        return _bounded(format_memory(self.nbytes), self.counted < self.calls)
+        return Figure(self.nbytes, _bound(self.counted == self.calls)).text(format_memory)
 
     @property
     def bandwidth_text(self) -> Cell:
@@ -99,9 +101,13 @@ class _Sum:
         """The cells of calls, time, average and share of a whole."""
         if not self.timed:
             return [format_number(self.calls), *[UNKNOWN] * 3]
-        time = _bounded(format_time(self.ns), self.timed < self.calls)
+        time = Figure(self.ns, _bound(self.timed == self.calls)).text(format_time)
         share = format_share(self.ns / (whole_ns or 1))
         return [format_number(self.calls), time, format_time(self.ns / self.timed), share]
+
+
+def _bound(is_complete: bool) -> Bound:
+    return Bound.EXACT if is_complete else Bound.AT_LEAST
 
 
 def _size_text(sizes: Set[int]) -> Cell:
@@ -112,22 +118,15 @@ def _size_text(sizes: Set[int]) -> Cell:
     return high if len(sizes) == 1 else high.written(f"{low} to {high}")
 
 
-def _bounded(cell: ReportCell, is_bound: bool) -> ReportCell:
-    return as_lower_bound(cell) if is_bound else cell
-
-
 @report("collectives", "collectives between ranks: bytes, bandwidth and time, by layer", answers="waits")
 def collectives(run: Run) -> Part:
     """Communication between ranks: a table by collective, group and size, and a table by layer and phase.
 
-    *In* and *Out* are the bytes of one call on one rank, ``–`` if unknown. All-to-alls of a group share a row, with
-    their smallest and largest size. A call is a kernel, or a range of a backend
-    that runs on the CPU (gloo); the time of a range is from its start to its end, on any thread. If a run has both
-    kinds, the column *On* says which. *Bandwidth* is the algorithm bandwidth of NCCL's tests, S/t, where S is the
-    larger of In and Out, as these tests define it for all-gather and reduce-scatter
+    *In* and *Out* are the bytes of one call on one rank. All-to-alls of a group share a row, with their smallest and
+    largest size. A call is a kernel, or a range of a backend that runs on the CPU (gloo); the column *On* says which if
+    a run has both. *Bandwidth* is the algorithm bandwidth of NCCL's tests, S/t, where S is the larger of In and Out
     (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). It is a lower bound, because the time
-    includes waiting for the slowest rank. In the second table *Bytes* are S times the calls, and the layer is the one
-    whose work started the collective.
+    includes waiting for the slowest rank. In the second table *Bytes* are S times the calls.
     """
     warnings: list[Part] = [*about_sums(run), warnings_below(run)]
     uses = [*_uses(run)]
@@ -180,10 +179,8 @@ class _Tables:
         if wholes:
             yield f"100 % is all communication: {', '.join(wholes)}."
         if self._wholes[True]:
-            yield (
-                "CPU time of a collective is the time from its beginning to its end, with the waiting for the slowest "
-                "rank."
-            )
+            of = "the time from its beginning to its end, with the waiting for the slowest rank"
+            yield f"CPU time of a collective is {of}."
         if any(use.ns is None and not use.on_host for use in self._uses):
             yield f"{UNKNOWN} under {self._time}: no kernel of it was recorded, only its range on the CPU."
         if any(use.ns is None and use.on_host for use in self._uses):
@@ -194,8 +191,7 @@ def _uses(run: Run) -> Iterator[_Use]:
     """The rows of collectives, each collective once: if a rank has communication kernels, these count and the ranges
     that launched them do not."""
     sources = [_source(frames) for frames in run.rows.frames]
-    numbers = run.rows.columns["frames"]
-    ranks = run.rows.columns["rank"]
+    numbers, ranks = run.rows.columns["frames"], run.rows.columns["rank"]
     with_kernels = {rank for rank, number in zip(ranks, numbers) if sources[number] is _Source.KERNEL}
     for index, number in enumerate(numbers):
         source = sources[number]
@@ -204,9 +200,8 @@ def _uses(run: Run) -> Iterator[_Use]:
         row = run.rows[index]
         if row.calls:  # a row without calls has only memory that an op around it allocated
             collective = collective_of(row.frames) or Collective(short_kernel_name(row.frames[-1].name))
-            on_host = source is _Source.HOST_RANGE
             took = {_Source.KERNEL: row.cost.device_ns, _Source.HOST_RANGE: row.cost.collective_ns or None}
-            yield _Use(row, collective, on_host, took.get(source))
+            yield _Use(row, collective, source is _Source.HOST_RANGE, took.get(source))
 
 
 def _source(frames: Sequence[Frame]) -> _Source | None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from torchprof.run.run import Run
 from torchprof.run.timeline import Pipeline, StageAction
@@ -60,13 +60,8 @@ class OnePipeline:
 
     @cached_property
     def step_ns(self) -> tuple[int, ...]:
-        """The duration of each step, from the first action to the end of the last rank; () if the steps of the ranks
-        cannot be paired.
-
-        Nothing tells when a rank begins: one that comes first waits for the rank with the first stage, which starts
-        everything. So the waiting of the others before their first action counts at most as long as the microbatch
-        takes in the stages before.
-        """
+        """The duration of each step, from the first action to the end of the last rank; () if steps cannot be paired. A
+        rank that begins early only waits for the rank with the first stage, which starts everything."""
         if len({(member.steps, len(member.step_ns)) for member in self.members}) > 1:
             return ()
         times = [[ns - early for ns, early in zip(member.step_ns, self.early_ns(member))] for member in self.members]
@@ -75,20 +70,15 @@ class OnePipeline:
     def early_ns(self, member: Pipeline) -> list[int]:
         """How long before the others a rank began each step: what it waited longer than the stages before it took."""
         first = member.actions[0]
-        before = [action.took_ns for action in self._before(first)]
-        return [
-            max(waited - sum(took[step] for took in before), 0) if before else 0
-            for step, waited in enumerate(first.waited_ns)
-        ]
-
-    def _before(self, first: StageAction) -> list[StageAction]:
-        """The forwards of a microbatch in the stages before that of an action; none for actions of the first stage."""
-        return [
-            action
+        before = [
+            action.took_ns
             for member in self.members
             for action in member.actions
             if action.what == "F" and action.microbatch == first.microbatch and action.stage < first.stage
         ]
+        if not before:  # it has the first stage
+            return [0] * len(first.waited_ns)
+        return [max(waited - sum(took), 0) for waited, *took in zip(first.waited_ns, *before)]
 
     @cached_property
     def steps_by_length(self) -> list[int]:
@@ -190,20 +180,18 @@ def stages_of(pipeline: Pipeline) -> tuple[int, ...]:
 
 def pipelines_of(run: Run) -> list[AlikePipelines]:
     """The pipelines of a run, replicas together, in the order of their lowest rank."""
-    replicas: list[list[OnePipeline]] = []
-    known: list[dict[tuple[int, ...], object]] = []  # what the ranks of each do, by their stages
+    replicas: list[tuple[list[OnePipeline], dict[tuple[int, ...], object]]] = []  # with what their ranks do, by stages
     for pipeline in _pipelines(run):
-        does = _what_it_does(pipeline)
-        like = next(
-            (n for n, other in enumerate(known) if all(other.get(key, does[key]) == does[key] for key in does)), None
-        )
-        if like is None:
-            like = len(known)
-            replicas.append([])
-            known.append({})
-        replicas[like].append(pipeline)
-        known[like].update(does)
-    return [AlikePipelines(tuple(pipelines)) for pipelines in replicas]
+        first = pipeline.members[0]
+        common = (first.device.partition(":")[0], first.schedule, first.stages, bool(pipeline.ranks))
+        roots = (member.roots for member in pipeline.members)
+        does = {(): common, **dict(zip(map(stages_of, pipeline.members), zip(roots, pipeline.orders)))}
+        alike = next((of for of in replicas if all(of[1].get(key, what) == what for key, what in does.items())), None)
+        if alike is None:
+            replicas.append(alike := ([], {}))
+        alike[0].append(pipeline)
+        alike[1].update(does)
+    return [AlikePipelines(tuple(pipelines)) for pipelines, _ in replicas]
 
 
 def _pipelines(run: Run) -> Iterator[OnePipeline]:
@@ -241,14 +229,6 @@ def _of_one_device(run: Run) -> Iterable[Pipeline]:
     return {pipeline.rank: pipeline for pipeline in (on_device if everywhere else on_cpu)}.values()
 
 
-def _what_it_does(pipeline: OnePipeline) -> dict[tuple[int, ...], object]:
-    """The layers and the actions of each rank, by its stages, and what all have in common, by ``()``."""
-    first = pipeline.members[0]
-    common = (first.device.partition(":")[0], first.schedule, first.stages, bool(pipeline.ranks))
-    does: dict[tuple[int, ...], object] = {(): common}
-    return does | {stages_of(member): (member.roots, order) for member, order in zip(pipeline.members, pipeline.orders)}
-
-
 def _times_of_stage(stage: int, members: Sequence[Pipeline]) -> StageTimes:
     own = {member.rank: [action for action in member.actions if action.stage == stage] for member in members}
     all_actions = [action for actions in own.values() for action in actions]
@@ -266,17 +246,16 @@ def _times_of_stage(stage: int, members: Sequence[Pipeline]) -> StageTimes:
             [action.waited_ns for action in actions if waited(rank, action) == why] for rank, actions in own.items()
         )
 
-    medians = _medians(all_actions)
-    of_microbatch = _by_microbatch(medians)
-    backward = _by_microbatch({key: ns for key, ns in medians.items() if key[1] != "F"})
+    of_microbatch = _by_microbatch(all_actions)
+    backward = _by_microbatch(action for action in all_actions if action.what != "F")
     return StageTimes(
         stage,
         tuple(sorted(own)),
         next((root for of, root in members[0].roots if of == stage), NOT_SELECTED),
-        _by_what(all_actions),
+        _medians(all_actions, lambda action: action.what),
         median(of_microbatch.values()),
         median(backward.values()) if backward else None,
-        {rank: median(_by_microbatch(_medians(actions)).values()) for rank, actions in sorted(own.items())},
+        {rank: median(_by_microbatch(actions).values()) for rank, actions in sorted(own.items())},
         of_microbatch,
         _per_step([action.took_ns for action in actions] for actions in own.values()),
         waiting("before"),
@@ -285,26 +264,21 @@ def _times_of_stage(stage: int, members: Sequence[Pipeline]) -> StageTimes:
     )
 
 
-def _by_what(actions: Iterable[StageAction]) -> dict[str, float]:
-    """The median time of an action over steps, microbatches and ranks, by what it is."""
-    times: defaultdict[str, list[int]] = defaultdict(list)
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+def _medians(actions: Iterable[StageAction], key: Callable[[StageAction], _Key]) -> dict[_Key, float]:
+    """The median time over the steps of all actions with the same key."""
+    times: defaultdict[_Key, list[int]] = defaultdict(list)
     for action in actions:
-        times[action.what] += action.took_ns
-    return {what: median(ns) for what, ns in times.items()}
+        times[key(action)] += action.took_ns
+    return {of: median(ns) for of, ns in times.items()}
 
 
-def _medians(actions: Iterable[StageAction]) -> dict[tuple[int, str], float]:
-    """The median time over steps and ranks of what is done with each microbatch."""
-    times: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
-    for action in actions:
-        times[action.microbatch, action.what] += action.took_ns
-    return {key: median(ns) for key, ns in sorted(times.items())}
-
-
-def _by_microbatch(medians: Mapping[tuple[int, str], float]) -> dict[int, float]:
-    """The time of each microbatch: the sum of all that is done with it."""
+def _by_microbatch(actions: Iterable[StageAction]) -> dict[int, float]:
+    """The time of each microbatch, ascending: the sum of the medians of all that is done with it."""
     sums: defaultdict[int, float] = defaultdict(float)
-    for (microbatch, _), ns in medians.items():
+    for (microbatch, _), ns in sorted(_medians(actions, lambda action: (action.microbatch, action.what)).items()):
         sums[microbatch] += ns
     return dict(sums)
 

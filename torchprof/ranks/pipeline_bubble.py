@@ -40,13 +40,6 @@ class Bubble(NamedTuple):
 
 
 @dataclass(frozen=True)
-class UnknownBubble:
-    """Why the bubble of a pipeline is unknown, as the end of a sentence."""
-
-    why: str
-
-
-@dataclass(frozen=True)
 class SlowStages:
     """The ``stages`` of the ranks of a pipeline that take longest, of several if they take equally long; and all
     ``ranks`` that have them, of ``places`` in each pipeline.
@@ -68,11 +61,11 @@ class SlowStages:
 
 @dataclass(frozen=True)
 class Judged:
-    """Pipelines that do the same. ``bubbles``: of those that are judged. ``slow``: their slow stages; None if no bubble
-    is known, or if no rank takes clearly longer than the others."""
+    """Pipelines that do the same. ``bubbles``: of those that are judged; why it is unknown, as the end of a sentence.
+    ``slow``: their slow stages; None if no bubble is known, or if no rank takes clearly longer than the others."""
 
     replicas: AlikePipelines
-    bubbles: tuple[Bubble | UnknownBubble, ...]
+    bubbles: tuple[Bubble | str, ...]
     slow: SlowStages | None
 
     @property
@@ -85,17 +78,15 @@ class Judged:
 @kept_with_run
 def judged_pipelines(run: Run) -> list[Judged]:
     """The pipelines of a run with what is known of them."""
+    only_launches = "times are of the CPU, which only launches the work of the device"
     judged = []
     for replicas in pipelines_of(run):
         launches = replicas.device == "cpu" and _used_a_device(run, replicas)
-        bubbles = tuple(_ONLY_LAUNCHES if launches else _bubble_of(pipeline) for pipeline in replicas.judged)
+        bubbles = tuple(only_launches if launches else _bubble_of(pipeline) for pipeline in replicas.judged)
         known = (pipeline for pipeline, of in zip(replicas.judged, bubbles) if isinstance(of, Bubble))
         slow = next((_slow_stages(replicas, pipeline) for pipeline in known), None)
         judged.append(Judged(replicas, bubbles, slow))
     return judged
-
-
-_ONLY_LAUNCHES = UnknownBubble("times are of the CPU, which only launches the work of the device")
 
 
 def _used_a_device(run: Run, replicas: AlikePipelines) -> bool:
@@ -112,15 +103,15 @@ def _used_a_device(run: Run, replicas: AlikePipelines) -> bool:
 # The bubble
 
 
-def _bubble_of(pipeline: OnePipeline) -> Bubble | UnknownBubble:
-    """The bubble of a pipeline in steps of usual length: the mean over them."""
+def _bubble_of(pipeline: OnePipeline) -> Bubble | str:
+    """The bubble of a pipeline in steps of usual length: the mean over them; or why it is unknown."""
     if not pipeline.is_complete:
-        return UnknownBubble("ranks of it are not in this run" if pipeline.ranks else "its ranks are unknown")
+        return "ranks of it are not in this run" if pipeline.ranks else "its ranks are unknown"
     trains = any(action.what != "F" for member in pipeline.members for action in member.actions)
     if not trains and len(pipeline.members) > 1:
-        return UnknownBubble("without backward, steps overlap: a rank begins the next one while others do this one")
+        return "without backward, steps overlap: a rank begins the next one while others do this one"
     if not pipeline.typical_steps:
-        return UnknownBubble("its ranks recorded different numbers of steps")
+        return "its ranks recorded different numbers of steps"
     bubbles = []
     for step in pipeline.typical_steps:
         took = pipeline.took(step)
@@ -132,12 +123,12 @@ def _bubble_of(pipeline: OnePipeline) -> Bubble | UnknownBubble:
         ):
             ends = simulated(pipeline.orders, durations, pipeline.stages)
             if ends is None:
-                return UnknownBubble("its actions do not fit together in the recorded order")
+                return "its actions do not fit together in the recorded order"
             step_ns.append(max(ends.values()))
         bubbles.append([1 - sum(took.values()) / (len(pipeline.members) * max(ns, 1)) for ns in step_ns])
     measured, equal, own, varying = map(fmean, zip(*bubbles))
     if measured < 1 - (1 - varying) / (1 - OVERLAP):
-        return UnknownBubble("a step is shorter than its actions one after the other: some run at the same time")
+        return "a step is shorter than its actions one after the other: some run at the same time"
     return Bubble(measured, equal, own - equal, varying - own, measured - varying)
 
 
@@ -216,8 +207,8 @@ def _needs(orders: Sequence[Order], stages: int) -> dict[Action, list[Action]] |
 def _slow_stages(replicas: AlikePipelines, pipeline: OnePipeline) -> SlowStages | None:
     """The slow stages, if they are on at most half of the ranks. ``pipeline``: a complete one of the replicas.
 
-    They take longer than the median of the other ranks by at least ``_SLOWER``, in the median microbatch (of replicas
-    in the median one, of two in the faster one) and by the test of ``stragglers`` over the microbatches of all steps.
+    They take longer than the median of the other ranks by at least ``_SLOWER``, in the median microbatch (of two
+    replicas in the faster one) and by the test of ``stragglers`` over the microbatches of all steps.
     """
     busy = {
         place: sum(median_low(replicas.times[stage].of_rank.values()) for stage in place)

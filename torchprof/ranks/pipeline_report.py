@@ -19,7 +19,7 @@ from torchprof.analyze.report import (
 )
 from torchprof.analyze.sentences import warnings_below
 from torchprof.ranks.pipeline import AlikePipelines, OnePipeline, StageTimes
-from torchprof.ranks.pipeline_bubble import Bubble, Judged, SlowStages, UnknownBubble, judged_pipelines
+from torchprof.ranks.pipeline_bubble import Bubble, Judged, SlowStages, judged_pipelines
 from torchprof.run.formats import (
     UNKNOWN,
     Cell,
@@ -32,7 +32,7 @@ from torchprof.run.formats import (
 from torchprof.run.layers import Layers
 from torchprof.run.run import Run
 
-# Sentences about pipelines: how long ranks are idle and why, and the slow stage.
+# Sentences
 
 _WORTH_SAYING = 0.005  # of the time of all ranks
 _OUTLIER = 2.0  # times the other microbatches
@@ -44,12 +44,16 @@ _MAY_BE_CHANCE = "; that may be chance"
 
 def about_pipeline(judged: Judged) -> Iterator[str]:
     """What is known of pipelines that do the same: what they are, and why their ranks are idle."""
-    yield _what_it_is(judged.replicas)
-    yield from _about_missing(judged.replicas)
+    replicas = judged.replicas
+    yield _what_it_is(replicas)
+    here = {member.rank for member in replicas.members}
+    missing = sorted({rank for pipeline in replicas.pipelines for rank in pipeline.ranks} - here)
+    if missing:
+        yield f"{ranks_in_words(missing).capitalize()} {'is' if len(missing) == 1 else 'are'} not in this run."
     yield _about_bubble(judged)
     if judged.slow is not None:
         yield _about_slow_stages(judged.slow)
-    yield from _about_outliers(judged.replicas)
+    yield from _about_outliers(replicas)
 
 
 def pipelines_in_short(run: Run) -> Iterator[str]:
@@ -85,18 +89,11 @@ def _schedule_of(replicas: AlikePipelines) -> str:
     return ", ".join(filter(None, [f"{count} microbatch{'es' if count != 1 else ''}", schedule]))
 
 
-def _about_missing(replicas: AlikePipelines) -> Iterator[str]:
-    here = {member.rank for member in replicas.members}
-    missing = sorted({rank for pipeline in replicas.pipelines for rank in pipeline.ranks} - here)
-    if missing:
-        yield f"{ranks_in_words(missing).capitalize()} {'is' if len(missing) == 1 else 'are'} not in this run."
-
-
 def _about_bubble(judged: Judged, *, of_schedule: bool = False) -> str:
     """How long the ranks are idle in a step, and why. ``of_schedule``: with the schedule."""
     bubble = judged.bubble
     if bubble is None:
-        whys = dict.fromkeys(of.why for of in judged.bubbles if isinstance(of, UnknownBubble))
+        whys = dict.fromkeys(of for of in judged.bubbles if isinstance(of, str))
         return f"How long its ranks are idle (the bubble) is unknown: {'; '.join(whys)}."
     of = f" ({judged.replicas.stages} stages, {_schedule_of(judged.replicas)})" if of_schedule else ""
     parts = [f"{bubble.schedule:.0%} is the schedule's own{of}"]
@@ -155,10 +152,8 @@ def _name_in_stage(run: Run, root: int, layer: int) -> str:
 
 
 def layers_of_stage(run: Run, root: int) -> str:
-    """What a stage has, in short: ``embed, layers.0–layers.3``; the name of its model if that is not a list of layers.
-
-    ``root``: the model of the stage, by its index; negative if unknown, which gives "".
-    """
+    """What a stage has, in short: ``embed, layers.0–layers.3``; the name of its model if that is not a list of layers;
+    "" if its model (``root``) is unknown."""
     if root < 0:
         return ""
     blocks = numbered_layers(run.layers, root)
@@ -174,8 +169,8 @@ def layers_of_stage(run: Run, root: int) -> str:
 
 
 def numbered_layers(layers: Layers, root: int) -> list[int]:
-    """The numbered layers of a stage, in their order: the children of the container that has most of them,
-    if all its children are numbered (``layers.4``); empty without. ``root``: the model of the stage, by its index."""
+    """The numbered layers of a stage, in their order: the children of the container that has most of them, if all its
+    children are numbered (``layers.4``)."""
     best: list[int] = []
     waiting = [root] if root >= 0 else []
     while waiting:
@@ -188,21 +183,19 @@ def numbered_layers(layers: Layers, root: int) -> list[int]:
     return best
 
 
+# Tables
+
 _ROWS = 16
 _MOST_STAGES = 8  # with columns of their own
 
 
 @report("pipeline", "stages of a pipeline: their times, who waits for whom, why ranks are idle", answers="waits")
 def pipeline(run: Run, *, top: int | None = None) -> Section:
-    """The pipelines of a job that uses ``torch.distributed.pipelining``: sentences about the bubble and the slow
-    stage, then tables.
+    """The pipelines of a job that uses ``torch.distributed.pipelining``: sentences about the bubble and the slow stage,
+    then tables by stage, by pipeline and by microbatch. docs/pipelines.md has the formulas.
 
-    The first table has a row for each stage: the median time of a microbatch in forward and in backward, and, in a
-    step, its time and the waiting before its actions. The second has a row for each pipeline: how long its ranks are
-    idle, and why. The third has a row for each microbatch, with its time in each stage. docs/pipelines.md has the
-    formulas.
-
-    ``top``: the number of microbatches (16): those that take longest.
+    Times are medians. The waiting of a stage is that before its actions in a step. ``top``: the number of microbatches
+    (16): those that take longest.
     """
     pipelines = judged_pipelines(run)
     if not pipelines:

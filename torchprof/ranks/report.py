@@ -1,4 +1,4 @@
-"""The ranks report: stragglers of a job, where and how often they are slow, waiting, and missing ranks."""
+"""The ranks report: sentences about stragglers, and tables by rank, by layer and by collective."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchprof.analyze.report import (
     time_cell,
 )
 from torchprof.analyze.sentences import lacks_ranks, warnings_of
-from torchprof.ranks.balance import Balance, balance_of
+from torchprof.ranks import Balance, balance_of
 from torchprof.ranks.pipeline import stages_of
 from torchprof.ranks.sentences import name_of, often, sentences, unit_of
 from torchprof.ranks.values import IN_NO_OP, OneCollective, OneLayer, OneRank, OverRanks, Times
@@ -41,8 +41,6 @@ from torchprof.run.lockstep import GroupOfRanks, Lockstep
 from torchprof.run.run import Run
 from torchprof.run.words import phase_of
 
-# The tables of the ranks report: by rank, by layer, and by collective.
-
 _MANY_RANKS = 16  # with more ranks, only the slowest and the fastest are shown
 _SLOWEST, _FASTEST = 8, 2
 _OF_FLOPS = "FLOPs max/mean"
@@ -56,16 +54,13 @@ class _LayerColumn(NamedTuple):
     value: Callable[[OneLayer], float | None] | None = None
 
 
-class _Statistic(NamedTuple):
-    """A row of the table of ranks that has a statistic of each column over all ranks."""
+_STATISTICS: dict[str, Callable[[Sequence[int]], float]] = {"min": min, "median": median, "max": max}
 
-    name: str
-    of: Callable[[Sequence[int]], float]
 
-    def over(self, values: Sequence[int | None]) -> float | None:
-        """The statistic of these values; None if any of them is unknown."""
-        known = [value for value in values if value is not None]
-        return self.of(known) if known and len(known) == len(values) else None
+def _over_all(statistic: str, values: Sequence[int | None]) -> float | None:
+    """A statistic of the values of all ranks; None if any of them is unknown."""
+    known = [value for value in values if value is not None]
+    return _STATISTICS[statistic](known) if known and len(known) == len(values) else None
 
 
 class _RankColumn(NamedTuple):
@@ -73,7 +68,7 @@ class _RankColumn(NamedTuple):
 
     heading: str
     text: Callable[[OneRank], Cell]
-    over_all: Callable[[_Statistic], Cell] = lambda statistic: ""
+    over_all: Callable[[str], Cell] = lambda statistic: ""
 
 
 def table_of_ranks(run: Run, balance: Balance, top: int | None) -> Section:
@@ -85,14 +80,12 @@ def table_of_ranks(run: Run, balance: Balance, top: int | None) -> Section:
     if len(listed) > (_MANY_RANKS if top is None else top + _FASTEST):
         hidden = len(listed) - slowest - _FASTEST
         listed = [*listed[:slowest], *listed[-_FASTEST:]]
-    statistics = (_Statistic("min", min), _Statistic("median", median), _Statistic("max", max))
     rows = [TableRow([column.text(rank) for column in columns]) for rank in listed]
-    rows += [TableRow([column.over_all(statistic) for column in columns], is_part=False) for statistic in statistics]
-    sentences = []
-    if hidden:
-        sentences.append(f"{hidden} ranks are hidden: shown are the {slowest} slowest and the {_FASTEST} fastest.")
-    sentences += _sentences_of_ranks(run, balance)
-    return stacked([ReportTable([column.heading for column in columns], rows, "ranks"), *sentences])
+    rows += [TableRow([column.over_all(statistic) for column in columns], is_part=False) for statistic in _STATISTICS]
+    table = ReportTable([column.heading for column in columns], rows, "ranks")
+    shown = f"shown are the {slowest} slowest and the {_FASTEST} fastest"
+    sentences = [f"{hidden} ranks are hidden: {shown}."] if hidden else []
+    return stacked([table, *sentences, *_sentences_of_ranks(run, balance)])
 
 
 def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:
@@ -105,7 +98,9 @@ def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:
         heading: str, value: Callable[[OneRank], int | None], text: Callable[[float | None], Cell]
     ) -> _RankColumn:
         values = [*map(value, ranks)]
-        return _RankColumn(heading, lambda rank: text(value(rank)), lambda statistic: text(statistic.over(values)))
+        return _RankColumn(
+            heading, lambda rank: text(value(rank)), lambda statistic: text(_over_all(statistic, values))
+        )
 
     def peaks(kind: str) -> _RankColumn:
         heading = f"{printable(kind).upper()} peak"
@@ -121,7 +116,7 @@ def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:
     yield _RankColumn(
         "Rank",
         lambda rank: format_number(rank.rank),
-        lambda statistic: ReportCell(f"({statistic.name})", ids={"statistic": statistic.name}),
+        lambda statistic: ReportCell(f"({statistic})", ids={"statistic": statistic}),
     )
     yield from map(positions_in, dict.fromkeys(dim.name for meta in run.metas for dim in meta.mesh))
     if stages:
@@ -140,17 +135,17 @@ def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:
         yield _RankColumn(
             "FLOPs",
             lambda rank: _counted(rank.flops, rank.has_more_flops),
-            lambda statistic: _counted(statistic.over(flops), has_more),
+            lambda statistic: _counted(_over_all(statistic, flops), has_more),
         )
 
 
 def _waiting_column(run: Run, ranks: Sequence[OneRank]) -> _RankColumn:
-    def over_all(statistic: _Statistic) -> Cell:
-        waits = statistic.over([rank.waiting_ns for rank in ranks])
+    def over_all(statistic: str) -> Cell:
+        waits = _over_all(statistic, [rank.waiting_ns for rank in ranks])
         # The minimum is exact if a rank with that value is exact; any other statistic is exact if all ranks are.
-        is_min = statistic.name == "min"
-        bounds = [rank.waits_longer for rank in ranks if not is_min or rank.waiting_ns == waits]
-        return _at_least(time_cell(waits), all(bounds) if is_min else any(bounds))
+        if statistic == "min":
+            return _at_least(time_cell(waits), all(rank.waits_longer for rank in ranks if rank.waiting_ns == waits))
+        return _at_least(time_cell(waits), any(rank.waits_longer for rank in ranks))
 
     return _RankColumn(
         f"Waiting{unit_of(run)}", lambda rank: _at_least(time_cell(rank.waiting_ns), rank.waits_longer), over_all
@@ -163,8 +158,7 @@ def _sentences_of_ranks(run: Run, balance: Balance) -> Iterator[str]:
         has_more = any(rank.has_more_flops for rank in balance.ranks) or bool(run.missing_ranks)
         yield (f"FLOPs of all ranks together: {_counted(balance.flops, has_more)}.")
     if balance.time is not None:
-        device = run.meta.device_heading
-        where = "CPU" if balance.time == "cpu" else device
+        where = "CPU" if balance.time == "cpu" else run.meta.device_heading
         of = "" if unit_of(run) else " in all that was recorded"
         yield (f"Own work is time of the {where}{of}, without communication.")
     if any(lockstep.times for lockstep in run.lockstep.values()):
@@ -173,8 +167,10 @@ def _sentences_of_ranks(run: Run, balance: Balance) -> Iterator[str]:
             "sample, the same on all ranks."
         )
     if any(rank.waiting_ns is not None and rank.waits_longer for rank in balance.ranks):
-        why = "a rank waited in several collectives at once, in unmatched calls"
-        yield (f"{AT_LEAST}: {why}, or for ranks that are not in this run.")
+        yield (
+            f"{AT_LEAST}: a rank waited in several collectives at once, in unmatched calls, or for ranks that are not "
+            "in this run."
+        )
 
 
 def _layer_columns(run: Run, balance: Balance) -> list[_LayerColumn]:
@@ -226,11 +222,10 @@ def _layer_columns(run: Run, balance: Balance) -> list[_LayerColumn]:
         columns.append(
             waiting._replace(text=lambda row: _waiting(row.waiting, row.wait_longer) if row.collectives else "")
         )
-        columns.append(text_column("Waits most", lambda row: _waits_most(row.waiting) if row.collectives else ""))
+        columns.append(text_column("Waits most", lambda row: _highest(row.waiting) if row.collectives else ""))
     if any(layer.ranks for layer in run.layers):
-        columns.append(
-            text_column("Ranks", lambda row: _some_ranks(run.layers[row.layer].ranks if row.layer >= 0 else ()))
-        )
+        ranks_of = [layer.ranks and numbers_in_words(layer.ranks) for layer in run.layers]
+        columns.append(text_column("Ranks", lambda row: (row.layer >= 0 and ranks_of[row.layer]) or "all"))
     return columns
 
 
@@ -271,10 +266,7 @@ def table_of_collectives(run: Run, balance: Balance, limit: int) -> Section:
     def cells(collective: OneCollective) -> list[Cell]:
         last: list[Cell] = [UNKNOWN] * 2
         if collective.last is not None and len(collective.ranks) > 1:
-            last = [
-                format_number(collective.last.highest) if collective.last.max else "",
-                often(Times(collective.last.max, collective.of)),
-            ]
+            last = [_highest(collective.last), often(Times(collective.last.max, collective.of))]
         return [
             name_of(run, collective.layer),
             phase_cell(phase_of(collective.layer, collective.phase)),
@@ -282,7 +274,7 @@ def table_of_collectives(run: Run, balance: Balance, limit: int) -> Section:
             *_group(collective.group),
             format_number(collective.calls),
             _waiting(collective.waiting, collective.wait_longer),
-            _waits_most(collective.waiting),
+            _highest(collective.waiting),
             *last,
         ]
 
@@ -319,18 +311,15 @@ def _group(group: GroupOfRanks | None) -> list[Cell]:
     return [printable(group.description or group.name) or UNKNOWN, printable(group.ranks) or size]
 
 
-def _some_ranks(ranks: Sequence[int]) -> str:
-    return numbers_in_words(ranks) if ranks else "all"
-
-
 def _waiting(waiting: OverRanks | None, is_bound: bool) -> Cell:
     return _at_least(time_cell(None if waiting is None else waiting.sum), is_bound)
 
 
-def _waits_most(waiting: OverRanks | None) -> Cell:
-    if waiting is None:
+def _highest(over: OverRanks | None) -> Cell:
+    """The rank with the largest value, if any is not 0."""
+    if over is None:
         return UNKNOWN
-    return format_number(waiting.highest) if waiting.max else ""
+    return format_number(over.highest) if over.max else ""
 
 
 def _ratio(value: float) -> ReportCell:
@@ -350,16 +339,15 @@ _LINES = 15
 
 @report("ranks", "stragglers: which rank is slow, where, and how long others wait", answers="waits")
 def ranks(run: Run, *, sort_by: str | None = None, top: int | None = None, depth: int | None = None) -> Section:
-    """How work is balanced over the ranks of a job: sentences about stragglers and missing ranks, then three tables.
+    """How work is balanced over the ranks of a job: sentences about stragglers and missing ranks, then three tables: by
+    rank, by layer and phase (with all layers below), and by collective of a layer.
 
     Times are per step, the mean over the steps; without steps, per cycle. *Own work* is all work of a rank except
-    communication; on its device, if that was measured. The first table has a row for each rank, most own work first; of
-    more than 16 ranks it shows the 8 slowest and the 2 fastest. The second has a row for each layer and phase, with all
-    layers below; rows are sorted by how much the slowest rank exceeds the mean. The third has a row for each collective
-    of a layer, longest waiting first. docs/ranks.md describes the columns.
+    communication; on its device, if that was measured. Of more than 16 ranks the first table shows the 8 slowest and
+    the 2 fastest. docs/ranks.md describes the columns.
 
-    ``sort_by`` orders layers by another column, as ``flops_max/mean``. ``top``: the number of rows of each table.
-    Raises TorchprofError for an unknown column.
+    ``sort_by`` orders layers by another column, as ``flops_max/mean``, instead of by how much the slowest rank exceeds
+    the mean. ``top``: the number of rows of each table. Raises TorchprofError for an unknown column.
     """
     if len(run.metas) == 1:
         return stacked([_of_one_rank(run)])

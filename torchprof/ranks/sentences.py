@@ -1,4 +1,4 @@
-"""Sentences about the ranks of a job: stragglers, where and how often they are slow, waiting, and missing ranks."""
+"""Sentences about the ranks of a job: stragglers, hangs; and the ranks that are worth having whole."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import ceil
 
 from torchprof.analyze.report import name_of_layer, printable
 from torchprof.analyze.sentences import about_missing_ranks
-from torchprof.ranks.balance import Balance, balance_of
+from torchprof.ranks import Balance, balance_of
 from torchprof.ranks.pipeline_bubble import judged_pipelines
 from torchprof.ranks.pipeline_report import about_pipeline
 from torchprof.ranks.significance import CLEARLY_SLOWER
@@ -35,15 +35,11 @@ def sentences(run: Run, balance: Balance) -> Iterator[str]:
     mesh = " × ".join(f"{printable(dim.name)} {dim.size}" for dim in run.meta.mesh)
     yield f"{len(run.metas)} ranks{f'; mesh: {mesh}' if mesh else ''}."
     yield from about_missing_ranks(run)
-    unit = unit_of(run)
     yield from about_hang(run)
     late_first = balance.late is not None and balance.late.exceeds_slow
-    if balance.late is not None and late_first:
-        yield from _about_late(run, balance.late, False, unit)
-    if balance.slow is not None:
-        yield from _about_slow(run, balance.slow, late_first, unit)
-    if balance.late is not None and not late_first:
-        yield from _about_late(run, balance.late, balance.slow is not None, unit)
+    about_slow = [] if balance.slow is None else [*_about_slow(run, balance.slow, late_first)]
+    about_late = [] if balance.late is None else [*_about_late(run, balance.late, bool(about_slow) and not late_first)]
+    yield from about_late + about_slow if late_first else about_slow + about_late
     if run.choice is None:
         yield from _about_none(run, balance)
     for judged in judged_pipelines(run):
@@ -94,9 +90,9 @@ def straggler(run: Run, balance: Balance) -> str:
     """The sentence that names the stragglers of a job; "" if none was found."""
     late, slow = balance.late, balance.slow
     if late is not None and (slow is None or late.exceeds_slow or (slow.may_be_chance and not late.may_be_chance)):
-        may_be_chance, sentence = late.may_be_chance, next(_about_late(run, late, False, unit_of(run)))
+        may_be_chance, sentence = late.may_be_chance, next(_about_late(run, late, False))
     elif slow is not None:
-        may_be_chance, sentence = slow.may_be_chance, next(_about_slow(run, slow, False, unit_of(run)))
+        may_be_chance, sentence = slow.may_be_chance, next(_about_slow(run, slow, False))
     else:
         return ""
     return f"{sentence} {_MAY_BE_CHANCE}" if may_be_chance else sentence
@@ -120,18 +116,20 @@ def unit_of(run: Run) -> str:
     return " a cycle" if any(meta.cycles > 1 for meta in run.metas) else ""
 
 
-def _about_slow(run: Run, slow: Slow, are_more: bool, unit: str) -> Iterator[str]:
+def _about_slow(run: Run, slow: Slow, are_more: bool) -> Iterator[str]:
     """Sentences about ranks whose own work takes longer. ``are_more``: late ranks were named before."""
-    is_one = len(slow.ranks) == 1
-    words = ranks_in_words(slow.ranks)
-    takes = " to ".join(dict.fromkeys(str(format_time(ns)) for ns in (min(slow.work_ns), max(slow.work_ns))))
+    is_one, unit = len(slow.ranks) == 1, unit_of(run)
+    words, takes = ranks_in_words(slow.ranks), _from_to(slow.work_ns)
     others = f"the others with {ranks_in_words(slow.stages, 'stage')}" if slow.stages else "the others"
     the_others = f"that of {others} {format_time(slow.others_ns)} (median)"
     if are_more:
         yield f"The own work of {words} takes longer, too: {takes}{unit}, {the_others}."
     else:
         are = "is the straggler: its" if is_one else "are the stragglers: their"
-        yield f"{words.capitalize()} {are} own work takes {takes}{unit}, {the_others}{_about_cost(slow, unit)}."
+        cost = ""
+        if slow.costs is not None and slow.costs >= _WORTH_SAYING:
+            cost = f"; without that,{unit or ' the recording'} would be up to {slow.costs:.0%} shorter"
+        yield f"{words.capitalize()} {are} own work takes {takes}{unit}, {the_others}{cost}."
     who = "It" if is_one else "One of them"
     findings = []
     if slow.slowest is not None and slow.slowest.of > 1:
@@ -147,7 +145,7 @@ def _about_slow(run: Run, slow: Slow, are_more: bool, unit: str) -> Iterator[str
         least = "at least " if slow.wait_longer else ""
         yield f"The others wait in collectives for {least}{format_time(slow.others_wait_ns)}{unit} (median)."
     if slow.difference is not None:
-        yield _about_difference(run, slow.difference, slow.ranks, unit)
+        yield _about_difference(run, slow.difference, slow.ranks)
     if slow.flops is not None:
         who = "It" if is_one else f"Rank {slow.ranks[0]}"
         if slow.flops >= 1 + CLEARLY_SLOWER:
@@ -156,32 +154,29 @@ def _about_slow(run: Run, slow: Slow, are_more: bool, unit: str) -> Iterator[str
             yield f"{who} has as many FLOPs as the others (median): the same work takes longer there."
 
 
-def _about_cost(slow: Slow, unit: str) -> str:
-    """As the end of a sentence, how much faster the job could be; "" if that is unknown or almost nothing."""
-    if slow.costs is None or slow.costs < _WORTH_SAYING:
-        return ""
-    return f"; without that,{unit or ' the recording'} would be up to {slow.costs:.0%} shorter"
+def _from_to(times: Sequence[int]) -> str:
+    """The shortest and the longest time; once if they look the same."""
+    return " to ".join(dict.fromkeys(str(format_time(ns)) for ns in (min(times), max(times))))
 
 
-def _about_late(run: Run, late: Late, are_more: bool, unit: str) -> Iterator[str]:
+def _about_late(run: Run, late: Late, are_more: bool) -> Iterator[str]:
     """Sentences about ranks that are late in collectives, though their own work is not longer as far as it is compared.
     ``are_more``: slow ranks were named before."""
     is_one = len(late.ranks) == 1
     are = "is the straggler" if is_one else "are the stragglers"
     if are_more:
         are = "is late, too" if is_one else "are late, too"
-    waited = " to ".join(dict.fromkeys(str(format_time(ns)) for ns in (min(late.late_ns), max(late.late_ns))))
     yield (
-        f"{ranks_in_words(late.ranks).capitalize()} {are}: in collectives the others wait "
-        f"{waited}{unit} longer than {'it' if is_one else 'they'} (median), {late.share:.0%} of a step."
+        f"{ranks_in_words(late.ranks).capitalize()} {are}: in collectives the others wait {_from_to(late.late_ns)}"
+        f"{unit_of(run)} longer than {'it' if is_one else 'they'} (median), {late.share:.0%} of a step."
     )
     if late.may_be_chance:
         yield _MAY_BE_CHANCE
     if late.difference is not None:
-        yield _about_difference(run, late.difference, late.ranks, unit)
+        yield _about_difference(run, late.difference, late.ranks)
 
 
-def _about_difference(run: Run, difference: Difference, ranks: Sequence[int], unit: str) -> str:
+def _about_difference(run: Run, difference: Difference, ranks: Sequence[int]) -> str:
     """A sentence: the layer, or the part of the step, that the ranks spend more time in."""
     of_rank = "" if len(ranks) == 1 else f" of rank {ranks[0]}"
     where = f"{name_of(run, difference.layer)}{f' in {difference.phase}' if difference.phase else ''}"
@@ -191,7 +186,7 @@ def _about_difference(run: Run, difference: Difference, ranks: Sequence[int], un
         where = PARTS[difference.part]
     elif difference.layer == OUTSIDE:
         where = "outside of all layers"
-    return f"Most of the difference{of_rank} is {where}: {format_time(difference.excess_ns)}{unit}."
+    return f"Most of the difference{of_rank} is {where}: {format_time(difference.excess_ns)}{unit_of(run)}."
 
 
 def often(times: Times | None) -> str:
@@ -241,10 +236,8 @@ def _stays(step: Unfinished) -> bool:
 
 
 def _hangs(run: Run, step: Unfinished) -> bool:
-    """Whether the step took far longer than any other, in one layer, operator or collective.
-
-    In a loop that marks no steps, work of no layer may be what follows the loop, such as saving the model.
-    """
+    """Whether the step took far longer than any other, in one layer, operator or collective. In a loop that marks no
+    steps, work of no layer may be what follows the loop, such as saving the model."""
     steps = run.samples.get(SampleKey(OUTSIDE, FORWARD, step.rank, "cpu", "step_ns"))
     are_marked = any(meta.rank == step.rank and meta.step_end == StepEnd.MARK for meta in run.metas)
     is_of_step = step.layer >= 0 or (step.name != "" and are_marked)
@@ -285,8 +278,7 @@ def _where(run: Run, step: Unfinished) -> str:
     return f"in {inside}{name_of_layer(run, step.layer)} in {step.phase} for {lasted}"
 
 
-# Chooses the ranks of a large job whose whole runs are worth having, from a comparison of all of them: for
-# ``prof.gather`` inside of a job, for job folders and saved runs, and for the page.
+# The ranks of a large job whose whole runs are worth having
 
 MOST_WHOLE_RANKS = 64
 """The largest number of ranks that views of a whole run show one by one, the page and ``torchprof show``."""
@@ -296,9 +288,9 @@ _STRAGGLERS = 3  # the most slow ranks, and the most late ranks, that are chosen
 def chosen_ranks(comparison: Run) -> tuple[int, ...]:
     """The ranks to have whole, ascending. ``comparison``: the merged ``Run.to_compare`` of all ranks.
 
-    They are ranks that let the others hang, the slowest stragglers, or else the rank with the most own work, and more
-    ranks that are not slow: from the fastest to the one in the middle. In pipelines these have the same stages as the
-    first of the slowest, and its pipeline is chosen whole.
+    They are ranks that let the others hang, the slowest stragglers, or else the rank with the most own work, and ranks
+    that are not slow: from the fastest to the one in the middle, in pipelines with the same stages. The pipeline of the
+    first is chosen whole.
     """
     balance = balance_of(comparison)
     work = {rank.rank: rank.work_ns if rank.typical_ns is None else rank.typical_ns for rank in balance.ranks}
@@ -309,18 +301,14 @@ def chosen_ranks(comparison: Run) -> tuple[int, ...]:
     first = (*slow, *late, *named)[0]
     peers = next(peers for peers in balance.peers if first in peers)
     others = [rank for rank in ordered if rank in peers and rank not in named.union(slow, late)]
-    spread_out = _spread_out(others[: len(others) // 2 + 1], len(named) + 1)
+    middle = len(others) // 2
+    spread_out = [others[number * middle // len(named)] for number in range(len(named) + 1)] if others else []
     pipeline = {rank for of in comparison.pipelines if of.rank == first for rank in of.group}
     return tuple(sorted(named.union(spread_out, pipeline.intersection(ordered))))
 
 
 def _stragglers(balance: Balance) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return balance.slow.ranks if balance.slow else (), balance.late.ranks if balance.late else ()
-
-
-def _spread_out(ranks: Sequence[int], count: int) -> list[int]:
-    """At most so many of the ranks, at equal distances, with the first and the last."""
-    return [ranks[number * (len(ranks) - 1) // (count - 1)] for number in range(count)] if ranks else []
 
 
 def run_of_chosen(run: Run) -> Run:

@@ -77,8 +77,12 @@ def stragglers(
         scales = [_Scale(_differences(times, others, whole), float, float, tests)]
     else:
         typical = max(median_low(median(of_rank) for of_rank in times), 1)
-        by_ratio = _Scale(_ratios(times, others), log1p, expm1, 2 * tests)
-        scales = [by_ratio, _Scale(_differences(times, others, typical), float, float, 2 * tests)]
+        # In logarithms, half as long is as far from equal as twice as long.
+        ratios = [[log(max(ns, 1) / max(middle, 1)) for ns, middle in zip(*of_rank)] for of_rank in zip(times, others)]
+        scales = [
+            _Scale(ratios, log1p, expm1, 2 * tests),
+            _Scale(_differences(times, others, typical), float, float, 2 * tests),
+        ]
     certain = {rank for scale in scales for rank in scale.slow(least, CHANCE)}
     named = certain or {rank for scale in scales for rank in scale.slow(max(least, CLEARLY_SLOWER), MAY_BE_CHANCE)}
     if 2 * len(named) > ranks:
@@ -108,7 +112,10 @@ class _Scale:
         kept = steps - 2 * trimmed
         in_order = [sorted(values) for values in excess]
         self._typical = [min(fmean(ordered[trimmed : steps - trimmed]), median(ordered)) for ordered in in_order]
-        without_outliers = [_without_outliers(*each, trimmed) for each in zip(excess, in_order)]
+        without_outliers = [  # each replaced by the nearest value that is not (Winsorized)
+            [min(max(value, ordered[trimmed]), ordered[-1 - trimmed]) for value in values]
+            for values, ordered in zip(excess, in_order)
+        ]
         wider = _widening(without_outliers)
         self._errors = [wider * _standard_error(values, kept) for values in without_outliers]
         self._usual_error = median(self._errors) / (1 - 2 / (9 * (kept - 1))) ** 1.5
@@ -141,17 +148,8 @@ class _Scale:
 
 def _medians_of_others(times: _Times) -> list[Sequence[float]]:
     """For each rank the median of the other ranks, in each step."""
-    steps = []
-    for step in zip(*times):
-        ordered = sorted(step)
-        steps.append([_median_without(ordered, ns) for ns in step])
-    return [*zip(*steps)]
-
-
-def _ratios(times: _Times, others: Sequence[Sequence[float]]) -> list[list[float]]:
-    """For each rank the logarithm of its time over the median of the others, in each step. In logarithms, half as long
-    is as far from equal as twice as long."""
-    return [[log(max(ns, 1) / max(median, 1)) for ns, median in zip(*of_rank)] for of_rank in zip(times, others)]
+    steps = [(step, sorted(step)) for step in zip(*times)]
+    return [*zip(*([_median_without(ordered, ns) for ns in step] for step, ordered in steps))]
 
 
 def _differences(times: _Times, others: Sequence[Sequence[float]], whole: float) -> list[list[float]]:
@@ -163,12 +161,6 @@ def _median_without(ordered: Sequence[int], ns: int) -> float:
     """The median of sorted times without one of them, which is ``ns``."""
     low, high = (len(ordered) - 2) // 2, (len(ordered) - 1) // 2  # the middle of the others, if ns is after it
     return (ordered[low + (ns <= ordered[low])] + ordered[high + (ns <= ordered[high])]) / 2
-
-
-def _without_outliers(values: Sequence[float], ordered: Sequence[float], trimmed: int) -> list[float]:
-    """The values, of which so many at each end are replaced by the nearest one that is not (Winsorized)."""
-    low, high = ordered[trimmed], ordered[len(ordered) - 1 - trimmed]
-    return [min(max(value, low), high) for value in values]
 
 
 def _standard_error(without_outliers: Sequence[float], kept: int) -> float:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, median_low
 
 from torchprof.ranks.significance import CLEARLY_SLOWER, WORTH_NAMING, Stragglers, stragglers
 from torchprof.ranks.values import Compared, OneCollective, OneRank, Times
 from torchprof.run.lockstep import EXCHANGES, NO_LAST_RANK, NOT_RECORDED
-from torchprof.run.run import Run
 from torchprof.run.words import OUTSIDE
 
 
@@ -52,7 +51,7 @@ class Slow:
     the median over the steps; None if the steps cannot be paired, in a run of chosen ranks, and in a pipeline, where
     another stage may take as long.
 
-    ``difference``: the place where the slowest rank takes longer; None if no place has most of the difference.
+    ``difference``: None if no place has most of it.
     ``flops``: the FLOPs of the slowest rank over the median of the others; None: unknown. ``stages``: the others are
     the ranks that have these stages of a pipeline, too; ``()`` if all ranks are compared.
     """
@@ -119,28 +118,22 @@ def slow_among_peers(
         if len(peers) > 1:
             some = compared.among(peers)
             tested = _tested_work(some, len(compared.ranks))
+            detectable.append(None if tested is None else tested.detectable)
             members = set(peers)
             slow_here = _slow_ranks(some, tested, [rank for rank in ranks if rank.rank in members], collectives)
             if slow_here is not None and len(compared.peers) > 1:
                 slow_here = replace(slow_here, costs=None, stages=compared.stages.get(peers[0], ()))
             slow += [slow_here] if slow_here is not None else []
-            detectable.append(tested.detectable if tested is not None else None)
     shares = [share for share in detectable if share is not None]
     most = max(slow, key=lambda of: (not of.may_be_chance, of.work_ns[0] - of.others_ns), default=None)
     return most, max(shares) if shares and len(shares) == len(detectable) else None
 
 
 def _slow_ranks(
-    compared: Compared,
-    tested: Stragglers | None,
-    ranks: Sequence[OneRank],
-    collectives: Iterable[OneCollective],
+    compared: Compared, tested: Stragglers | None, ranks: Sequence[OneRank], collectives: Iterable[OneCollective]
 ) -> Slow | None:
-    """The ranks whose own work takes longer than that of the others, by ``tested``, the result of ``_tested_work``.
-
-    Without that: the ranks whose work takes ``CLEARLY_SLOWER`` longer than that of the median rank, if one of them was
-    the slowest in more than half of the steps.
-    """
+    """The ranks whose own work takes longer than that of the others, by ``tested``; without a test
+    than that of the median rank by ``CLEARLY_SLOWER``, if one of them was the slowest in most steps."""
     whole = compared.whole
     work = compared.typical(whole)
     if len(work) < max(2, len(ranks)):
@@ -185,10 +178,8 @@ def _slow_ranks(
 
 def _cost(compared: Compared, slow: Sequence[int]) -> float | None:
     """See ``Slow.costs``."""
-    whole = compared.whole
-    if not (compared.are_paired and whole.values) or compared.step_ns <= 0:
-        return None
-    if compared.run.choice is not None:  # the slowest of all other ranks is not in this run
+    whole, is_chosen = compared.whole, compared.run.choice is not None  # then the slowest other rank may be missing
+    if is_chosen or not (compared.are_paired and whole.values) or compared.step_ns <= 0:
         return None
     longer = [
         max(0, max(step) - max(ns for rank, ns in zip(whole.ranks, step) if rank not in slow))
@@ -266,8 +257,7 @@ def _late_by_calls(compared: Compared, ranks: Sequence[OneRank]) -> dict[int, in
 
 
 def compares_waiting(compared: Compared) -> bool:
-    """Whether ``late_ranks`` compares all ranks that exchange anything: none is missing, and groups and steps are
-    known."""
+    """Whether ``late_ranks`` compares all ranks that exchange anything: groups and steps are known."""
     lockstep = compared.run.lockstep.items()
     exchanging = {rank for key, times in lockstep if key.what == EXCHANGES for rank in times.ranks}
     return exchanging <= {rank for waits in _waiting_together(compared) for rank in waits}
@@ -305,15 +295,6 @@ def _waiting_together(compared: Compared) -> Iterator[dict[int, list[int]]]:
         yield {rank: waits[rank] for rank in sorted(ranks)}
 
 
-def _nearest_above(run: Run, layer: int, known: Container[int]) -> int | None:
-    """The innermost layer around a layer that is known: others may not have been selected. None without one."""
-    while layer >= 0:
-        layer = run.layers.parent[layer]
-        if layer >= 0 and layer in known:
-            return layer
-    return None
-
-
 def _difference(compared: Compared, device: str, slow: Sequence[int], least: float) -> Difference | None:
     """The innermost layer, and its phase, in which the first of the slow ranks takes at least ``least`` longer in a
     step than the median of the others; outside all layers, the part of the step. A rank without a layer takes 0
@@ -326,7 +307,9 @@ def _difference(compared: Compared, device: str, slow: Sequence[int], least: flo
         by_rank[layer].update(took)
         by_phase[layer][phase] = _excess(took, slow[0], others)
     excess = {layer: _excess(took, slow[0], others) for layer, took in by_rank.items()}
-    above = {layer: _nearest_above(compared.run, layer, excess) for layer in excess}
+    lineage = compared.run.layers.lineage
+    # The nearest layer above with work: those between may not have been selected.
+    above = {layer: next((of for of in reversed(lineage(layer)[:-1]) if of in excess), None) for layer in excess}
     inner: int | None = None
     while below := [layer for layer in excess if above[layer] == inner]:
         largest = max(below, key=excess.__getitem__)

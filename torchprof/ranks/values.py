@@ -59,16 +59,13 @@ class OverRanks:
 
     @property
     def above_mean(self) -> float:
-        """The largest value minus the mean: what perfect balance would save if all ranks wait for the slowest."""
+        """The largest value minus the mean: what perfect balance would save."""
         return self.max - self.sum / len(self.values)
 
     @property
     def imbalance(self) -> float | None:
-        """The largest value over the mean: 1 if all are equal. None for a single rank, and if all values are 0.
-
-        This is the load imbalance of a bulk-synchronous program (Valiant, CACM 33(8), 1990). A step lasts as long as
-        its slowest rank, so it is by how many times it is longer than with the same work in perfect balance.
-        """
+        """The largest value over the mean: 1 if all are equal. None for a single rank, and if all values are 0. This is
+        the load imbalance of a bulk-synchronous program (Valiant, CACM 33(8), 1990)."""
         return self.max * len(self.values) / self.sum if len(self.values) > 1 and self.sum > 0 else None
 
 
@@ -151,8 +148,8 @@ class OneCollective:
 
 
 class Compared:
-    """A run whose ranks are compared, ``of_job`` many with those that are missing: the time that counts ("cpu" or
-    "device"), the steps of each rank, and sums."""
+    """A run whose ranks are compared, ``of_job`` many with those that are missing. ``time``: the time that counts
+    ("cpu" or "device"); ``whole``: that of all steps."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -224,16 +221,14 @@ class Compared:
 
     @cached_property
     def all_ranks(self) -> GroupOfRanks | None:
-        """All ranks of the job, as the group of the collectives whose group was not recorded. None if ranks are
-        missing, or if they did not make the same calls, equally often: then there are other groups."""
-        lockstep, ranks = self.run.lockstep, self.ranks
-        unknown = [
-            collective for key, collective in lockstep.items() if key.is_collective and key.group == NOT_RECORDED
-        ]
+        """All ranks of the job, as the group of the collectives whose group was not recorded. None if ranks are missing
+        or did not make the same calls: then there are other groups."""
         is_complete = not self.run.missing_ranks and all(
-            collective.ranks == ranks and collective.is_paired for collective in unknown
+            collective.ranks == self.ranks and collective.is_paired
+            for key, collective in self.run.lockstep.items()
+            if key.is_collective and key.group == NOT_RECORDED
         )
-        return GroupOfRanks("", INFERRED, len(ranks)) if is_complete else None
+        return GroupOfRanks("", INFERRED, len(self.ranks)) if is_complete else None
 
     @cached_property
     def step_ns(self) -> float:
@@ -266,8 +261,7 @@ class Compared:
         return Counter({rank: self.per_step(rank, value) for rank, value in sums.items()})
 
     def rolled_up(self, name: str) -> dict[tuple[int, str], dict[int, int]]:
-        """A column of the rows per step, by layer (with all layers below it), phase and rank; only for layers and
-        phases in which it is not 0."""
+        """A column of the rows per step, by layer (with all layers below it), phase and rank, where it is not 0."""
         if name not in self.run.rows.nonzero:
             return {}
         place = {rank: position for position, rank in enumerate(self.ranks)}

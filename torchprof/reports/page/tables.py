@@ -12,7 +12,7 @@ from typing import Any
 
 from torchprof.analyze.memory import about_peak, samples_by_device
 from torchprof.analyze.report import QUESTIONS, Part, ReportTable, TableRow, printable, stacked, tables_and_sentences
-from torchprof.ranks.balance import balance_of
+from torchprof.ranks import balance_of
 from torchprof.ranks.pipeline import OnePipeline
 from torchprof.ranks.pipeline_bubble import judged_pipelines
 from torchprof.ranks.pipeline_report import about_alike

@@ -1,0 +1,302 @@
+"""Python outside of layers: what the functions of a loop spend their time on."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from torchprof.advise import Advice, rule
+from torchprof.advise.chains import (
+    Among,
+    Frames,
+    always,
+    inside,
+    is_direct,
+    is_in_op,
+    is_own_time,
+    node_of,
+    outermost_op,
+)
+from torchprof.advise.evidence import Evidence
+from torchprof.advise.python import FEWEST_SAMPLES, Function, Spent, functions, most_of
+from torchprof.run.formats import format_time
+from torchprof.run.torch_names import DATA, GARBAGE, OPTIMIZER, purpose_of
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, FrameKind
+
+_DATA_SHARE = 0.1
+_SMALL_NS = 30_000
+_GAP_NS = 30_000  # what the call of an operator, a node or a model takes outside of it
+_MANY = 20  # small operators, or reads, for each call of a model
+_READS = 2
+_COPIED = 5
+
+_LESS_OFTEN = "Do it less often: `if step % 100 == 0:`"
+
+
+class _Kind(NamedTuple):
+    """What a function does: ``calls`` matches the names of what it calls. ``says``: a clause for the finding.
+    ``remedy`` and ``options``: see ``Advice``."""
+
+    calls: re.Pattern[str]
+    says: str
+    remedy: str
+    options: str = ""
+
+
+_COPIES_THE_MODEL = _Kind(
+    re.compile(r"(.*\.)?(deepcopy|state_dict|load_state_dict)"),
+    "it copies the model",
+    "Update an average in place: `torch._foreach_lerp_(averages, parameters, 1 - decay)`, which "
+    "`torch.optim.swa_utils.AveragedModel` does.",
+    "Copy the model less often.",
+)
+_READS_VALUES = _Kind(
+    re.compile(r"(.*\.)?(item|tolist|numpy)"),
+    "it reads values of tensors, one by one",
+    "Keep results as tensors, and read them once in many steps, or many at once: `torch._foreach_norm(tensors)`.",
+)
+_CONCATENATES = _Kind(
+    re.compile(r"torch\.(cat|concat|concatenate|[hv]stack)|np\.(append|concatenate|[hv]stack)"),
+    "it concatenates, which copies all of its inputs",
+    "If a tensor grows by it, collect the parts in a list, and concatenate them once, after the loop: "
+    "`torch.cat(parts)`.",
+)
+_KINDS = (
+    _Kind(
+        re.compile(r"(.*\.)?DataLoader\.__iter__"),
+        "the workers of a DataLoader are started again for each pass over the data",
+        "Keep them: `DataLoader(…, persistent_workers=True)`.",
+    ),
+    _Kind(
+        re.compile(r"(.*\.)?sleep"),
+        "it sleeps",
+        "Wait for the thing itself, without `time.sleep`: `queue.Queue.get()`, `threading.Condition.wait()`.",
+    ),
+    _Kind(
+        re.compile(r"subprocess\..*|(.*\.)?(Popen|check_output|check_call|communicate)|os\.(system|popen)"),
+        "it starts processes",
+        f"{_LESS_OFTEN}, in a thread, or read the same in this process (`psutil`, `/proc`).",
+    ),
+    _Kind(
+        re.compile(
+            r"(.*\.)?(save|dump|savez\w*|save_file|save_pretrained|write|writelines|write_\w+|flush|to_csv|imwrite"
+            r"|savefig|add_scalars?|add_histogram|add_image)"
+        ),
+        "it writes to files",
+        f"{_LESS_OFTEN}, or hand a copy of the data to a thread that writes.",
+    ),
+    _COPIES_THE_MODEL,
+    _Kind(
+        re.compile(r"(.*\.)?(dumps|pformat)"),
+        "it turns values into text",
+        f"{_LESS_OFTEN}, or write tensors as they are: `torch.save`.",
+    ),
+    _Kind(
+        re.compile(r"print|(log|logger|logging|wandb|mlflow)\.\w+"),
+        "it prints or logs",
+        f"{_LESS_OFTEN}, and print numbers (`loss.item()`) instead of tensors.",
+    ),
+    _Kind(
+        re.compile(
+            r"(.*\.)?(acquire|recv|\w*_?lock)|(.*\.)?\w*(queue|thread|worker|process|future|event|condition)s?"
+            r"\.(get|put|join|wait|result)",
+            re.IGNORECASE,
+        ),
+        "it waits for a lock or another thread",
+        "Hold the lock for less time: copy the data under the lock, and work without it; or pass data through a "
+        "`queue.Queue`.",
+    ),
+    _Kind(
+        re.compile(
+            r"(.*\.)?(load|loads|read|readline|readlines|read_\w+|imread|open|urlopen|listdir|glob)|requests\.\w+"
+        ),
+        "it reads files or data from elsewhere",
+        "Read it once, before the loop, or in the workers of a `DataLoader`.",
+    ),
+    _Kind(
+        re.compile(r"re\.\w+|(.*\.)?(findall|finditer|lower|upper|strip|replace|tokenize)"),
+        "it processes text",
+        "Do it once, before the loop, or in the workers of a `DataLoader`.",
+    ),
+    _CONCATENATES,
+    _Kind(
+        re.compile(r"torch\.(tensor|as_tensor|asarray|\w+Tensor)"),
+        "it makes tensors of Python lists",
+        "Keep the values as tensors or in a NumPy array (`torch.from_numpy(array)`), and gather many at once: "
+        "`values[indices]`.",
+    ),
+    _Kind(
+        re.compile(r"(np|numpy|pd|pandas|scipy)\..*"),
+        "this is NumPy",
+        "Replace NumPy with tensor operations, or do it in the workers of a `DataLoader`.",
+    ),
+    _READS_VALUES,
+)
+"""The name of a call has the first kind that matches it."""
+_NO_CALL = re.compile("")
+_PREPARES = _Kind(
+    _NO_CALL,
+    "it runs operators on data without gradients",
+    "Do it once, before the loop, or less often; or only for what a step needs: `data[indices[:16]]`, not "
+    "`data[indices][:16]`; or in the workers of a `DataLoader`.",
+)
+_ALL_ROWS = _Kind(
+    _NO_CALL,
+    "it calls small operators in a loop",
+    "Compute all rows at once: one operator on all of them (`cross_entropy(outputs, targets)`), or "
+    "`torch.vmap(function)(rows)`.",
+)
+_ALL_TENSORS = _Kind(
+    _NO_CALL,
+    "it calls small operators in a loop",
+    "Treat all tensors at once: `torch._foreach_add_(tensors, others)` and its relatives, or one operator on stacked "
+    "tensors.",
+    "`torch.optim` has optimizers, `clip_grad_norm_(…, foreach=True)` clips.",
+)
+_AT_ONCE = re.compile(r"(.*\.)?(clip_grad_\w+|_foreach_\w+)")
+_PYTHON = _Kind(
+    _NO_CALL,
+    "this is Python between operators",
+    "Replace the loop with tensor operations, do it less often, or move it to the workers of a `DataLoader`.",
+)
+_OF_NO_DATA = re.compile(
+    r"aten::(_foreach_\w+|\w+_|item|to|copy|rand\w*|normal|uniform|bernoulli|exponential|multinomial|poisson)"
+)
+_COPIES = frozenset({"aten::clone", "aten::copy_", "aten::_to_copy", "aten::to", "aten::empty_like"})
+
+
+@rule
+def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
+    """Functions outside all layers in which Python, and what it calls, takes much time: sleeping, processes, files,
+    copies of the model, text, locks, NumPy, values read one by one, loops over parameters with small operators.
+
+    Python's own time is that in which no operator runs, without 30 us for each operator, autograd node and call of a
+    model (Python, autograd's engine and the profiler take 5 to 20 us), without what marked steps had beyond the median
+    one, and without waiting for other stages of a pipeline. With a sampling thread (``torchprof run``) it is shared
+    among functions by their samples, and so is that of operators. Without samples there is one finding, without a
+    function.
+    """
+    if not evidence.ops_recorded or not evidence.recorded_ns:
+        return
+    own = evidence.took_outside(_OWN_TIME_OF_LOOP, FORWARD)
+    gaps = [spread for _, spread in evidence.samples["step_gap_ns"]]
+    unusual = sum(max(0, spread.sum - round(spread.median * spread.count)) for spread in gaps)
+    waited = sum(pipeline.waited_ns for pipeline in evidence.run.pipelines if pipeline.device == "cpu")
+    own_ns = max(0, own.cpu_ns - waited)
+    nodes = sum(took.calls for took in evidence.took(is_direct, phases=PHASES[1:]).values())
+    calls = nodes + evidence.took_outside(is_direct, FORWARD).calls + sum(_calls_of_models(evidence))
+    left = own_ns - unusual - _GAP_NS * calls
+    sampled = [function for function in functions(evidence, _is_loop) if function.samples >= FEWEST_SAMPLES]
+    if not sampled:
+        if left >= evidence.notable_ns and 2 * left > own_ns:
+            yield _finding(evidence, "", own_ns, _PYTHON)
+        return
+    others: list[Counter[Spent]] = []
+    for function in sampled:
+        by_kind = _by_kind(function)
+        rest = by_kind.pop(_PYTHON)
+        known = {kind: spent for kind, spent in by_kind.items() if spent.total() >= evidence.notable_ns}
+        for kind, spent in known.items():
+            yield _finding(evidence, most_of(spent), spent.total(), kind)
+            left -= sum(ns for part, ns in spent.items() if not part.op)
+        unknown = function.spent - sum(known.values(), Counter[Spent]())
+        prepares = _prepares_data(unknown, evidence)
+        small, backward_ns = _small_operators(function, evidence) if 2 * unknown.total() >= function.ns else (None, 0)
+        if small is not None and unknown.total() + backward_ns >= evidence.notable_ns:
+            yield _finding(evidence, most_of(unknown), unknown.total() + backward_ns, small)
+        elif prepares.total() >= _DATA_SHARE * evidence.recorded_ns:
+            first = max((part for part in prepares if part.op), key=prepares.__getitem__)
+            kind = _PREPARES._replace(says=f"it runs `{first.op}` on data without gradients")
+            yield _finding(evidence, first.line.at, prepares.total(), kind)
+        else:
+            others.append(rest)
+    for rest in others:
+        if min(rest.total(), left) >= evidence.notable_ns:
+            yield _finding(evidence, most_of(rest), rest.total(), _PYTHON)
+
+
+def _finding(evidence: Evidence, line: str, ns: int, kind: _Kind) -> Advice:
+    per_step = evidence.per_step(ns)
+    each = "" if per_step is None else f" ({format_time(per_step)} per step)"
+    where = f"{line} takes" if line else "No operator and no layer runs for"
+    text = f"{where} {format_time(ns)}{each}: {kind.says}."
+    return Advice(evidence.name_of(OUTSIDE), text, kind.remedy, evidence.while_idle(ns), options=kind.options)
+
+
+def _by_kind(function: Function) -> dict[_Kind, Counter[Spent]]:
+    """The time of a function by what it calls, with the operators in that. ``_PYTHON``: all other time, without
+    operators."""
+    by_kind: dict[_Kind, Counter[Spent]] = {_PYTHON: Counter()}
+    for spent, ns in function.spent.items():
+        kind = next((kind for kind in _KINDS if kind.calls.fullmatch(spent.line.calls)), _PYTHON)
+        if kind is not _PYTHON or not spent.op:
+            by_kind.setdefault(kind, Counter())[spent] += ns
+    return by_kind
+
+
+def _prepares_data(spent: Counter[Spent], evidence: Evidence) -> Counter[Spent]:
+    """The time of operators without a node in backward, if others outside all layers have some, and of Python in the
+    same lines: what frees their memory. Random numbers are left out, because noise is new in each step, and
+    what changes a tensor in place, as an average of parameters, or reads or copies it."""
+    trained: set[str | None] = set()  # the names of nodes outside all layers
+    inside_of: defaultdict[str, set[str]] = defaultdict(set)  # by outermost operator: all operators in it
+    for layer, phase, frames, *_ in evidence.rows(is_in_op):
+        if layer != OUTSIDE:
+            continue
+        if phase == BACKWARD:
+            trained.add(node_of(frames))
+        else:
+            ops = (frame.name for frame in frames if frame.kind == FrameKind.OP)
+            # As ``node_of`` writes the names of their nodes
+            inside_of[outermost_op(frames) or ""] |= {op.removeprefix("aten::").replace("_", "") for op in ops}
+    on_data = {
+        part
+        for part in spent
+        if trained
+        and part.op.startswith("aten::")
+        and not _OF_NO_DATA.fullmatch(part.op)
+        and not _AT_ONCE.fullmatch(part.line.calls)
+        and not inside_of[part.op] & trained
+    }
+    lines = {part.line.at for part in on_data}
+    return Counter(
+        {part: ns for part, ns in spent.items() if part in on_data or (part.line.at in lines and not part.op)}
+    )
+
+
+def _small_operators(function: Function, evidence: Evidence) -> tuple[_Kind | None, int]:
+    """What a function does with many small operators, and the time of their backward."""
+    calls, ns = function.op_calls.total(), function.op_ns()
+    python_ns = function.ns - ns
+    reads = evidence.took_outside(inside("aten::item"), FORWARD).calls  # too short for many samples
+    copied = sum(function.op_calls[name] for name in _COPIES)
+    passes = max(_calls_of_models(evidence), default=0) or 1
+    direct = evidence.took_outside(Among(is_direct, _is_loop), FORWARD)
+    if reads >= _MANY * passes and _READS * reads >= direct.calls:
+        says = f"it reads values of tensors one by one ({reads:,} times)"
+        return _READS_VALUES._replace(says=says, options=""), 0
+    if 2 * function.op_ns(*_COPIES) >= ns > python_ns and copied >= _COPIED * passes:
+        return _COPIES_THE_MODEL._replace(says="it copies tensors"), 0
+    at_once = sum(ns for spent, ns in function.spent.items() if not spent.op and _AT_ONCE.fullmatch(spent.line.calls))
+    if calls < _MANY * passes or ns >= _SMALL_NS * calls or 2 * at_once >= python_ns:
+        return None, 0
+    nodes = evidence.took_outside(is_direct, BACKWARD)
+    are_small = nodes.calls >= _MANY * passes and nodes.cpu_ns < _SMALL_NS * nodes.calls
+    backward_ns = evidence.took_outside(always, BACKWARD).cpu_ns if are_small else 0
+    backward = f", and their backward takes {format_time(backward_ns)}" if backward_ns else ""
+    says = f"it calls small operators in a loop ({calls:,} of {format_time(ns / calls)}{backward})"
+    return (_ALL_ROWS if backward_ns else _ALL_TENSORS)._replace(says=says), backward_ns
+
+
+def _is_loop(frames: Frames) -> bool:
+    """Whether work is that of the loop: not of data loading, an optimizer or the garbage collector."""
+    return purpose_of(FORWARD, frames) not in (DATA, OPTIMIZER, GARBAGE)
+
+
+_OWN_TIME_OF_LOOP = Among(is_own_time, _is_loop)
+
+
+def _calls_of_models(evidence: Evidence) -> list[int]:
+    return [evidence.forward_calls[root] for root in evidence.run.layers.roots]
