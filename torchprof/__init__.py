@@ -51,25 +51,21 @@ __all__ = [
 ]
 
 _FILES = {
-    "BudgetExceeded": "comparison.budget",
-    "Diff": "comparison.diff",
-    "Profile": "profile.profile",
-    "Run": "run.run",
-    "TorchprofError": "errors",
-    "annotate": "profile.torch_profiler",
-    "assert_budget": "comparison.budget",
-    "benchmark": "profile.benchmark",
-    "compare": "comparison",
-    "flops": "profile.flops",
-    "from_profiler": "profile.torch_profiler",
-    "from_trace": "traces.read",
-    "load": "run.saved",
-    "log_stragglers": "profile.torch_profiler",
-    "merge": "run.merge",
-    "open_job": "run.saved",
-    "peak": "record.this_process",
-    "tensorboard_trace_handler": "profile.torch_profiler",
+    "comparison.budget": "BudgetExceeded assert_budget",
+    "comparison": "compare",
+    "comparison.diff": "Diff",
+    "errors": "TorchprofError",
+    "profile.benchmark": "benchmark",
+    "profile.flops": "flops",
+    "profile.profile": "Profile",
+    "profile.torch_profiler": "annotate from_profiler log_stragglers tensorboard_trace_handler",
+    "record.this_process": "peak",
+    "run.merge": "merge",
+    "run.run": "Run",
+    "run.saved": "load open_job",
+    "traces.read": "from_trace",
 }
+_FILE_OF = {name: file for file, names in _FILES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
@@ -78,10 +74,10 @@ def __getattr__(name: str) -> Any:
 
     if name in ("profile", "types"):  # ``import torchprof`` is enough to use them; of profile also in torchprof 1.4.0
         return import_module(f"torchprof.{name}")
-    if name not in _FILES:
+    if name not in _FILE_OF:
         # ``name`` and ``obj`` let Python say which name may have been meant
         raise AttributeError(f"module 'torchprof' has no attribute {name!r}", name=name, obj=modules[__name__])
-    return getattr(import_module(f"torchprof.{_FILES[name]}"), name)
+    return getattr(import_module(f"torchprof.{_FILE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:

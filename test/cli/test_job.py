@@ -20,7 +20,7 @@ from build.places import ROOT
 import torchprof
 from torchprof.analyze.report import without_warnings
 from torchprof.cli import main
-from torchprof.cli.files import Files, saved_runs
+from torchprof.cli.show import Files, saved_runs
 from torchprof.ranks.sentences import with_comparison
 from torchprof.reports import content_of
 from torchprof.reports.documents import text_of
@@ -109,7 +109,7 @@ def test_of_many_ranks_only_some_are_loaded(
     assert main(["show", "runs", "-o", "job/"]) == 0
     capsys.readouterr()
     read, run_of_rank = [], job_folder.run_of_rank
-    monkeypatch.setattr("torchprof.cli.files.MOST_RANKS", 7)
+    monkeypatch.setattr("torchprof.cli.show.MOST_RANKS", 7)
     monkeypatch.setattr(job_folder, "run_of_rank", lambda data, path: read.append(path) or run_of_rank(data, path))
     assert main(["show", "job", "-o", "some.json", "--report", "tree"]) == 0
     out, err = capsys.readouterr()
@@ -135,14 +135,14 @@ def test_of_many_saved_runs_all_are_compared_and_some_loaded(
     ranks: list[Run], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if 8 were many: what is shown is that of a job folder, but the ranks are compared with their layers."""
-    monkeypatch.setattr("torchprof.cli.files.MOST_RANKS", 7)
+    monkeypatch.setattr("torchprof.cli.show.MOST_RANKS", 7)
     read = []
 
     def noted(files: Files, arguments: Any, how: Any) -> Iterator[tuple[str, Run]]:
         read.append((how, files.saved))
         return saved_runs(files, arguments, how)
 
-    monkeypatch.setattr("torchprof.cli.files.saved_runs", noted)
+    monkeypatch.setattr("torchprof.cli.show.saved_runs", noted)
     assert main(["show", "runs", "--jobs", "2", "-o", "page.html", "--report", "ranks"]) == 0
     out, err = capsys.readouterr()
     assert err == "Written: page.html.\n"
@@ -171,14 +171,14 @@ def test_of_many_saved_runs_those_that_cannot_be_read_are_left_out(
 ) -> None:
     """One file has nothing in it, and one is of a newer torchprof. In that of rank 3, which is chosen, the rows are
     damaged, which are not compared. A file that is named is not left out."""
-    monkeypatch.setattr("torchprof.cli.files.MOST_RANKS", 7)
+    monkeypatch.setattr("torchprof.cli.show.MOST_RANKS", 7)
     Path("runs/rank6.json").write_text('{"format": "torchprof-run", "schema": 2}')
     Path("runs/rank7.json").write_text('{"format": "torchprof-run", "schema": 99}')
     damaged = json.loads(Path("runs/rank3.json").read_text())
     Path("runs/rank3.json").write_text(json.dumps({**damaged, "rows": None}))
     for rank in (8, 9):
         replace(ranks[0], metas=(replace(ranks[0].meta, rank=rank),)).save(f"runs/rank{rank}.json")
-    monkeypatch.setattr("torchprof.cli.files.chosen_ranks", lambda comparison: (0, 3, 5))
+    monkeypatch.setattr("torchprof.cli.show.chosen_ranks", lambda comparison: (0, 3, 5))
     assert main(["show", "runs", "--report", "tree"]) == 0
     out, err = capsys.readouterr()
     assert "Left out: runs/rank6.json is a damaged run file: KeyError 'samples'." in err
@@ -194,8 +194,8 @@ def test_saved_runs_are_read_by_at_most_four_processes(
     cpus: int, options: list[str], expected: int, ranks: list[Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if 8 were many, and worth processes, on a machine with so many CPUs for this process."""
-    monkeypatch.setattr("torchprof.cli.files.MOST_RANKS", 7)
-    monkeypatch.setattr("torchprof.cli.files._WORTH_PROCESSES", 0)
+    monkeypatch.setattr("torchprof.cli.show.MOST_RANKS", 7)
+    monkeypatch.setattr("torchprof.cli.show._WORTH_PROCESSES", 0)
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(cpus)), raising=False)
     assert main(["show", "runs", "-o", "job/", "--jobs", "1"]) == 0
     counts = []
@@ -204,7 +204,7 @@ def test_saved_runs_are_read_by_at_most_four_processes(
         counts.append(processes)
         return map(call, items)
 
-    monkeypatch.setattr("torchprof.cli.files.in_processes", noted)
+    monkeypatch.setattr("torchprof.cli.show.in_processes", noted)
     monkeypatch.setattr("torchprof.run.saved.in_processes", noted)
     for files in ("runs", "job"):
         assert main(["show", files, "--report", "ranks", *options]) == 0
@@ -231,7 +231,7 @@ def test_of_chosen_ranks_none_are_chosen_again(
     ranks: list[Run], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if three ranks, which were chosen of eight, were many. All files have their duration in the first line."""
-    monkeypatch.setattr("torchprof.cli.files.MOST_RANKS", 7)
+    monkeypatch.setattr("torchprof.cli.show.MOST_RANKS", 7)
     replace(ranks[6], metas=(replace(ranks[6].meta, wall_ns=9_000_000_000, measured=("cpu_ns",)),)).save(
         "runs/rank6.json"
     )
@@ -252,7 +252,7 @@ def test_of_chosen_ranks_none_are_chosen_again(
 def test_all_of_many_saved_runs_are_merged_for_other_programs(
     ranks: list[Run], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchprof.cli.files.MOST_RANKS", 7)
+    monkeypatch.setattr("torchprof.cli.show.MOST_RANKS", 7)
     merged = torchprof.merge(ranks)
     compared = merged.to_compare(layers=True)
     assert main(["show", "runs", "-o", "merged.json", "-o", "page.html", "--report", "tree"]) == 0
@@ -275,7 +275,7 @@ def test_all_of_many_saved_runs_are_merged_for_other_programs(
     Path("runs/rank1.json").unlink()
     torchprof.merge(ranks[6:]).save("runs/rank6.json")
     Path("runs/rank7.json").unlink()
-    monkeypatch.setattr("torchprof.cli.files.MOST_RANKS", 5)
+    monkeypatch.setattr("torchprof.cli.show.MOST_RANKS", 5)
     assert main(["show", "runs", "--report", "tree"]) == 0
     assert "Only ranks 0, 3 and 5 are in this run" in capsys.readouterr().out
 

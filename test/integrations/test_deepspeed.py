@@ -24,19 +24,23 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from torchprof import Profile, TorchprofError
-from torchprof.integrations.conventions import DEEPSPEED
-from torchprof.integrations.deepspeed import (
-    add_profile_methods,
+from torchprof.integrations.conventions import (
+    DEEPSPEED,
     duration_to_string,
     flops_to_string,
-    from_config,
-    get_model_profile,
     macs_to_string,
     number_to_string,
     params_to_string,
 )
-from torchprof.integrations.deepspeed.profiler import counting_sentences, top_lines, tree_lines
-from torchprof.integrations.model_figures import ModelFigures
+from torchprof.integrations.deepspeed import (
+    add_profile_methods,
+    counting_sentences,
+    from_config,
+    get_model_profile,
+    top_lines,
+    tree_lines,
+)
+from torchprof.integrations.recorded_model import ModelFigures
 from torchprof.record import session_columns as raw_events
 
 # The page of the original tool, without all that depends on a clock.
@@ -758,7 +762,7 @@ def test_the_newer_keys_are_passed_to_the_profiler() -> None:
 def test_without_enabled_nothing_is_profiled(
     config: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchprof.integrations.model_recording.Profile", None)
+    monkeypatch.setattr("torchprof.integrations.recorded_model.Profile", None)
     profiler = from_config(config)
     assert not profiler.enabled
     assert isinstance(profiler.step(Mlp()), nullcontext)

@@ -18,11 +18,9 @@ from torch import Tensor, nn
 import torchprof
 from torchprof import TorchprofError
 from torchprof.integrations import deepspeed, flops_profiler
-from torchprof.integrations.deepspeed.profiler import ProfileMethods, top_lines, tree_lines
-from torchprof.integrations.flops_profiler import FlopsProfiler
-from torchprof.integrations.flops_profiler.printed import lines_by_depth
-from torchprof.integrations.model_figures import LayerFigures, positions
-from torchprof.integrations.model_recording import ModelRecording
+from torchprof.integrations.deepspeed import ProfileMethods, top_lines, tree_lines
+from torchprof.integrations.flops_profiler import FlopsProfiler, lines_by_depth
+from torchprof.integrations.recorded_model import LayerFigures, ModelRecording, positions
 
 
 def by_flops_profiler(model: Any, *sizes: int, **options: Any) -> Any:
@@ -279,7 +277,7 @@ def test_the_calls_of_a_shared_module_count_at_the_place_of_the_call(kind: type[
     assert (inner, recording.figures().whole.macs) == ([16, 32], 48)
     assert recording.figures().params == 20
     deepest = recording.figures().by_class(recording.figures().deepest)
-    assert {name: (own.figures.macs, own.params) for name, own in deepest.items()} == {"Linear": (48, 20)}
+    assert [(name, own.macs, params) for name, own, params in deepest] == [("Linear", 48, 20)]
 
 
 @both
@@ -388,7 +386,7 @@ class OnDevice(torchprof.Profile):
 def test_the_time_is_that_of_the_device_if_it_was_recorded(
     kind: type[ModelRecording], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchprof.integrations.model_recording.Profile", OnDevice)
+    monkeypatch.setattr("torchprof.integrations.recorded_model.Profile", OnDevice)
     figures = recorded(kind, Mlp(), torch.rand(3, 4)).figures()
     rows = [row for row in figures.run.rows if row.phase == "forward" and row.layer is not None]
     inside = [row for row in rows if any(frame.name in ("aten::linear", "aten::relu") for frame in row.frames)]

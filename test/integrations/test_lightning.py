@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 
 import torchprof
 from torchprof import Profile, TorchprofError
-from torchprof.integrations.training_loop import LoopProfile
+from torchprof.integrations.training_loop import LoopCallback
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 BATCHES = 8
@@ -398,14 +398,17 @@ def test_the_default_device_is_that_of_the_model(options: dict[str, Any]) -> Non
         device = torch.device("cuda")
         is_cpu = False
 
+    class Loop(LoopCallback):
+        STAGES = ("fit",)
+
     there = nn.Linear(2, 2)
     there.weight = OnCuda(there.weight.detach())
     for model, on_cuda in ((there, True), (nn.Linear(2, 2), False)):
-        loop = LoopProfile("fit", always, None, None, options)
-        loop.begin_step(model)
+        loop = Loop("fit", schedule=always, **options)
+        loop._begin_step(model)
         model(torch.rand(1, 2))
-        loop.end_step()
-        loop.stop()
+        loop._end_step()
+        loop._stop()
         assert dict(loop.run.meta.flags)["use_cuda"] is (on_cuda and not options)
         assert loop.run.meta.steps == 1
 

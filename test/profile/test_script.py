@@ -17,8 +17,7 @@ import pytest
 from build.places import ROOT
 from build.processes import killed_after
 
-from torchprof.profile.cprofile import PythonFunction, profile_python
-from torchprof.profile.script import Script
+from torchprof.profile.script import PythonFunction, Script, profile_python
 
 pytestmark = pytest.mark.jobs
 
@@ -27,8 +26,7 @@ PYTHON = sys.executable
 # A replacement for the command line. It prints nothing, so that all output is the script's.
 DRIVER = """
 import os, sys
-from torchprof.profile.cprofile import profile_python
-from torchprof.profile.script import Script
+from torchprof.profile.script import Script, profile_python
 
 def log(*what):
     with open(os.environ["LOG"], "a") as file:

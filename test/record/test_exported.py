@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from examples.models import LeNet5, TinyTransformer
 from torchprof import Profile, Run, TorchprofError
-from torchprof.integrations.flops_profiler.profiler import FlopsProfiler
+from torchprof.integrations.flops_profiler import FlopsProfiler
 from torchprof.run.words import FORWARD
 
 MODELS: dict[str, tuple[Any, Tensor]] = {

@@ -7,7 +7,6 @@ runs and ``compare`` do not.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -36,7 +35,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.execute is run.execute:  # the script must see stdout and stderr unchanged
             run.execute(arguments)
         with no_encoding_errors(sys.stdout, sys.stderr):
-            return _execute(arguments)
+            try:
+                code: int = arguments.execute(arguments)
+                sys.stdout.flush()
+                return code
+            except KeyboardInterrupt:
+                print("torchprof: interrupted (Ctrl-C).", file=sys.stderr)
+                return INTERRUPTED
     except (TorchprofError, OSError) as error:
         if isinstance(error, BrokenPipeError):  # the reader has closed the pipe, as `| head` does
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -63,14 +68,3 @@ def _about(error: Exception) -> str:
     near = get_close_matches(path.name, [file.name for file in path.parent.iterdir()])
     meant = f" Did you mean {' or '.join(str(path.with_name(name)) for name in near)}?" if near else ""
     return f"There is no file {path}.{meant}"
-
-
-def _execute(arguments: argparse.Namespace) -> int:
-    """Run a command other than ``run``. Ctrl-C ends it without a traceback."""
-    try:
-        code: int = arguments.execute(arguments)
-        sys.stdout.flush()
-        return code
-    except KeyboardInterrupt:
-        print("torchprof: interrupted (Ctrl-C).", file=sys.stderr)
-        return INTERRUPTED

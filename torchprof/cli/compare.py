@@ -8,7 +8,7 @@ import sys
 
 import torchprof
 from torchprof.analyze.report import printable
-from torchprof.cli.options import Commands, add_json_option, add_options, add_output_option, check_output, whole_number
+from torchprof.cli.options import Commands, add_options, add_output_option, check_output
 from torchprof.cli.output import write_files
 
 _EPILOG = """\
@@ -46,13 +46,11 @@ def add_to(commands: Commands) -> None:
     )
     table = parser.add_argument_group("the table")
     add_options(table, "--depth")
-    table.add_argument("--sort-by", metavar="QUANTITY", help="what to show and order by: flops, cpu_peak, calls, …")
-    table.add_argument(
-        "--top", type=whole_number, default=20, metavar="N", help="only the N that changed most (default 20)"
-    )
+    add_options(table, "--sort-by", metavar="QUANTITY", help="what to show and order by: flops, cpu_peak, calls, …")
+    add_options(table, "--top", default=20, help="only the N that changed most (default 20)")
     add_options(table, "--tablefmt")
     output = add_output_option(parser, "write the comparison to a file, once for each: diff.md, diff.json, diff.html")
-    add_json_option(output)
+    add_options(output, "--json")
     parser.set_defaults(execute=execute)
 
 

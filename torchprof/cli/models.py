@@ -32,8 +32,7 @@ SPECS = "file.py:Net, package.module:Net, timm:NAME, torchvision:NAME or transfo
 
 
 class ModelCall(NamedTuple):
-    """How the command line calls the model: a method and its arguments. ``text``: the arguments as the user wrote
-    them."""
+    """How the command line calls the model: a method and its arguments, also as the ``text`` that the user wrote."""
 
     method: str
     inputs: list[_Input]
@@ -79,9 +78,9 @@ def _json_object(option: str, text: str, example: str) -> dict[str, Any]:
         value = json.loads(text)
     except ValueError as error:
         raise TorchprofError(f"{option} is not JSON ({error}). Write an object: '{example}'.") from error
-    if not isinstance(value, dict):
-        raise TorchprofError(f"{option} is {text}, not a JSON object. Write an object: '{example}'.")
-    return value
+    if isinstance(value, dict):
+        return value
+    raise TorchprofError(f"{option} is {text}, not a JSON object. Write an object: '{example}'.")
 
 
 def make_without_data(spec: str, kwargs_text: str) -> torch.nn.Module:
@@ -178,8 +177,7 @@ def _find(spec: str) -> Any:
 
 class _Input(NamedTuple):
     """The description of a random tensor: its shape, dtype and range of values, from ``low`` to ``high`` (exclusive).
-    ``name``: the keyword argument; None for a positional argument. ``dtype``: None if the user wrote none. ``text``:
-    the text that the user wrote."""
+    ``name``: the keyword argument; None for a positional argument. ``text``: what the user wrote."""
 
     text: str
     name: str | None
@@ -226,17 +224,14 @@ def sum_of(output: Any) -> torch.Tensor:
     """The sum of all tensors in an output that require a gradient: the loss from which backward starts."""
     import torch
 
-    total: torch.Tensor | None = None
+    sums: list[torch.Tensor] = []
     waiting = [output]
     while waiting:
         value = waiting.pop()
-        if isinstance(value, torch.Tensor):
-            if value.requires_grad:
-                total = value.sum() if total is None else total + value.sum()
-        elif isinstance(value, dict):
-            waiting.extend(value.values())
-        elif isinstance(value, (tuple, list)):
-            waiting.extend(value)
-    if total is None:
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            sums.append(value.sum())
+        elif isinstance(value, (dict, tuple, list)):
+            waiting.extend(value.values() if isinstance(value, dict) else value)
+    if not sums:
         raise TorchprofError("--backward: no output of the model requires a gradient.")
-    return total
+    return sum(sums[1:], sums[0])

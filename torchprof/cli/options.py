@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import wrap
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 from torchprof.analyze.report import OPTIONS, QUESTIONS
 from torchprof.cli.models import SPECS
@@ -47,6 +48,17 @@ _SHARED: dict[str, dict[str, Any]] = {
     "--memory": {"action": "store_true", "help": "record allocations"},
     "--flops": {"action": "store_true", "help": "count parameters, MACs and FLOPs"},
     "--shapes": {"action": "store_true", "help": "record shapes and types: more findings, ops by shape"},
+    "--paths": {"nargs": "+", "metavar": "PATH", "help": "only these layers: features.0, layer.*"},
+    "--show-events": {"action": "store_true", "help": OPTIONS["show_events"].meaning},
+    "--sort-by": {"metavar": "COLUMN", "help": OPTIONS["sort_by"].meaning},
+    "--top": {"type": whole_number, "metavar": "N", "help": OPTIONS["top"].meaning},
+    "--percent": {"action": "store_true", "help": OPTIONS["percent"].meaning},
+    "--op": {"metavar": "OP", "help": f"ops: {OPTIONS['op'].meaning}"},
+    "--layer": {"metavar": "PATH", "help": f"ops, kernels: {OPTIONS['layer'].meaning}"},
+    "--phase": {"metavar": "PHASE", "help": OPTIONS["phase"].meaning},
+    "--by-shape": {"action": "store_true", "help": f"ops: {OPTIONS[_BY_SHAPE_IN_REPORTS].meaning}"},
+    "--full-names": {"action": "store_true", "help": f"kernels: {OPTIONS['full_names'].meaning}"},
+    "--json": {"action": "store_true", "help": "print the report as JSON instead of text"},
     "--depth": {"type": whole_number, "metavar": "N", "help": OPTIONS["depth"].meaning},
     "--hot": {"action": "store_true", "help": OPTIONS["hot"].meaning},
     "--tablefmt": {"metavar": "FORMAT", "help": OPTIONS["tablefmt"].meaning},
@@ -56,7 +68,7 @@ _SHARED: dict[str, dict[str, Any]] = {
 def add_options(parser: argparse._ActionsContainer, *names: str, **more: Any) -> None:
     """Add some of the shared options to a parser or a group, in the given order. ``more``: as of ``add_argument``."""
     for name in names:
-        parser.add_argument(name, **_SHARED[name], **more)
+        parser.add_argument(name, **{**_SHARED[name], **more})
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
@@ -102,36 +114,22 @@ def add_output_option(parser: argparse.ArgumentParser, description: str = _RUN_F
     return output
 
 
-def add_json_option(output: argparse._ArgumentGroup) -> None:
-    """``--json``: data instead of text."""
-    output.add_argument("--json", action="store_true", help="print the report as JSON instead of text")
-
-
 def add_report_options(parser: argparse.ArgumentParser) -> None:
     """What to print: one report, with the options that only reports have, or the table of layers; and the output."""
     group = parser.add_argument_group(
         "one report", "--depth, --sort-by, --top and --tablefmt work here, too, if the report has them"
     )
     group.add_argument("--report", metavar="NAME", help="top, ops, memory, … (torchprof --help lists all)")
-    group.add_argument("--op", metavar="OP", help=f"ops: {OPTIONS['op'].meaning}")
-    group.add_argument("--layer", metavar="PATH", help=f"ops, kernels: {OPTIONS['layer'].meaning}")
-    group.add_argument("--phase", metavar="PHASE", help=OPTIONS["phase"].meaning)
-    group.add_argument("--by-shape", action="store_true", help=f"ops: {OPTIONS[_BY_SHAPE_IN_REPORTS].meaning}")
-    group.add_argument("--full-names", action="store_true", help=f"kernels: {OPTIONS['full_names'].meaning}")
+    add_options(group, "--op", "--layer", "--phase", "--by-shape", "--full-names")
     table = parser.add_argument_group("the table")
-    add_options(table, "--depth")
-    table.add_argument("--show-events", action="store_true", help=OPTIONS["show_events"].meaning)
-    table.add_argument("--sort-by", metavar="COLUMN", help=OPTIONS["sort_by"].meaning)
-    table.add_argument("--top", type=whole_number, metavar="N", help=OPTIONS["top"].meaning)
-    table.add_argument("--percent", action="store_true", help=OPTIONS["percent"].meaning)
-    add_options(table, "--hot", "--tablefmt")
+    add_options(table, "--depth", "--show-events", "--sort-by", "--top", "--percent", "--hot", "--tablefmt")
     table.add_argument("--summary", action="store_true", help="shapes and parameters instead of the tree")
-    add_json_option(add_output_option(parser))
+    add_options(add_output_option(parser), "--json")
 
 
 def given_options(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
-    """Those of the options ``names`` that the user gave, with their values."""
-    values = {name: getattr(arguments, name) for name in names}
+    """Those of the options ``names`` that the command has and the user gave, with their values."""
+    values = {name: getattr(arguments, name, None) for name in names}
     return {name: value for name, value in values.items() if value is not None and value is not False}
 
 
@@ -183,39 +181,35 @@ def check_output(
     problems = []
     for file in arguments.output:
         path = Path(file).resolve()
-        problem = (
-            f"-o {file}: the same file as -o {known[path]}."
-            if path in known
-            else _problem_with(file, of, rank, world_size, job)
-        )
+        try:
+            if path in known:
+                raise TorchprofError(f"{file}: the same file as -o {known[path]}.")
+            _check_file(file, of, rank, world_size, job)
+        except TorchprofError as error:
+            problems.append(f"-o {error}")
         known[path] = file
-        problems += [problem] if problem else []
     if problems:
         raise TorchprofError("\n".join(problems))
 
 
-def _problem_with(file: str, of: str, rank: int, world_size: int, job: str) -> str:
-    """Why a file cannot be written; "" if it probably can."""
+def _check_file(file: str, of: str, rank: int, world_size: int, job: str) -> None:
+    """Raise TorchprofError if it is known now that a file cannot be written."""
     path = Path(file).absolute()
     is_job = of == "run" and names_job_folder(file)
     if path.is_dir() and not is_job:
-        return f"-o {file}: this is a folder, not a file."
-    try:
-        name = format_of(file, of=of)
-    except TorchprofError as error:
-        return f"-o {error}"
+        raise TorchprofError(f"{file}: this is a folder, not a file.")
+    name = format_of(file, of=of)
     try:
         if is_job:
             make_room(path, rank, world_size, job)
         elif name == PARQUET_RUN:
             check_pyarrow()
     except TorchprofError as error:
-        return f"-o {file}: {error}"
+        raise TorchprofError(f"{file}: {error}") from error
     if not path.parent.is_dir():
-        return f"-o {file}: its folder does not exist."
+        raise TorchprofError(f"{file}: its folder does not exist.")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        return f"-o {file}: no permission to write it."
-    return ""
+        raise TorchprofError(f"{file}: no permission to write it.")
 
 
 def wants_timeline(arguments: argparse.Namespace) -> bool:
@@ -224,15 +218,6 @@ def wants_timeline(arguments: argparse.Namespace) -> bool:
 
 
 # The parser of the command line: help that is ordered by questions, and errors with similar names.
-
-EXIT_CODES = """\
-Exit codes
-  0    success
-  1    the model failed, or a limit of `compare --fail-if` is exceeded
-  2    bad input, or a file could not be written
-  130  Ctrl-C
-  `torchprof run` ends as its script ends: with its exit code, or by the signal that ended it.
-"""
 
 _HEADER = """\
 Which layer of a PyTorch model takes the time, the memory and the FLOPs?
@@ -256,46 +241,43 @@ More
   torchprof COMMAND --help                    all options and examples of a command
   torchprof show run.json -o report.html      the run as a page, a table, a flame graph, a timeline
   torchprof show run.json --json              a report as data
+
+Exit codes
+  0    success
+  1    the model failed, or a limit of `compare --fail-if` is exceeded
+  2    bad input, or a file could not be written
+  130  Ctrl-C
+  `torchprof run` ends as its script ends: with its exit code, or by the signal that ended it.
 """
 
 
-class Parser(argparse.ArgumentParser):
-    """The parser of a command. Its help keeps the line breaks of the epilog, its errors name similar options."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
-
-    def unknown_options(self, words: Sequence[str]) -> NoReturn:
-        """End with an error for words that no option and no argument took."""
-        options = [option for option in self._option_string_actions if option.startswith("--")]
-        unknown = [word.partition("=")[0] for word in words if word.startswith("-")]
-        if not unknown:
-            self.error(f"too many arguments: {' '.join(words)}")
-        self.error(f"there is no option {unknown[0]}. {suggest(unknown[0], options, limit=1)}")
-
-
-class MainParser(Parser):
-    """The parser of ``torchprof``."""
+class MainParser(argparse.ArgumentParser):
+    """The parser of ``torchprof``. ``commands`` adds a command, whose help keeps the line breaks of its epilog."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(usage="torchprof COMMAND ...", **options)
+        parser: Any = partial(argparse.ArgumentParser, formatter_class=argparse.RawDescriptionHelpFormatter)
         self.commands: Any = self.add_subparsers(
-            required=True, dest="subcommand", metavar="COMMAND", parser_class=Parser, prog="torchprof"
+            required=True, dest="subcommand", metavar="COMMAND", parser_class=parser, prog="torchprof"
         )
-        """Adds a command; ``choices`` has the parser of each."""
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """The parsed arguments. Bad input ends the process with exit code 2, as ``argparse`` does."""
+        """The parsed arguments. Bad input ends the process with exit code 2, as ``argparse`` does; the error for an
+        unknown option names similar ones."""
         command = next((word for word in words if not word.startswith("-")), None)
         if not words:
             self.error("a command is missing: torchprof --help shows them")
         if command is not None and command not in self.commands.choices:
             self.error(f"there is no command {command!r}. {suggest(command, self.commands.choices, every=True)}")
         arguments, unknown = self.parse_known_args(words)
+        parser = self.commands.choices[arguments.subcommand]
+        options = [option for option in parser._option_string_actions if option.startswith("--")]
+        for word in unknown:
+            if word.startswith("-"):
+                name = word.partition("=")[0]
+                parser.error(f"there is no option {name}. {suggest(name, options, limit=1)}")
         if unknown:
-            parser = self.commands.choices[arguments.subcommand]
-            assert isinstance(parser, Parser)
-            parser.unknown_options(unknown)
+            parser.error(f"too many arguments: {' '.join(unknown)}")
         return arguments
 
     def format_help(self) -> str:
@@ -313,4 +295,4 @@ class MainParser(Parser):
                     subsequent_indent=" " * len(_REPORTS),
                 )
             sections.append("\n".join([*lines, ""]))
-        return "\n".join([*sections, _FOOTER, EXIT_CODES])
+        return "\n".join([*sections, _FOOTER])

@@ -90,50 +90,39 @@ def print_all(
     run: torchprof.Run, arguments: argparse.Namespace, files: Sequence[str], of_ranks: torchprof.Run, *, is_trace: bool
 ) -> None:
     """Print all sections of a run that was read from files. ``of_ranks``: the run that compares the ranks of the job.
-
-    Of more than ``MOST_WHOLE_RANKS`` ranks that were not chosen, only that section is about all: the others would be
-    very long.
-    """
+    Of more than ``MOST_WHOLE_RANKS`` ranks that were not chosen, only that section is about all, since the others would
+    be very long."""
     if len(run.metas) > MOST_WHOLE_RANKS and of_ranks is run and run.choice is None:
         run = run_of_chosen(run)
     recorded = max(meta.wall_ns for meta in of_ranks.metas)
     timed = f" Recorded: {recorded / 1e9:.2f} s." if "cpu_ns" in run.meta.measured else ""
-    sections = sections_of(run, arguments, in_color(sys.stdout), of_ranks=of_ranks, is_trace=is_trace)
-    print(f"torchprof: {some(files)}.{timed}\n", *sections, sep="\n")
+    sections = sections_of(run, arguments, in_color(sys.stdout), of_ranks, is_trace=is_trace)
+    print(f"torchprof: {some(files)}.{timed}\n", *with_legend(sections), sep="\n")
+
+
+def with_legend(sections: Iterator[str]) -> Iterator[str]:
+    """The sections, and after them the legend of the signs in them."""
+    shown = ""
+    for text in sections:
+        shown += f"{text}\n"
+        yield text
+    signs = legend(shown)
+    if signs:
+        yield section("Legend", "\n".join(signs))
 
 
 def sections_of(
     run: torchprof.Run,
     arguments: argparse.Namespace,
     color: bool,
+    of_ranks: torchprof.Run,
     *,
-    of_ranks: torchprof.Run | None = None,
     command: str = "",
     is_trace: bool = False,
 ) -> Iterator[str]:
-    """The sections that show a run as a whole, the most important first; last, the legend of the signs in them.
-
-    ``of_ranks``: the run that compares the ranks of the job, if it is another one. ``command``: the command that shows
-    the run, to which options are added; "" if the user has just typed it. ``is_trace``: the run, or a part of it, was
-    read from a trace.
-    """
-    shown = []
-    for text in _sections(run, arguments, color, of_ranks or run, command, is_trace):
-        shown.append(text)
-        yield text
-    signs = legend("\n".join(shown))
-    if signs:
-        yield section("Legend", "\n".join(signs))
-
-
-def _sections(
-    run: torchprof.Run,
-    arguments: argparse.Namespace,
-    color: bool,
-    of_ranks: torchprof.Run,
-    command: str,
-    is_trace: bool,
-) -> Iterator[str]:
+    """The sections that show a run as a whole, the most important first. ``of_ranks``: the run that compares the ranks
+    of the job. ``command``: the command that shows the run, to which options are added; "" if the user has just typed
+    it. ``is_trace``: the run, or a part of it, was read from a trace."""
     from torchprof.advise import advise
     from torchprof.analyze.layers import fitting_depth
 
@@ -155,7 +144,12 @@ def _sections(
         yield section("The devices", _without_warnings(run, "device"))
     if any(time.communication_ns for time in run.device_times):
         yield section("Communication", _without_warnings(run, "collectives"))
-    yield from _operators(run)
+    if "cpu_ns" not in run.meta.measured and run.device_times:  # a trace without CPU events
+        yield section("The kernels", _without_warnings(run, "kernels", top=_OPERATORS_SHOWN))
+    elif any(chain[0].kind != FrameKind.PYTHON for chain in run.rows.frames if chain):
+        yield section("The operators", _without_warnings(run, "ops", top=_OPERATORS_SHOWN))
+    if "cpu_ns" in run.meta.measured:
+        yield section("Between the operators", _without_warnings(run, "python", top=_GAPS_SHOWN))
     if run.memory:
         yield section("Memory", _without_warnings(run, "memory", depth=depth))
     if arguments.subcommand != "run" and any(spread.count > 1 for spread in run.samples.values()):
@@ -174,25 +168,13 @@ def section(title: str, part: Part) -> str:
 
 
 def _layers(run: torchprof.Run, arguments: argparse.Namespace, color: bool) -> str:
-    # `torchprof run` has only some of the options of a table.
-    given = {name: getattr(arguments, name) for name in TABLE_OPTIONS if getattr(arguments, name, None) is not None}
-    options = {name: value for name, value in given.items() if value is not False}
+    options = given_options(arguments, TABLE_OPTIONS)
     if not options:
         return text_of(short_tree(run, _LAYERS_SHOWN, terminal_width(), _whole(run), color=color))
     deepest = max(len(layer.path) for layer in run.layers) - 1
     hidden = "" if options.get("depth", deepest) >= deepest else f"\nDeeper layers are hidden: {_whole(run)}"
     look = options.get("tablefmt")
     return f"{text_of(_without_warnings(run, 'tree', color=color, **options), look)}{hidden}"
-
-
-def _operators(run: torchprof.Run) -> Iterator[str]:
-    if "cpu_ns" not in run.meta.measured and run.device_times:  # a trace without CPU events
-        yield section("The kernels", _without_warnings(run, "kernels", top=_OPERATORS_SHOWN))
-        return
-    if any(chain[0].kind != FrameKind.PYTHON for chain in run.rows.frames if chain):
-        yield section("The operators", _without_warnings(run, "ops", top=_OPERATORS_SHOWN))
-    if "cpu_ns" in run.meta.measured:
-        yield section("Between the operators", _without_warnings(run, "python", top=_GAPS_SHOWN))
 
 
 def _advice(run: torchprof.Run, all_findings: Sequence[Advice], command: str, is_trace: bool) -> str:
@@ -245,10 +227,8 @@ ERASED = "\r\033[K"
 
 def print_failure(given: str, failure: Exception) -> int:
     """Print the error that the model raised when it was called with ``given``. Returns the exit code for it."""
-    print(
-        f"torchprof: the model failed on {given or 'no input (--input)'}: {type(failure).__name__}: {failure}",
-        file=sys.stderr,
-    )
+    given = given or "no input (--input)"
+    print(f"torchprof: the model failed on {given}: {type(failure).__name__}: {failure}", file=sys.stderr)
     return 1
 
 

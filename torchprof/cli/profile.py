@@ -59,8 +59,7 @@ def add_to(commands: Commands) -> None:
     recorded = parser.add_argument_group("what is recorded")
     recorded.add_argument("--steps", type=whole_number, default=1, metavar="N", help="recorded calls (default 1)")
     add_options(recorded, "--warmup", default=1)
-    add_options(recorded, "--memory", "--flops", "--shapes")
-    recorded.add_argument("--paths", nargs="+", metavar="PATH", help="only these layers: features.0, layer.*")
+    add_options(recorded, "--memory", "--flops", "--shapes", "--paths")
     add_report_options(parser)
     parser.set_defaults(execute=execute)
 
@@ -111,7 +110,7 @@ def _model_on_device(arguments: argparse.Namespace) -> tuple[torch.nn.Module, to
     """The model, in its mode, dtype and place, and the device on which it is."""
     import torch
 
-    asked = None if arguments.device == "auto" else _checked(arguments.device)
+    asked = None if arguments.device == "auto" else _device(arguments.device)
     torch.manual_seed(0)
     model = make_model(arguments.spec, arguments.kwargs)
     model.train(arguments.train)
@@ -123,7 +122,7 @@ def _model_on_device(arguments: argparse.Namespace) -> tuple[torch.nn.Module, to
     return model, device
 
 
-def _checked(name: str) -> torch.device:
+def _device(name: str) -> torch.device:
     """The device of ``--device``. Raises TorchprofError if torch does not know it, or finds none."""
     import torch
 

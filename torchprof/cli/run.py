@@ -6,15 +6,15 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import torchprof
 from torchprof.analyze.report import ReportTable
 from torchprof.cli.options import Commands, add_options, add_output_option, check_output, wants_timeline, whole_number
-from torchprof.cli.output import in_color, section, sections_of, write_file
+from torchprof.cli.output import in_color, section, sections_of, with_legend, write_file
 from torchprof.encoding import error_handler_for
 from torchprof.errors import TorchprofError
 from torchprof.reports import PARQUET_RUN, format_of
@@ -23,7 +23,6 @@ from torchprof.run.meta import name_of_job
 from torchprof.run.saved import names_job_folder
 
 if TYPE_CHECKING:
-    from torchprof.profile.program import Program
     from torchprof.profile.script import Ending, Script
 
 _EPILOG = """\
@@ -58,13 +57,9 @@ def add_to(commands: Commands) -> None:
     )
     parser.add_argument("-m", dest="is_module", action="store_true", help="run a module, as python -m does")
     recorded = parser.add_argument_group("what is recorded")
-    recorded.add_argument(
-        "--warmup",
-        type=whole_number,
-        metavar="N",
-        help="calls of the model that come first and are not recorded (default: all before the first call, and the "
-        "first step if more follow; 0 records everything)",
-    )
+    default = "default: all before the first call, and the first step if more follow; 0 records everything"
+    warmup = f"calls of the model that come first and are not recorded ({default})"
+    add_options(recorded, "--warmup", help=warmup)
     # The former name of --warmup.
     recorded.add_argument("--warmup-calls", dest="warmup", type=whole_number, help=argparse.SUPPRESS)
     recorded.add_argument(
@@ -77,8 +72,7 @@ def add_to(commands: Commands) -> None:
     recorded.add_argument("--python", action="store_true", help="run it again under cProfile, for Python's functions")
     table = parser.add_argument_group("the table")
     add_options(table, "--depth", "--hot")
-    output = add_output_option(parser)
-    output.add_argument("--json", action="store_true", help=argparse.SUPPRESS)  # to say what to do instead
+    add_options(add_output_option(parser), "--json", help=argparse.SUPPRESS)  # to say what to do instead
     parser.add_argument("script", metavar="script.py", help="the script, or with -m the module")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="the arguments of the script")
     parser.set_defaults(execute=execute)
@@ -109,7 +103,16 @@ def execute(arguments: argparse.Namespace) -> NoReturn:
         max_calls=arguments.max_calls,
     )
     failures: dict[str, str] = {}  # by file, why it was not written; "" if it was
-    ending = script.run(_recorded(program, files, failures))
+
+    @contextmanager
+    def recorded() -> Iterator[None]:
+        with program:
+            yield
+        # The files are written before the report, since printing may fail (`| head` closes the pipe). They are written
+        # inside this context, where SIGTERM does not end the process: torchrun sends it when another rank has failed.
+        failures.update({file: write_file(program.run.export, path, file) for file, path in files.items()})
+
+    ending = script.run(recorded)
     if ending.began and rank:  # only the first rank of a job prints a report
         with suppress(Exception):
             for failure in filter(None, failures.values()):
@@ -130,29 +133,21 @@ def _files(arguments: argparse.Namespace, rank: int, world_size: int) -> dict[st
     if arguments.python and world_size > 1:
         raise TorchprofError("--python runs the script twice, which a rank of a job cannot do: leave it out.")
     name = arguments.script.rpartition(".")[2] if arguments.is_module else Path(arguments.script).resolve().stem
-    has_output = bool(arguments.output)
-    arguments.output = _outputs_of(rank, world_size, arguments.output, name)
-    if has_output:  # without -o, the script runs even if the default file cannot be written
+    for file in arguments.output:
+        if world_size > 1 and _RANK not in file and not names_job_folder(file):
+            raise TorchprofError(
+                f"-o {file}: all {world_size} ranks would write this file. Put {_RANK} into its name, or write a job "
+                "folder: job/"
+            )
+    if arguments.output:
+        arguments.output = [file.replace(_RANK, str(rank)) for file in arguments.output]
         job = name_of_job() if world_size > 1 else ""
         check_output(arguments, rank=rank, world_size=world_size, job=job)
+    else:  # the script runs even if the default file cannot be written
+        of_rank = f".rank{rank}" if world_size > 1 else ""
+        arguments.output = [f"{name}{of_rank}.torchprof.json"]
     # A slash at the end says that this is a job folder.
     return {file: f"{Path(file).absolute()}{'/' * names_job_folder(file)}" for file in arguments.output}
-
-
-def _recorded(
-    program: Program, files: Mapping[str, str], failures: dict[str, str]
-) -> Callable[[], AbstractContextManager[None]]:
-    """Makes the context around the script: it records, then writes the files and fills ``failures``."""
-
-    @contextmanager
-    def recorded() -> Iterator[None]:
-        with program:
-            yield
-        # The files are written before the report, since printing may fail (`| head` closes the pipe). They are written
-        # inside this context, where SIGTERM does not end the process: torchrun sends it when another rank has failed.
-        failures.update({file: write_file(program.run.export, path, file) for file, path in files.items()})
-
-    return recorded
 
 
 def _print_report(sections: Iterator[str], written: Sequence[str], stdout: TextIO) -> None:
@@ -175,19 +170,6 @@ def _rank_and_world_size() -> tuple[int, int]:
     return (int(rank), int(world_size)) if rank.isdecimal() and world_size.isdecimal() else (0, 1)
 
 
-def _outputs_of(rank: int, world_size: int, given: Sequence[str], name: str) -> list[str]:
-    """The files that a rank writes: the given ones with the rank's number filled in, or ``<name>.torchprof.json``."""
-    if not given:
-        return [f"{name}.rank{rank}.torchprof.json" if world_size > 1 else f"{name}.torchprof.json"]
-    for file in given:
-        if world_size > 1 and _RANK not in file and not names_job_folder(file):
-            raise TorchprofError(
-                f"-o {file}: all {world_size} ranks would write this file. Put {_RANK} into its name, or write a job "
-                "folder: job/"
-            )
-    return [file.replace(_RANK, str(rank)) for file in given]
-
-
 def _written(file: str, world_size: int) -> str:
     """A sentence for a written file, with the command that reads it."""
     if world_size > 1 and names_job_folder(file):
@@ -207,24 +189,20 @@ def _sections(
     files: Mapping[str, str],
     color: bool,
 ) -> Iterator[str]:
-    """The sections of the report. ``files``: the files to which the run was to be written."""
+    """The sections of the report. ``files``: where the run was to be written."""
     yield f"\ntorchprof: {arguments.script} {ending.outcome}. Recorded: {run.meta.wall_ns / 1e9:.2f} s.\n"
-    yield from sections_of(run, arguments, color, command=_command_that_shows(files))
+    saved = [file for file, path in files.items() if Path(path).exists() and format_of(file) in ("json", PARQUET_RUN)]
+    command = f"torchprof show {saved[0]}" if saved else "saved with -o run.json, torchprof show run.json"
+    yield from with_legend(sections_of(run, arguments, color, run, command=command))
     if arguments.python:
         yield section("Python's functions outside torch, in a second run", _python_table(script, ending))
-
-
-def _command_that_shows(files: Mapping[str, str]) -> str:
-    """The command that shows the run, if one of the files was written and holds it."""
-    saved = [file for file, path in files.items() if Path(path).exists() and format_of(file) in ("json", PARQUET_RUN)]
-    return f"torchprof show {saved[0]}" if saved else "saved with -o run.json, torchprof show run.json"
 
 
 def _python_table(script: Script, ending: Ending) -> str:
     """Run the script under cProfile. Returns the table of its functions, without those of torch."""
     import torch
 
-    from torchprof.profile.cprofile import profile_python
+    from torchprof.profile.script import profile_python
 
     if ending.signal is not None:
         return "Not run: the first run was interrupted."

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torchprof import Run
 from torchprof.errors import TorchprofError, suggest
-from torchprof.types import Cost, Row, Signature
+from torchprof.types import Cost, Signature
 
 LayerPath = tuple[str, ...]
 
@@ -57,24 +57,20 @@ def _macs_and_bias(cost: Cost) -> int:
     return cost.flops - cost.macs
 
 
-def _elements(signature: Signature) -> int:
-    return prod(signature.shapes[0])
-
-
 def _for_each_element(number: int) -> PerCall:
-    return PerCall(lambda signature: number * _elements(signature))
+    return PerCall(lambda signature: number * prod(signature.shapes[0]))
 
 
 def _normalized(weight: int) -> PerCall:
     """4 for each element, 5 if there is a weight. ``weight``: the number of the input that is the weight."""
-    return PerCall(lambda signature: _elements(signature) * (4 + (input_shape(signature, weight) is not None)))
+    return PerCall(lambda signature: prod(signature.shapes[0]) * (4 + (input_shape(signature, weight) is not None)))
 
 
 def _batch_normalized(signature: Signature) -> int:
     """1 for each element, 4 in training (to compute mean and variance), and 1 more if there is a weight."""
     has_weight = input_shape(signature, 1) is not None
     in_training = len(signature.scalars) > 5 and signature.scalars[5] is True
-    return _elements(signature) * ((4 if in_training else 1) + has_weight)
+    return int(prod(signature.shapes[0]) * ((4 if in_training else 1) + has_weight))
 
 
 def _added_product(signature: Signature) -> int | None:
@@ -231,56 +227,48 @@ class Counts:
     uncounted: Counter[LayerPath] = field(default_factory=Counter)
     without_shapes: Counter[str] = field(default_factory=Counter)
 
-    def add(self, row: Row, name: str, work: _Work, is_inside: bool, ns: int) -> None:
-        """Add a row of an operator that the tool calls ``name``, or of one inside it."""
-        assert row.layer is not None
-        layer = row.layer.path
-        counted = self.of.setdefault(layer, {}).setdefault(name, Counted())
-        counted.ns += ns
-        counted.macs += row.cost.macs
-        if not isinstance(work, PerCall):
-            counted.work += work(row.cost)
-            self.uncounted[layer] += row.cost.uncounted if work is not _nothing else 0
-            return
-        if row.frames[-1].name in work.inputs_of if work.inputs_of else not is_inside:
-            signature = row.signature
-            of_one = None if signature is None or input_shape(signature) is None else work.formula(signature)
-            if of_one is None:
-                self.uncounted[layer] += row.calls
-                self.without_shapes[name] += row.calls
-            else:
-                counted.work += row.calls * of_one
-
 
 def count(run: Run, convention: Convention, time: str) -> Counts:
     """Count the operators of a run. ``time``: the field of a cost that has the nanoseconds."""
-    rows = [row for row in run.rows if row.layer is not None and row.phase == "forward" and row.frames]
+    rows = [
+        (row, row.layer.path) for row in run.rows if row.layer is not None and row.phase == "forward" and row.frames
+    ]
     rules = dict(convention.rules)
     if convention.counts_all_products:
-        for row in rows:
+        for row, _ in rows:
             if row.cost.macs and not any(frame.name in rules for frame in row.frames):
                 name = row.frames[-1].name
                 rules[name] = CountingRule(name.removeprefix("aten::"), _twice_macs)
     counts = Counts()
-    for row in rows:
+    for row, layer in rows:
         outermost = next((depth for depth, frame in enumerate(row.frames) if frame.name in rules), None)
-        if outermost is not None:
-            name, work = rules[row.frames[outermost].name]
-            if work is not None:
-                counts.add(row, name, work, outermost < len(row.frames) - 1, getattr(row.cost, time))
-        elif row.layer is not None:  # it may multiply and add, if it has no formula
-            counts.uncounted[row.layer.path] += row.cost.uncounted
+        if outermost is None:  # it may multiply and add, if it has no formula
+            counts.uncounted[layer] += row.cost.uncounted
+            continue
+        name, work = rules[row.frames[outermost].name]
+        if work is None:
+            continue
+        counted = counts.of.setdefault(layer, {}).setdefault(name, Counted())
+        counted.add(Counted(macs=row.cost.macs, ns=getattr(row.cost, time)))
+        if not isinstance(work, PerCall):
+            counted.work += work(row.cost)
+            counts.uncounted[layer] += row.cost.uncounted if work is not _nothing else 0
+        elif row.frames[-1].name in work.inputs_of if work.inputs_of else outermost == len(row.frames) - 1:
+            signature = row.signature
+            of_one = None if signature is None or input_shape(signature) is None else work.formula(signature)
+            if of_one is None:
+                counts.uncounted[layer] += row.calls
+                counts.without_shapes[name] += row.calls
+            else:
+                counted.work += row.calls * of_one
     return counts
 
 
 # Figures as text, in the units that flops-profiler and DeepSpeed print. An unknown figure is None, and ``–`` as text.
-#
 # The functions ``…_to_string`` are DeepSpeed's. ``units``: one of the units that the function knows; None selects the
 # largest that fits. ``precision``: the maximum number of decimals. They raise TorchprofError for other units.
 
 UNKNOWN_TEXT = "–"
-
-# Largest first.
 _NUMBERS = {"G": 1e9, "M": 1e6, "K": 1e3, "": 1.0}
 _PARAMS = {"M": 1e6, "k": 1e3, "": 1.0}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}

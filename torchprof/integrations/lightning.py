@@ -18,11 +18,9 @@ def _base() -> type:
     """Lightning's Callback class. If both of Lightning's packages are imported, a subclass of both Callback classes.
     This is needed because a Trainer accepts only callbacks of its own package."""
     imported = [sys.modules[name] for name in _PACKAGES if sys.modules.get(name)]
-    for name in _PACKAGES:
-        if imported:
-            break
+    for name in () if imported else _PACKAGES:
         try:
-            imported = [import_module(name)]
+            imported = imported or [import_module(name)]
         except ModuleNotFoundError as error:
             if error.name not in (name, name.partition(".")[0]):
                 raise
@@ -59,26 +57,26 @@ class ProfileCallback(LoopCallback, Callback):  # type: ignore[misc]  # its type
     def __init__(self, stage: str = "fit", **options: Any) -> None:
         super().__init__(stage, **options)
 
-    def _begin_step(self, stage: str, trainer: Any, pl_module: Any, *args: Any) -> None:
+    def _step_begins(self, stage: str, trainer: Any, pl_module: Any, *args: Any) -> None:
         if stage == self._stage and not trainer.sanity_checking:
-            self._loop.begin_step(pl_module)
+            self._begin_step(pl_module)
 
-    on_train_batch_start = partialmethod(_begin_step, "fit")
-    on_train_batch_end = partialmethod(LoopCallback._end_step, "fit")
-    on_train_end = partialmethod(LoopCallback._stop_stage, "fit")
-    on_validation_batch_start = partialmethod(_begin_step, "validate")
-    on_validation_batch_end = partialmethod(LoopCallback._end_step, "validate")
-    on_validation_end = partialmethod(LoopCallback._stop_stage, "validate")
-    on_test_batch_start = partialmethod(_begin_step, "test")
-    on_test_batch_end = partialmethod(LoopCallback._end_step, "test")
-    on_test_end = partialmethod(LoopCallback._stop_stage, "test")
-    on_predict_batch_start = partialmethod(_begin_step, "predict")
-    on_predict_batch_end = partialmethod(LoopCallback._end_step, "predict")
-    on_predict_end = partialmethod(LoopCallback._stop_stage, "predict")
+    on_train_batch_start = partialmethod(_step_begins, "fit")
+    on_train_batch_end = partialmethod(LoopCallback._step_ended, "fit")
+    on_train_end = partialmethod(LoopCallback._stage_ended, "fit")
+    on_validation_batch_start = partialmethod(_step_begins, "validate")
+    on_validation_batch_end = partialmethod(LoopCallback._step_ended, "validate")
+    on_validation_end = partialmethod(LoopCallback._stage_ended, "validate")
+    on_test_batch_start = partialmethod(_step_begins, "test")
+    on_test_batch_end = partialmethod(LoopCallback._step_ended, "test")
+    on_test_end = partialmethod(LoopCallback._stage_ended, "test")
+    on_predict_batch_start = partialmethod(_step_begins, "predict")
+    on_predict_batch_end = partialmethod(LoopCallback._step_ended, "predict")
+    on_predict_end = partialmethod(LoopCallback._stage_ended, "predict")
 
     def on_validation_start(self, *args: Any) -> None:
         if self._stage == "fit":
-            self._loop.pause()
+            self._pause()
 
     def on_exception(self, *args: Any) -> None:
-        self._loop.stop()
+        self._stop()

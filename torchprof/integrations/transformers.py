@@ -58,7 +58,7 @@ class ProfileCallback(LoopCallback, TrainerCallback):  # type: ignore[misc]  # i
 
     def stop(self) -> None:
         """End the Profile after the Trainer has raised. Does nothing if the stage has ended."""
-        self._loop.stop()
+        self._stop()
 
     def __enter__(self) -> ProfileCallback:
         return self
@@ -72,10 +72,10 @@ class ProfileCallback(LoopCallback, TrainerCallback):  # type: ignore[misc]  # i
 
     def on_step_begin(self, *args: Any, model: nn.Module, **kwargs: Any) -> None:
         if self._stage == "train":
-            self._loop.begin_step(model)
+            self._begin_step(model)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._end_step("train")
+        self._step_ended("train")
         self._pause_before_evaluation(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -83,14 +83,14 @@ class ProfileCallback(LoopCallback, TrainerCallback):  # type: ignore[misc]  # i
 
     def _pause_before_evaluation(self, control: Any) -> None:
         if self._stage == "train" and control.should_evaluate:
-            self._loop.pause()
+            self._pause()
 
     def on_prediction_step(self, *args: Any, model: nn.Module, **kwargs: Any) -> None:
         if self._stage == "train":
-            self._loop.pause()  # an evaluation that control.should_evaluate did not announce
+            self._pause()  # an evaluation that control.should_evaluate did not announce
         else:
-            self._loop.end_step()
-            self._loop.begin_step(model, first=1)
+            self._end_step()
+            self._begin_step(model, first=1)
 
-    on_train_end = partialmethod(LoopCallback._stop_stage, "train")
-    on_evaluate = on_predict = partialmethod(LoopCallback._stop_stage, "evaluate")
+    on_train_end = partialmethod(LoopCallback._stage_ended, "train")
+    on_evaluate = on_predict = partialmethod(LoopCallback._stage_ended, "evaluate")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import torch
@@ -23,11 +23,10 @@ AUTO = "auto"
 _DEVICES = ("cuda", "xpu", "mps", "mtia", "hpu")
 _ACTIONS = (ProfilerAction.NONE, ProfilerAction.WARMUP, ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 """The actions that a schedule may return. torch has one more action, which is private."""
+_USE_SCHEDULE = "use for example torch.profiler.schedule(wait=1, warmup=1, active=3)."
 
 
 def check_warmup(warmup: Any) -> None:
-    """Raise TorchprofError if this is not a number of calls. A warm-up call is a call of the model's forward that comes
-    first and is not in the figures."""
     check_count(warmup, 0, "warmup must be a number of calls of the model, 0 or more")
 
 
@@ -41,19 +40,15 @@ def checked_schedule(schedule: Any, warmup: Any, on_trace_ready: Any) -> None:
     """Raise TorchprofError if one of these has a wrong type, or if two of them contradict each other."""
     check_warmup(warmup)
     if schedule is not None and not callable(schedule):
-        raise TorchprofError(
-            f"schedule={schedule!r:.80} is not a schedule: use for example "
-            "torch.profiler.schedule(wait=1, warmup=1, active=3)."
-        )
+        raise TorchprofError(f"schedule={schedule!r:.80} is not a schedule: {_USE_SCHEDULE}")
     if schedule is not None and warmup:
         raise TorchprofError(
             "warmup= counts calls of the model, and schedule= counts steps: give only one. A schedule has "
             "a warm-up of its own: torch.profiler.schedule(wait=0, warmup=1, active=3)."
         )
     if on_trace_ready is not None and not callable(on_trace_ready):
-        raise TorchprofError(
-            f"on_trace_ready={on_trace_ready!r:.80} is not a function: it must take one argument, this Profile."
-        )
+        expected = "it must take one argument, this Profile."
+        raise TorchprofError(f"on_trace_ready={on_trace_ready!r:.80} is not a function: {expected}")
 
 
 def action_of(schedule: Callable[[int], ProfilerAction] | None, step: int) -> ProfilerAction | None:
@@ -62,10 +57,8 @@ def action_of(schedule: Callable[[int], ProfilerAction] | None, step: int) -> Pr
         return None
     action = schedule(step)
     if action not in _ACTIONS:
-        raise TorchprofError(
-            f"schedule({step}) gave {action!r}, where one of {', '.join(map(str, _ACTIONS))} was expected: use "
-            "for example torch.profiler.schedule(wait=1, warmup=1, active=3)."
-        )
+        expected = ", ".join(map(str, _ACTIONS))
+        raise TorchprofError(f"schedule({step}) gave {action!r}, where one of {expected} was expected: {_USE_SCHEDULE}")
     return action
 
 
@@ -77,9 +70,9 @@ def checked_device(
     ``use_cuda`` and ``use_device`` are None if they were not given. Raises TorchprofError for an unknown device, and if
     two of the three contradict each other.
     """
-    known = _known_devices()
-    if use_device is not None and use_device not in ("cpu", *known):
-        choices = suggest(str(use_device), ("cpu", *known))
+    known = ("cpu", *_known_devices())
+    if use_device is not None and use_device not in known:
+        choices = suggest(str(use_device), known)
         raise TorchprofError(f"use_device={use_device!r} is not a kind of device. {choices}")
     if use_cuda and use_device not in (None, "cuda"):
         raise TorchprofError(f"use_cuda=True and use_device={use_device!r} contradict each other: give only one.")
@@ -102,16 +95,14 @@ def _kind_of(device: Any, known: Sequence[str]) -> str:
     """The kind of the device that ``device`` names; "auto" for that."""
     if isinstance(device, str) and device == AUTO:
         return AUTO
-    try:
-        kind = torch.device(device).type if isinstance(device, (str, torch.device)) else ""
-    except RuntimeError:  # no device of torch
-        kind = ""
-    if kind not in ("cpu", *known):
-        given = repr(str(device)) if isinstance(device, torch.device) else repr(device)
-        named = str(device).partition(":")[0]
-        choices = suggest("cuda" if named.lower() == "gpu" else named, (AUTO, "cpu", *known))
-        raise TorchprofError(f"device={given} cannot be recorded. {choices}")
-    return kind
+    with suppress(RuntimeError):  # for a string that names no device of torch
+        kind: str = torch.device(device).type if isinstance(device, (str, torch.device)) else ""
+        if kind in known:
+            return kind
+    given = repr(str(device)) if isinstance(device, torch.device) else repr(device)
+    named = str(device).partition(":")[0]
+    choices = suggest("cuda" if named.lower() == "gpu" else named, (AUTO, *known))
+    raise TorchprofError(f"device={given} cannot be recorded. {choices}")
 
 
 def device_of(models: Iterable[nn.Module]) -> str:
@@ -132,11 +123,8 @@ def device_of(models: Iterable[nn.Module]) -> str:
 
 
 def checked_provenance(compile_layers: bool, warnings: list[RunWarning]) -> Provenance | None:
-    """The object that finds the layers of compiled graphs; None if the user does not want it.
-
-    It is also None if this version of torch does not support it: then the reason is added to ``warnings``. Raises
-    TorchprofError for another value of ``compile_layers``.
-    """
+    """What finds the layers of compiled graphs; None without ``compile_layers``, and if this version of torch does not
+    support it: then the reason is added to ``warnings``. Raises TorchprofError for another value."""
     if compile_layers not in (False, True):
         raise TorchprofError(f"compile_layers={compile_layers!r:.80} must be True or False.")
     return Provenance.if_supported(warnings) if compile_layers else None

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -47,15 +48,12 @@ class Latency:
 
     @property
     def mean(self) -> float | None:
-        return math.fsum(self.seconds) / len(self.seconds) if self.seconds else None
+        return fmean(self.seconds) if self.seconds else None
 
     @property
     def std(self) -> float | None:
         """The standard deviation of the sample (divided by n - 1)."""
-        mean = self.mean
-        if mean is None or len(self.seconds) < 2:
-            return None
-        return math.sqrt(math.fsum((value - mean) ** 2 for value in self.seconds) / (len(self.seconds) - 1))
+        return stdev(self.seconds) if len(self.seconds) > 1 else None
 
     @property
     def median(self) -> float | None:
@@ -104,9 +102,7 @@ class BenchmarkResult:
         table: str = output("text_of")(output("benchmark_table")(self))
         return table
 
-    def __repr__(self) -> str:
-        """The table: it is what Python's prompt shows."""
-        return str(self)
+    __repr__ = __str__  # Python's prompt shows it
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -131,7 +127,6 @@ def benchmark(
     tensor is the batch. Every tensor whose dimension 0 has the same length is cut or repeated to the batch size; all
     other inputs are passed unchanged. ``inputs`` may also be a function that takes the batch size and returns a batch.
     At each batch size, ``warmup`` calls of the model come first and are not timed; then ``repeat`` calls are timed.
-    With ``train=True``, a call is a whole training step.
 
     Inference is one call of the model in eval mode under ``torch.inference_mode()``; if the model fails there, under
     ``torch.no_grad()``. ``train=True`` times a training step instead: forward in train mode, ``loss(output)`` (without
@@ -201,11 +196,9 @@ class Batch:
     """The arguments of a call. The tensors are copies, so that the model cannot change the user's tensors."""
 
     def __init__(self, inputs: Any, copied: Callable[[Tensor], Tensor]) -> None:
-        args, kwargs = arguments_of(inputs)
-        self.args, self.kwargs = _pytree.tree_map(
-            lambda leaf: copied(leaf) if isinstance(leaf, Tensor) else leaf, (args, kwargs)
-        )
-        self.tensors = tensors_in((self.args, self.kwargs))
+        arguments = _pytree.tree_map_only(Tensor, copied, arguments_of(inputs))
+        self.args, self.kwargs = arguments
+        self.tensors = tensors_in(arguments)
         if any(tensor.is_meta for tensor in self.tensors):
             raise TorchprofError("inputs are on the meta device, which computes nothing: there is no time to measure.")
 
@@ -217,8 +210,8 @@ def batches_of(inputs: Any) -> Callable[[int], Batch]:
     # size(0), since a nested tensor in strided layout has no ``shape``.
     lengths = [tensor.size(0) for tensor in tensors_in(arguments_of(inputs)) if tensor.dim()]
     if not lengths or not lengths[0]:
-        what = "holds an empty batch" if lengths else "holds no tensor with a dimension"
-        raise TorchprofError(f"inputs {what}, so there is nothing to resize. {_USE_A_FUNCTION}")
+        what = "an empty batch" if lengths else "no tensor with a dimension"
+        raise TorchprofError(f"inputs holds {what}, so there is nothing to resize. {_USE_A_FUNCTION}")
     return lambda size: Batch(inputs, partial(_resized, length=lengths[0], size=size))
 
 
@@ -253,11 +246,10 @@ def _resized(tensor: Tensor, length: int, size: int) -> Tensor:
 
 
 def ran_out_of_memory(error: Exception) -> bool:
-    message = str(error).lower()
-    return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or (
-        isinstance(error, RuntimeError)
-        and any(words in message for words in ("out of memory", "can't allocate memory", "not enough memory"))
-    )
+    words = ("out of memory", "can't allocate memory", "not enough memory")
+    if isinstance(error, RuntimeError):  # torch.cuda.OutOfMemoryError is one
+        return isinstance(error, torch.cuda.OutOfMemoryError) or any(word in str(error).lower() for word in words)
+    return isinstance(error, MemoryError)
 
 
 # The calls
@@ -350,6 +342,12 @@ class _Timing:
                 gc.enable()
         return tuple(seconds[self.warmup :])
 
+    def _clock(self, batch: Batch) -> Callable[[], float]:
+        used = {tensor.device: None for tensor in (*self.model.parameters(), *self.model.buffers(), *batch.tensors)}
+        devices = [device for device in used if device.type not in ("cpu", "meta")]
+        self.devices = tuple(dict.fromkeys((*self.devices, *devices)))
+        return clock_that_waits(devices, timer)
+
     def _step(self, batch: Batch) -> None:
         output = self.model(*batch.args, **batch.kwargs)
         if self.train:
@@ -357,22 +355,14 @@ class _Timing:
             if self.optimizer is not None:
                 self.optimizer.step()
 
-    def _clock(self, batch: Batch) -> Callable[[], float]:
-        used = {tensor.device: None for tensor in (*self.model.parameters(), *self.model.buffers(), *batch.tensors)}
-        devices = [device for device in used if device.type not in ("cpu", "meta")]
-        self.devices = tuple(dict.fromkeys((*self.devices, *devices)))
-        return clock_that_waits(devices, timer)
-
 
 def _loss_of(output: Any, loss: Callable[[Any], Tensor] | None) -> Tensor:
     """``loss(output)``; without ``loss``, the sum of all outputs that require a gradient."""
     if loss is not None:
         value = loss(output)
-        if not isinstance(value, Tensor) or not value.requires_grad:
-            raise TorchprofError(
-                f"loss returned {value!r:.80}; backward needs a tensor with one number and a gradient."
-            )
-        return value
+        if isinstance(value, Tensor) and value.requires_grad:
+            return value
+        raise TorchprofError(f"loss returned {value!r:.80}; backward needs a tensor with one number and a gradient.")
     sums = [tensor.sum() for tensor in tensors_in(output) if tensor.requires_grad]
     if not sums:
         raise TorchprofError(

@@ -64,16 +64,14 @@ def flops_of_call(model: nn.Module, method: str, args: Sequence[Any], kwargs: Ma
                 f"The {method} of {type(twin).__name__} does not run on the meta device, where tensors have no values: "
                 f"{first_line(error)} {ON_DATA}"
             ) from error
-        outputs = [
-            leaf for leaf in _pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
-        ]
+        leaves = _pytree.tree_leaves(result)
+        outputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         if outputs and torch.is_grad_enabled():
             try:
                 torch.autograd.backward(outputs, [torch.empty_like(output) for output in outputs])
             except (RuntimeError, NotImplementedError) as error:
                 failure = error
-    run = prof.run
-    if failure is not None:
-        incomplete = RunWarning.of("backward_incomplete", error=first_line(failure))
-        run = replace(run, metas=(replace(run.meta, warnings=(*run.meta.warnings, incomplete)),))
-    return run
+    if failure is None:
+        return prof.run
+    incomplete = RunWarning.of("backward_incomplete", error=first_line(failure))
+    return replace(prof.run, metas=(replace(prof.run.meta, warnings=(*prof.run.meta.warnings, incomplete)),))

@@ -5,8 +5,7 @@ compares these and asks for the runs of a few: the slow ones, and some others.
 
 The runs go through the key-value store of the job, and not through a collective. So it works with every backend, needs
 no memory of a device, and works after a rank has died, where a collective would hang or fail. All waits have a limit:
-that of the reader, which then continues without the missing ranks, and that of ranks for its choice. Where nothing is
-chosen, a rank that writes its run does not wait at all.
+that of the reader, which then continues without the missing ranks, and that of ranks for its choice.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import math
 import time
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from itertools import chain
@@ -58,11 +57,8 @@ def gather(
     failed: bool,
     sigterm: DelayedSigterm,
 ) -> Run | None:
-    """Gather the runs of the ranks of a group on rank ``dst``; see ``Profile.gather``.
-
-    ``run`` is None if profiling was switched off. ``failed``: whether an error has ended the recording, or is being
-    handled. ``sigterm`` delays SIGTERM; this function sets how long.
-    """
+    """See ``Profile.gather``. ``run`` is None if profiling was switched off. ``failed``: whether an error has ended the
+    recording, or is being handled. ``sigterm`` delays SIGTERM; this function sets how long."""
     seconds = None if timeout is None else _seconds(timeout)
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
@@ -111,11 +107,9 @@ def exchange(
     seconds: float,
     sigterm: DelayedSigterm,
 ) -> Run | None:
-    """The part of one rank in a gather: write its run into the store, or as ``dst`` merge the runs of the others.
-
-    ``wanted``: the ranks to gather; None if ``dst`` chooses them from a comparison of all. ``dst`` waits ``seconds``
-    for the others. Returns the merged run; None on other ranks, and if there is no run.
-    """
+    """The part of one rank in a gather: write its run into the store, or as ``dst`` merge the runs of the others, for
+    which it waits ``seconds``, and return the merged run; None if there is no run. ``wanted``: the ranks to gather;
+    None if ``dst`` chooses them from a comparison of all."""
     table = RunsInStore(store, seconds, sigterm, len(ranks))
     if rank != dst:
         if wanted is None:
@@ -132,7 +126,7 @@ def exchange(
     try:
         if wanted is None:
             others = [other for other in ranks if other != rank]
-            there = table.wait_for_comparisons(others)
+            there = table.wait_for_comparisons(others, len(others))
             if len(there) < len(others):
                 table.note_missing({*others} - {*there})
             comparison = _merged(chain((run.to_compare() for run in own), table.take_comparisons(there)))
@@ -244,14 +238,13 @@ class RunsInStore:
             self._store.set(f"{rank}/compared", _zipped(None if run is None else run.to_compare()))
             self._store.add("compared", 1)
 
-    def wait_for_comparisons(self, ranks: list[int], enough: int | None = None) -> list[int]:
-        """Those of these ranks that have written what is compared, when all have, or ``enough``, or the time is over.
+    def wait_for_comparisons(self, ranks: list[int], enough: int) -> list[int]:
+        """Those of these ranks that have written what is compared, when ``enough`` have, or the time is over.
         After SIGTERM that is soon: then the chosen ranks have to send their runs before torchrun kills them."""
-        enough = len(ranks) if enough is None else enough
         for is_last_look in self._looks(_GRACE_S / 2):
-            if is_last_look or self._count("compared") >= enough:
+            if is_last_look or self._asked(self._store.add, "compared", 0) >= enough:
                 break
-        if self._count("compared") >= len(ranks):
+        if self._asked(self._store.add, "compared", 0) >= len(ranks):
             return ranks
         return [rank for rank in ranks if self._has(f"{rank}/compared")]
 
@@ -289,10 +282,8 @@ class RunsInStore:
         return ()
 
     def take(self, ranks: Iterable[int]) -> Iterator[Run]:
-        """Yield the runs of these ranks as they arrive, until all have arrived or the time is over.
-
-        A run that has arrived by then is yielded, however long it took to read the runs before it.
-        """
+        """Yield the runs of these ranks as they arrive, until all have arrived or the time is over. A run that has
+        arrived by then is yielded, however long it took to read the runs before it."""
         missing = list(ranks)
         silent_until = time.monotonic() + _SILENT_S
         for is_last_look in self._looks():
@@ -328,11 +319,9 @@ class RunsInStore:
                 return
 
     def _looks(self, grace_s: float | None = None) -> Iterator[bool]:
-        """Yield again and again, after short pauses, whether the time is over. After SIGTERM, ``grace_s`` are left.
-
-        The pauses are not spent waiting in the store: there, signals would not reach this process, and the backend,
-        which uses the store as well, would have to wait.
-        """
+        """Yield again and again, after short pauses, whether the time is over. After SIGTERM, ``grace_s`` are left. The
+        pauses are not spent waiting in the store: there, signals would not reach this process, and the backend, which
+        uses the store as well, would have to wait."""
         pause, longest = _PAUSES_S[0], self._longest_pause
         while True:
             if self._sigterm.came:
@@ -343,15 +332,12 @@ class RunsInStore:
             pause = min(2 * pause, longest)
 
     def _has(self, key: str) -> bool:
-        try:
-            return bool(self._store.check([key]))
-        except RuntimeError:  # the process that hosted the store has ended: no more runs will come
-            self._until = -math.inf
-            return False
+        return bool(self._asked(self._store.check, [key]))
 
-    def _count(self, key: str) -> int:
+    def _asked(self, question: Callable[..., Any], *about: Any) -> int:
+        """The store's answer; 0 if the process that hosted the store has ended, so that no more runs will come."""
         try:
-            return int(self._store.add(key, 0))
+            return int(question(*about))
         except RuntimeError:
             self._until = -math.inf
             return 0
@@ -369,12 +355,6 @@ class RunsInStore:
 
     def _data(self, rank: int) -> bytes:
         """Take the run that a rank wrote out of the store; empty if the store is gone."""
-        keys = [f"{rank}/pieces"]
-        try:
-            keys += [f"{rank}/{number}" for number in range(int(self._store.get(keys[0])))]
-            data = b"".join(map(self._store.get, keys[1:]))
-            for key in keys:
-                self._store.delete_key(key)
-        except RuntimeError:
-            return b""
-        return data
+        [count] = self._values([f"{rank}/pieces"])
+        pieces = [self._values([f"{rank}/{number}"])[0] for number in range(int(count or 0))]
+        return b"" if b"" in pieces else b"".join(pieces)

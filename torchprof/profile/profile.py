@@ -24,12 +24,12 @@ from torchprof.errors import TorchprofError
 from torchprof.measure.recording import Options
 from torchprof.profile.arguments import AUTO, action_of, checked_device, checked_provenance, checked_schedule, decorated
 from torchprof.profile.cycle import Setup, label_ns
+from torchprof.profile.cycles import ScheduledCycles
 from torchprof.profile.gather import gather
-from torchprof.profile.scheduled import ScheduledCycles
 from torchprof.profile.sigterm import DelayedSignals, DelayedSigterm, uninterrupted
 from torchprof.record.compiled.inductor import Provenance
 from torchprof.record.labels import Labels
-from torchprof.record.modules import Trace, checked_models, walk_modules
+from torchprof.record.modules import Trace, checked_models
 from torchprof.record.plan import Plan
 from torchprof.record.session import Guard, Session, missing_device, refuse_if_profiled
 from torchprof.record.session_events import empty_event_list
@@ -39,9 +39,6 @@ from torchprof.run.run import Run, output
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-
-__all__ = ["Profile", "Trace", "walk_modules"]
 
 _UNFINISHED = "<unfinished torchprof.profile>"
 
@@ -128,7 +125,7 @@ class Profile:
         self._failed = False  # whether an error ended the block
         self._plan = Plan([], None)
         self._labels = Labels(())
-        self._cycles = ScheduledCycles(Setup(self._plan, Options()), [], (), self._labels, False)
+        self._cycles = ScheduledCycles(Setup(self._plan, Options()), [], self._labels, False)
         self._guard = Guard()
         self._provenance: Provenance | None = None
 
@@ -166,16 +163,23 @@ class Profile:
         warnings: list[RunWarning] = []
         self._provenance = checked_provenance(self.compile_layers, warnings)
         checked_schedule(self.schedule, self.warmup, self.on_trace_ready)
-        asked = self._asked()
+        asked = Options(
+            device=self._device(),
+            profile_memory=bool(self.profile_memory),
+            with_flops=bool(self.with_flops),
+            record_shapes=bool(self.record_shapes),
+            with_stack=bool(self.with_stack),
+            with_timeline=bool(self.with_timeline),
+            compile_layers=self._provenance is not None,
+            timed=self._timed,
+        )
         missing = missing_device(asked.device) if asked.device else None
         warnings += [missing] if missing else []
         self._plan = Plan(self._models, self.paths, self._model)
-        setup = Setup(
-            self._plan, asked, None if missing else asked.device, self._provenance, from_first_mark=not self.warmup
-        )
+        device = None if missing else asked.device
+        setup = Setup(self._plan, asked, device, self._provenance, from_first_mark=not self.warmup)
         self._labels = Labels(self._plan.targets)
-        keeps_runs = self.on_trace_ready is not None
-        self._cycles = ScheduledCycles(setup, warnings, self._models, self._labels, keeps_runs)
+        self._cycles = ScheduledCycles(setup, warnings, self._labels, keeps_runs=self.on_trace_ready is not None)
         refuse_if_profiled()
         self._warmup_left = self.warmup
         if self.warmup:
@@ -192,28 +196,13 @@ class Profile:
         self.entered = True
         self.traces = self._plan.traces
 
-    def _asked(self) -> Options:
-        return Options(
-            device=self._device(),
-            profile_memory=bool(self.profile_memory),
-            with_flops=bool(self.with_flops),
-            record_shapes=bool(self.record_shapes),
-            with_stack=bool(self.with_stack),
-            with_timeline=bool(self.with_timeline),
-            compile_layers=self._provenance is not None,
-            timed=self._timed,
-        )
-
     def _device(self) -> str | None:
         use_cuda = True if self.use_cuda else False if self._refuses_cuda else None
         return checked_device(self.device, use_cuda, self.use_device, self._models)
 
     def _undo_enter(self) -> None:
         self.entered = False
-        try:
-            self._cycles.abandon()
-        finally:
-            self._take_off()
+        self._take_off(self._cycles.abandon)
 
     def _take_off(self, *steps: Callable[[], None]) -> None:
         """Detach the labels, take these steps, and allow other profilers. All is done, even after an error."""
@@ -236,16 +225,13 @@ class Profile:
             return
         try:
             self._cycles.end_recording()
+            self._failed = exc_type is not None
         finally:
-            uninterrupted(functools.partial(self._leave, exc_type is not None))
+            uninterrupted(functools.partial(self._take_off, self._end_session, self._note_end))
         if self.schedule is not None:
             self._show_cycle()
         elif self.on_trace_ready is not None and self._session is not None:
             self.on_trace_ready(self)
-
-    def _leave(self, failed: bool) -> None:
-        self._failed = failed
-        self._take_off(self._end_session, self._note_end)
 
     def _end_session(self) -> None:
         cycles = self._cycles
@@ -264,10 +250,10 @@ class Profile:
         try:
             self._layers = self._plan.layers()
         finally:
-            device = self._device() if self._cycles.setup.asked.device is None else None
-            if device is not None:  # "auto" would choose it now
+            device = self._device()
+            if self._cycles.setup.asked.device is None and device is not None:  # "auto" would choose it now
                 self._cycles.seen.warnings.append(RunWarning.of("moved_to_device", device=device.upper(), kind=device))
-            self._cycles.close(self._labels)
+            self._cycles.close()
 
     def start(self) -> None:
         """Do what entering the block does."""
@@ -354,13 +340,12 @@ class Profile:
         if not self.exited:
             raise TorchprofError("The block of this Profile has not ended: there is no run yet.")
         if self._result is None:  # without a schedule, events are read only now; after Ctrl-C, again
-            self._result = self._cycles.result(self._layers or self._plan.layers(), self._why_nothing())
+            why_nothing = RunWarning.of("nothing_after_steps", steps=self.step_num)
+            if self.schedule is None:
+                calls = self.warmup - self._warmup_left
+                why_nothing = RunWarning.of("nothing_after_warmup", warmup=self.warmup, calls=calls)
+            self._result = self._cycles.result(self._layers or self._plan.layers(), why_nothing)
         return self._result
-
-    def _why_nothing(self) -> RunWarning:
-        if self.schedule is not None:
-            return RunWarning.of("nothing_after_steps", steps=self.step_num)
-        return RunWarning.of("nothing_after_warmup", warmup=self.warmup, calls=self.warmup - self._warmup_left)
 
     def display(
         self,
@@ -403,7 +388,7 @@ class Profile:
         return output("printed")(self.run, "prof.display() shows all.") if self._readable else _UNFINISHED
 
     def _repr_html_(self) -> str:
-        """What a notebook shows for a Profile: the table, as soon as there is one."""
+        """What a notebook shows for a Profile."""
         return self.run.report("notebook") if self._readable else f"<pre>{escape(_UNFINISHED)}</pre>"
 
     def metrics(self, layers: int | str | Iterable[str | tuple[str, ...]] | None = None) -> dict[str, int | float]:
@@ -463,9 +448,7 @@ class Profile:
         ``group_by_input_shape`` needs ``record_shapes=True``, ``group_by_stack_n`` needs ``with_stack=True``. Raises
         TorchprofError before the end.
         """
-        if not self.enabled:
-            return empty_event_list()
-        if not self._readable:
+        if self.enabled and not self._readable:
             raise TorchprofError("The block of this Profile has not ended: there are no averages yet.")
         if self._session is None:
             return empty_event_list()

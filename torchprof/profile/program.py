@@ -18,7 +18,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torchprof.errors import TorchprofError
 from torchprof.measure.recording import CycleEnd, Options
 from torchprof.profile.arguments import check_count
-from torchprof.profile.cycle import Cycles, Setup
+from torchprof.profile.cycle import Cycle, Setup
+from torchprof.profile.cycles import Cycles
 from torchprof.profile.sigterm import DelayedSignals, uninterrupted
 from torchprof.record.compiled.inductor import Provenance
 from torchprof.record.forwards import OutermostCalls, backward_task
@@ -31,20 +32,15 @@ from torchprof.run.meta import RunWarning
 from torchprof.run.run import Run
 
 _MOST_MODELS = 32
-_CYCLE_S = 10.0
-"""After this many seconds the cycle ends, as soon as no backward is outstanding …"""
-_CYCLE_EVENTS = 100_000
-"""… or after about this many events: each takes 2 to 3 KB until the cycle is read …"""
-_PATIENCE = 5
-"""… and after this many times the limit, it ends at the next call of a model in any case."""
+_CYCLE_S = 10.0  # after this many seconds the cycle ends, as soon as no backward is outstanding …
+_CYCLE_EVENTS = 100_000  # … or after about this many events: each takes 2 to 3 KB until the cycle is read …
+_PATIENCE = 5  # … and after this many times the limit, it ends at the next call of a model in any case
 _FIRST_GUESS = 30.0  # events for each call of a module, before the first cycle was read
 _LONG_START = 0.1  # a larger share of the time before the first call of a model gives a warning
 _WORTH_SAYING = 0.01  # a larger share of start-up, which is left out, gives a warning
+# The range around our work before the first call of a model that is found inside a recording: some 17 us a module.
 _LABELING = "torchprof: labels a model"
-"""The range around our work before the first call of a model that is found inside a recording: some 17 us a module."""
-_FOLLOWING = 3
-"""The first step is start-up only if at least this many calls of models follow it."""
-
+_FOLLOWING = 3  # the first step is start-up only if at least this many calls of models follow it
 
 _tracing_state: Callable[[], Any] = optional("torch._C._get_tracing_state", lambda: None)
 
@@ -53,19 +49,15 @@ class Program:
     """Profiles all that runs in a ``with`` block, whatever models it makes and calls.
 
     A model is a module with parameters, buffers or children that is called while no other module's call is active, and
-    that is not one of torch's losses. It is found at its first such call. Work outside of models is ``(outside)``. A
-    sampling thread notes at which source line Python is between operators.
+    that is not one of torch's losses. It is found at its first such call. Work outside of models is ``(outside)``.
 
     ``warmup_calls``: this many calls of models come first and are not recorded. With None, start-up is left out of the
     run, and a warning has its time: what runs before the first call of a model, and the first step (with its
     compilation and caches) if at least three calls follow. A step ends with that of an optimizer; without gradients it
-    is one call. If no model is called, the run has everything.
+    is one call. If no model is called, the run has everything. ``max_calls``: after this many recorded calls, recording
+    ends where the next call would begin; it also ends, with a warning, where the program starts a profiler of its own.
 
-    ``max_calls``: after this many recorded calls, recording ends where the next call would begin. A cycle ends every
-    few seconds and is added up, so that a long program needs no more memory than a short one.
-
-    If the program starts a profiler of its own, recording ends there, and the run has a warning. Raises TorchprofError
-    for an invalid number of calls, and on entry while another profiler is active.
+    Raises TorchprofError for an invalid number of calls, and on entry while another profiler is active.
     """
 
     def __init__(
@@ -104,14 +96,14 @@ class Program:
         setup = Setup(
             self._plan, asked, kind, self._provenance, from_first_mark=False, has_gaps=False, samples_python=True
         )
-        self._cycles = Cycles(setup, warnings)
+        self._labels = Labels(())
+        self._cycles = Cycles(setup, warnings, self._labels)
         self._run: Run | None = None
         self._calls = 0
         self._elsewhere: Counter[str] = Counter()  # by class, calls of modules on threads that are not recorded
         self._start_ns = 0  # the recorded time before the first call of a model
         self._events_a_call = _FIRST_GUESS
         self._models = 0
-        self._labels = Labels(())
         self._guard = Guard(self._give_way)
         self._outermost = OutermostCalls(self._before_call, self._note_elsewhere)
         self._undo = ExitStack()
@@ -177,8 +169,8 @@ class Program:
             uninterrupted(functools.partial(self._end, RunWarning.of("calls_reached", calls=self._max_calls)))
             return
         self._calls += 1
-        if self._cycles.is_recording:
-            self._go_on(module)
+        if self._cycles.is_recording and self._cycles.last is not None:
+            self._go_on(self._cycles.last, module)
         elif self._calls > self._warmup_calls:
             self._start_cycle()
         if torch.is_grad_enabled():
@@ -209,9 +201,10 @@ class Program:
 
     # Cycles
 
-    def _go_on(self, module: nn.Module) -> None:
-        """Before a call of a model: end the cycle and start the next one, if this one has recorded enough."""
-        self._cycles.look_at_job()
+    def _go_on(self, cycle: Cycle, module: nn.Module) -> None:
+        """Before a call of a model: end this cycle and start the next one, if this one has recorded enough."""
+        if cycle.job.in_traces is None:  # the script may destroy its process group soon
+            cycle.look_at_job()
         age = time.perf_counter() - self._since
         if self._calls == 1:
             self._start_ns = round(age * 1e9)
@@ -245,13 +238,6 @@ class Program:
             self._cycles.end_of_last = CycleEnd()  # the step that is open there is not whole in the run
         self._start_cycle()
 
-    def _take_start_up_back(self, start_up: _StartUp) -> None:
-        """Decide whether the first step is start-up. If not, it is part of the run."""
-        if start_up.first is not None and self._calls - start_up.calls < start_up.following:
-            rest = self._cycles.run
-            self._cycles.run = start_up.first if rest is None else add_cycle(start_up.first, rest)
-            start_up.first = None
-
     def _end_cycle(self) -> None:
         cycle = self._cycles.end()
         modules = self._calls + self._outermost.inner - self._modules_before
@@ -273,9 +259,12 @@ class Program:
             if self._cycles.is_recording:
                 last.callback(self._end_cycle)
             self._undo.close()
-        if self._start_up is not None:
-            self._take_start_up_back(self._start_up)
-        self._cycles.close(self._labels)
+        start_up, run = self._start_up, self._cycles.run
+        if start_up is not None and start_up.first is not None and self._calls - start_up.calls < start_up.following:
+            # The first step is not start-up, but a part of the run.
+            self._cycles.run = start_up.first if run is None else add_cycle(start_up.first, run)
+            start_up.first = None
+        self._cycles.close()
         self._note(why)
         why_nothing = RunWarning.of("nothing_after_calls", warmup=self._warmup_calls, calls=self._calls)
         self._run = self._cycles.result(self._plan.layers(), why_nothing)
@@ -288,13 +277,11 @@ class Program:
         if recorded is not None and not self._models:
             warnings.append(RunWarning.of("no_model_called"))
         elif recorded is not None and self._start_up is not None:
-            first = self._start_up.first
+            first, before_ns = self._start_up.first, self._start_ns
             first_ns, calls = (0, 0) if first is None else (first.meta.wall_ns, self._start_up.calls)
-            all_ns = self._start_ns + first_ns + recorded.meta.wall_ns
-            if self._start_ns + first_ns > _WORTH_SAYING * all_ns:
-                what = RunWarning.of(
-                    "start_up", before_ns=self._start_ns, first_ns=first_ns, calls=calls, all_ns=all_ns
-                )
+            all_ns = before_ns + first_ns + recorded.meta.wall_ns
+            if before_ns + first_ns > _WORTH_SAYING * all_ns:
+                what = RunWarning.of("start_up", before_ns=before_ns, first_ns=first_ns, calls=calls, all_ns=all_ns)
                 warnings.insert(0, what)
         elif recorded is not None and self._start_ns > _LONG_START * recorded.meta.wall_ns:
             wall_ns = recorded.meta.wall_ns  # by torch's clock, which may be a little slower
@@ -316,11 +303,9 @@ class _StartUp:
     model: Callable[[], nn.Module | None] | None = None
 
     def ends_before(self, module: nn.Module, settled: bool) -> bool:
-        """Whether a part of start-up ends before this call of a model.
-
-        The first step ends where the model that was called first is called again, if an optimizer has made a step or
-        there are no gradients (``settled``). Between the calls of other models, backward through its output may follow.
-        """
+        """Whether a part of start-up ends before this call of a model. The first step ends where the model that was
+        called first is called again, if an optimizer has made a step or there are no gradients (``settled``): between
+        the calls of other models, backward through its output may follow."""
         if self.model is None:
             self.model = weakref.ref(module)
             return True

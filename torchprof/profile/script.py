@@ -1,4 +1,4 @@
-"""Run a Python program as ``python`` would, inside a context manager of ours.
+"""Run a Python program as ``python`` would, inside a context manager of ours; and once more under cProfile.
 
 The program sees its own ``__main__``, ``sys.argv`` and ``sys.path``, as with ``python script.py``. An error ends it
 with a traceback and an exit code; Ctrl-C and SIGTERM end it by the signal.
@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import cProfile
+import json
 import os
 import runpy
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -20,9 +24,11 @@ from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from pathlib import Path
 from pkgutil import get_importer
 from types import ModuleType, TracebackType
-from typing import Any, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
-from torchprof.record.python_lines import OUR_FILES
+from torchprof.profile.sigterm import SigtermAsError, Terminated
+
+_OUR_FILES = str(Path(__file__).parents[1]) + os.sep
 
 
 @dataclass(frozen=True)
@@ -44,11 +50,9 @@ class Script:
 
         ``around()`` is entered right before the first line of ``__main__``: after that is compiled, and for a module
         after its parent packages are imported. It is left as soon as that code has ended, also after an error; the
-        error is not passed to it. Threads that are still running continue; Python waits for them when it shuts down.
-
-        A traceback, or the text of ``sys.exit("text")``, is written before ``around`` is left, and not by
-        ``Ending.end``: the user sees it even if the report takes long or is interrupted. The report comes last, and
-        ``Ending.outcome`` repeats the failure there.
+        error is not passed to it. Threads that are still running continue. Errors of ``around`` are raised, errors of
+        the program are not: a traceback, or the text of ``sys.exit("text")``, is written before ``around`` is left, so
+        that the user sees it even if the report takes long or is interrupted.
 
         SIGTERM raises an error (a BaseException) in the main thread, as Ctrl-C does, so that all open profiler ranges
         end before the report. Unlike in plain Python, ``finally`` blocks run. A second SIGTERM kills at once. A program
@@ -56,7 +60,7 @@ class Script:
         ignored while ``around`` is left: torchrun sends it to all ranks as soon as one has failed.
 
         A process that the program forked may reach the end of the program, too. It ends here as under plain Python: it
-        neither leaves ``around`` nor returns. Errors of ``around`` are raised, errors of the program are not.
+        neither leaves ``around`` nor returns.
         """
         starter = os.getpid()
         context: AbstractContextManager[object] | None = None
@@ -86,12 +90,10 @@ class Script:
                     sigterm.ignore_first()
             except Terminated as raised:  # SIGTERM came while another error was printed
                 error = raised
-            if sigterm.came:
-                ending = Ending(128 + signal.SIGTERM, error, signal.SIGTERM, began)
-            elif type(error) is KeyboardInterrupt:  # as in Python, not a subclass
-                ending = Ending(128 + signal.SIGINT, error, signal.SIGINT, began)
-            else:
-                ending = Ending(code, error, None, began)
+            number = None
+            if sigterm.came or type(error) is KeyboardInterrupt:  # as in Python, not a subclass
+                number = signal.SIGTERM if sigterm.came else signal.SIGINT
+            ending = Ending(code if number is None else 128 + number, error, number, began)
             if os.getpid() != starter:
                 _end_forked_process(ending)
             if context is not None and began:
@@ -107,16 +109,15 @@ class Script:
         sys.modules["__main__"] = main
         # os.path.join keeps a "./" in the path, as Python does in tracebacks; Path would drop it.
         file = os.path.join(Path.cwd(), self.target)  # noqa: PTH118
+        # "-m" as with python -m, while the parent packages are imported.
+        sys.argv[:] = ["-m" if self.is_module else self.target, *self.args]
         if self.is_module:
-            sys.argv[:] = ["-m", *self.args]  # as with python -m, while the parent packages are imported
             _set_first_path(str(Path.cwd()))
             _run_as_runpy(self.target, True, begin)
         elif get_importer(file) is not None:
-            sys.argv[:] = [self.target, *self.args]
             _set_first_path(file, always=True)
             _run_as_runpy("__main__", False, begin)
         else:
-            sys.argv[:] = [self.target, *self.args]
             _set_first_path(str(Path(self.target).resolve().parent))
             code = _load_file(main, file)
             begin()
@@ -129,7 +130,7 @@ class Ending:
 
     ``code``: the exit code as a shell shows it: 128 + ``signal`` if a signal ended the program. ``error``: the error
     that ended it; it may be a SystemExit. ``began``: False if the program could not be started (no such file, a syntax
-    error); then ``around`` was not entered, and there is nothing to report.
+    error), so that ``around`` was not entered.
     """
 
     code: int
@@ -144,14 +145,12 @@ class Ending:
             return "was interrupted (Ctrl-C)" if self.signal == signal.SIGINT else "was terminated (SIGTERM)"
         if self.error is None or isinstance(self.error, SystemExit):
             return f"left with exit code {self.code}" if self.code else "ended"
-        message = (str(self.error).splitlines() or [""])[0]
-        return f"failed: {type(self.error).__name__}: {message}" if message else f"failed: {type(self.error).__name__}"
+        message = "".join(str(self.error).splitlines()[:1])
+        return f"failed: {type(self.error).__name__}{message and f': {message}'}"
 
     def end(self) -> NoReturn:
-        """End this process as the program ended, by exit code or signal, after its threads and ``atexit`` functions.
-
-        It raises SystemExit or KeyboardInterrupt, so that Python shuts down normally. Nothing is printed.
-        """
+        """End this process as the program ended, by exit code or signal, after its threads and ``atexit`` functions: by
+        SystemExit or KeyboardInterrupt, so that Python shuts down normally. Nothing is printed."""
         if self.signal == signal.SIGTERM:
             flush()
             die_by(signal.SIGTERM)  # as in plain Python, without Python's shutdown
@@ -167,71 +166,9 @@ class Ending:
         raise SystemExit(self.code)
 
 
-class Terminated(BaseException):
-    """SIGTERM was received. A BaseException, so that ``except Exception`` does not catch it."""
-
-
-class SigtermAsError:
-    """Inside the block, SIGTERM raises Terminated in this process, unless the program handles or ignores the signal.
-
-    ``came``: whether it was raised, even if the program has caught it. Forked processes die by the signal, as in plain
-    Python. After ``ignore_first``, the first SIGTERM is ignored.
-    """
-
-    came = False
-
-    def __enter__(self) -> None:
-        self._handler: Any = signal.SIG_DFL  # the handler to restore
-        self._raises = True
-        if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-            self._start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def ignore_first(self) -> None:
-        self._raises = False
-        handler = signal.getsignal(signal.SIGTERM)
-        if callable(handler) and handler != self._terminate:  # the program's own
-            self.stop()
-            self._handler = handler
-            self._start()
-
-    def stop(self) -> None:
-        if self in _raising:
-            _raising.remove(self)
-            if signal.getsignal(signal.SIGTERM) == self._terminate:
-                signal.signal(signal.SIGTERM, self._handler)
-
-    def _start(self) -> None:
-        signal.signal(signal.SIGTERM, self._terminate)
-        _raising.append(self)
-
-    def _terminate(self, *_: object) -> None:
-        self._handler = signal.SIG_DFL
-        self.stop()
-        if self._raises:
-            self.came = True
-            raise Terminated
-
-
-_raising: list[SigtermAsError] = []
-
-
-def _stop_raising() -> None:
-    for sigterm in list(_raising):
-        sigterm.stop()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
-    os.register_at_fork(after_in_child=_stop_raising)
-
-
 def _set_first_path(first: str, always: bool = False) -> None:
-    """Put the program's folder at ``sys.path[0]``, as Python does, but not under ``python -P`` and ``-I``.
-
-    ``always``: under these options, too, as Python does for a folder or a zip file.
-    """
+    """Put the program's folder at ``sys.path[0]``, as Python does; under ``python -P`` and ``-I`` only with ``always``,
+    as for a folder or a zip file."""
     has_none = getattr(sys.flags, "safe_path", sys.flags.isolated)
     if not has_none:
         sys.path[0] = first
@@ -256,10 +193,8 @@ def _load_file(main: ModuleType, file: str) -> Any:
 
 
 def _run_as_runpy(name: str, alter_argv: bool, begin: Callable[[], None]) -> None:
-    """Run a module, or the ``__main__`` of ``sys.path[0]``, with the same function of runpy as the interpreter.
-
-    ``begin`` is called after the code was found, and before it runs.
-    """
+    """Run a module, or the ``__main__`` of ``sys.path[0]``, with the same function of runpy as the interpreter. Call
+    ``begin`` after the code was found, and before it runs."""
     private = cast(Any, runpy)
     run_code = private._run_code
 
@@ -321,7 +256,7 @@ def _remove_our_frames(error: BaseException) -> None:
         kept = []
         trace = raised.__traceback__
         while trace is not None:
-            if not trace.tb_frame.f_code.co_filename.startswith(OUR_FILES):
+            if not trace.tb_frame.f_code.co_filename.startswith(_OUR_FILES):
                 kept.append(trace)
             trace = trace.tb_next
         for outer, inner in zip(kept, [*kept[1:], None]):
@@ -344,10 +279,8 @@ def die_by(number: int) -> None:
 
 
 def _end_forked_process(ending: Ending) -> NoReturn:
-    """End a process that the program forked, without returning to the callers: these frames are the parent process's.
-
-    It does what Python does at shutdown, in the same order. ``multiprocessing`` does so in the processes that it forks.
-    """
+    """End a process that the program forked, without returning to the callers, whose frames are the parent process's.
+    It does what Python does at shutdown, in the same order, as ``multiprocessing`` in the processes that it forks."""
     if ending.signal != signal.SIGTERM:
         cast(Any, threading)._shutdown()
         atexit._run_exitfuncs()
@@ -355,3 +288,105 @@ def _end_forked_process(ending: Ending) -> NoReturn:
     if ending.signal is not None:
         die_by(ending.signal)
     os._exit(ending.code & 0xFF)
+
+
+# Once more under cProfile, for the time of the program's Python functions
+
+_TAIL_BYTES = 4000
+_PASS = """\
+import sys
+sys.path.append(sys.argv[1])
+from torchprof.profile.script import record_functions
+sys.path.pop()
+try:
+    import torch  # imported before the first pass, too; else its import would dominate the profile
+except ImportError:
+    pass
+record_functions(*sys.argv[2:])
+"""
+
+
+class PythonFunction(NamedTuple):
+    """A function's times from cProfile. ``total_ns`` includes the functions that it called, ``self_ns`` does not. The
+    built-in functions, torch's too, have the file "~", the line 0 and a name as ``<built-in method torch.conv2d>``."""
+
+    file: str
+    line: int
+    function: str
+    calls: int
+    self_ns: int
+    total_ns: int
+
+
+class PythonPass(NamedTuple):
+    """A run under cProfile: its functions by self time, largest first; its exit code; the end of its stderr."""
+
+    functions: tuple[PythonFunction, ...]
+    code: int
+    errors: str
+
+
+def profile_python(script: Script) -> PythonPass:
+    """Run a script once more, in a process of its own, under cProfile.
+
+    Interpreter, flags, arguments, folder and environment are the same as in the first run. The user has seen the
+    script's output there, so stdout is dropped now; stdin is empty, since the first run has read it. The end of stderr
+    is kept, in case this run fails and the first did not.
+
+    cProfile records only the main thread of the first process. If the script raises or is interrupted, the result has
+    the functions that ran until then; if it ends by ``os._exit`` or is killed, the result has none.
+    """
+    sigterm = SigtermAsError()  # so that the second run does not outlive this process
+    try:
+        with sigterm, tempfile.TemporaryDirectory() as folder:
+            functions = Path(folder, "functions.json")
+            errors = Path(folder, "stderr")
+            with errors.open("wb") as stderr:
+                python = [sys.executable, *cast(Any, subprocess)._args_from_interpreter_flags(), "-c", _PASS]
+                kind = "module" if script.is_module else "path"
+                ended = subprocess.run(
+                    [*python, str(Path(__file__).parents[2]), str(functions), kind, script.target, *script.args],
+                    cwd=script.folder,
+                    env=script.environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=stderr,
+                    check=False,
+                )
+            end_of_errors = errors.read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
+            rows = json.loads(functions.read_text(encoding="utf-8")) if functions.exists() else []
+    except Terminated:
+        flush()
+        die_by(signal.SIGTERM)
+    code = ended.returncode if ended.returncode >= 0 else 128 - ended.returncode
+    return PythonPass(tuple(PythonFunction(*row) for row in rows), code, end_of_errors)
+
+
+def record_functions(file: str, kind: str, target: str, *args: str) -> NoReturn:
+    """In the child process: run the script, write its functions to a file, and end as the script ended."""
+    profile = cProfile.Profile()
+    ending = Script(target, args, is_module=kind == "module").run(lambda: profile)
+    rows = _functions_of(profile)
+    Path(file).write_text(json.dumps(rows), encoding="utf-8")
+    ending.end()
+
+
+def _functions_of(profile: cProfile.Profile) -> list[PythonFunction]:
+    """The functions of a profile by self time, largest first.
+
+    cProfile's own row objects must not outlive this call: Python's shutdown may clear their type before it clears a
+    frame that holds such an object, and then it writes a SystemError to stderr.
+    """
+    sums_of: dict[tuple[str, int, str], list[float]] = {}
+    for code, calls, _, total_s, self_s, _ in profile.getstats():
+        where = ("~", 0, code) if isinstance(code, str) else (code.co_filename, code.co_firstlineno, code.co_name)
+        if where[0].startswith(_OUR_FILES) or where[0] == cProfile.__file__ or "_lsprof.Profiler" in where[2]:
+            continue
+        sums = sums_of.setdefault(where, [0, 0, 0])  # a function that is defined in a loop has several code objects
+        for column, value in enumerate((calls, self_s, total_s)):
+            sums[column] += value
+    functions = [
+        PythonFunction(*where, round(calls), round(self_s * 1e9), round(total_s * 1e9))
+        for where, (calls, self_s, total_s) in sums_of.items()
+    ]
+    return sorted(functions, key=lambda function: -function.self_ns)

@@ -1,4 +1,4 @@
-"""Delay signals for a while.
+"""Delay signals for a while, or let SIGTERM raise an error.
 
 An error from a signal handler, such as KeyboardInterrupt, must not come between two steps that belong together. And
 SIGTERM, which torchrun sends to all ranks as soon as one has failed, must not stop a gather.
@@ -21,12 +21,11 @@ class DelayedSignals:
     """Inside the block, Python's signal handlers are not called in the main thread: Ctrl-C above all, and alarms.
 
     At the end, the handlers of the signals that came are called, and their errors are raised from there. A second
-    Ctrl-C is not delayed. Signals that end the process, or that C code handles, are not delayed.
+    Ctrl-C is not delayed, nor are signals that end the process or that C code handles.
     """
 
     def __init__(self) -> None:
-        self._handlers: dict[int, Any] = {}
-        self._delayed: list[int] = []  # the signals whose handler is ours now
+        self._handlers: dict[int, Any] = {}  # by the signals that are delayed
         self._came: list[int] = []
 
     def __enter__(self) -> DelayedSignals:
@@ -36,7 +35,6 @@ class DelayedSignals:
                     handler = signal.getsignal(number)
                     if callable(handler):
                         self._handlers[number] = handler
-                        self._delayed.append(number)
                         signal.signal(number, self._note)
             except BaseException:  # from the handler of a signal that is not delayed yet
                 self.__exit__()
@@ -56,14 +54,13 @@ class DelayedSignals:
             self._came.append(number)
 
     def _restore(self) -> None:
-        while self._delayed:
-            try:
-                if signal.getsignal(self._delayed[-1]) == self._note:
-                    signal.signal(self._delayed[-1], self._handlers[self._delayed[-1]])
-                self._delayed.pop()
-            except BaseException:  # from the handler of a signal that is no longer delayed
-                self._restore()
-                raise
+        try:
+            for number, handler in reversed(self._handlers.items()):
+                if signal.getsignal(number) == self._note:
+                    signal.signal(number, handler)
+        except BaseException:  # from the handler of a signal that is no longer delayed
+            self._restore()
+            raise
 
     def _deliver(self) -> None:
         while self._came:
@@ -132,3 +129,63 @@ class DelayedSigterm:
         later = threading.Timer(self.later_s, os.kill, (os.getpid(), signal.SIGTERM))
         later.daemon = True  # a process that ends earlier does not need the signal
         later.start()
+
+
+class Terminated(BaseException):
+    """SIGTERM was received. A BaseException, so that ``except Exception`` does not catch it."""
+
+
+class SigtermAsError:
+    """Inside the block, SIGTERM raises Terminated in this process, unless the program handles or ignores the signal.
+
+    ``came``: whether it was raised, even if the program has caught it. Forked processes die by the signal, as in plain
+    Python. After ``ignore_first``, the first SIGTERM is ignored.
+    """
+
+    came = False
+
+    def __enter__(self) -> None:
+        self._handler: Any = signal.SIG_DFL  # the handler to restore
+        self._raises = True
+        if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            self._start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def ignore_first(self) -> None:
+        self._raises = False
+        handler = signal.getsignal(signal.SIGTERM)
+        if callable(handler) and handler != self._terminate:  # the program's own
+            self.stop()
+            self._handler = handler
+            self._start()
+
+    def stop(self) -> None:
+        if self in _raising:
+            _raising.remove(self)
+            if signal.getsignal(signal.SIGTERM) == self._terminate:
+                signal.signal(signal.SIGTERM, self._handler)
+
+    def _start(self) -> None:
+        signal.signal(signal.SIGTERM, self._terminate)
+        _raising.append(self)
+
+    def _terminate(self, *_: object) -> None:
+        self._handler = signal.SIG_DFL
+        self.stop()
+        if self._raises:
+            self.came = True
+            raise Terminated
+
+
+_raising: list[SigtermAsError] = []
+
+
+def _stop_raising() -> None:
+    for sigterm in list(_raising):
+        sigterm.stop()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_stop_raising)

@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -113,14 +113,11 @@ def from_profiler(profiler: Any, model: nn.Module | Sequence[nn.Module], *, path
     return with_warnings(assemble(recording, plan, asked), seen)
 
 
-# Functions for ``on_trace_ready``, at the end of each cycle of recorded steps.
-#
-# One writes traces for TensorBoard. The other one compares the ranks of a job during training, and logs which is
-# slow: it is the light part of ``prof.gather``. No rank waits for another one, but rank 0 for a short time.
+# Functions for ``on_trace_ready``, at the end of each cycle of recorded steps
 
 _LOG = logging.getLogger("torchprof")
+# How long rank 0 waits for the others at most. It rarely does: ranks that exchange gradients end a cycle together.
 _PATIENCE_S = 5.0
-"""How long rank 0 waits for the others at most. It rarely does: ranks that exchange gradients end a cycle together."""
 _KEPT = 2  # the number of comparisons of a rank that stay in the store if rank 0 does not take them
 
 
@@ -164,9 +161,7 @@ def log_stragglers(prof: Profile) -> None:
     steps = run.meta.marked_steps
     if not steps or not (distributed.is_available() and distributed.is_initialized()):
         return
-    comparisons = _of_profile.get(prof)
-    if comparisons is None:
-        comparisons = _of_profile[prof] = _Comparisons()
+    comparisons = _of_profile.get(prof) or _of_profile.setdefault(prof, _Comparisons())
     try:
         comparisons.add(run, prof.step_num - steps, distributed.get_rank(), distributed.get_world_size())
     except TorchprofError as error:
@@ -174,10 +169,8 @@ def log_stragglers(prof: Profile) -> None:
 
 
 class _Comparisons:
-    """The part of this rank in the comparisons of the cycles of one Profile.
-
-    What a rank wrote too late for rank 0 to take is deleted two cycles later, so that the store does not grow.
-    """
+    """The part of this rank in the comparisons of the cycles of one Profile. What a rank wrote too late for rank 0 to
+    take is deleted two cycles later, so that the store does not grow."""
 
     def __init__(self) -> None:
         self._number = next(_numbers)  # the same on all ranks, which profile in the same order
@@ -185,7 +178,7 @@ class _Comparisons:
         self._missing: set[int] = set()  # the ranks that sent nothing for the last cycle
 
     def add(self, run: Run, first: int, rank: int, ranks: int) -> None:
-        """Compare the ranks in the steps of this cycle, of which ``first`` is the number of the first."""
+        """Compare the ranks in the steps of this cycle, of which ``first`` is the number of the first. Log a line."""
         store = store_of_job(f"torchprof/steps/{self._number}/{first}")
         table = RunsInStore(store, _PATIENCE_S, DelayedSigterm(), ranks)
         self._written.append(table)
@@ -196,29 +189,22 @@ class _Comparisons:
             return
         others = [*range(1, ranks)]
         there = table.wait_for_comparisons(others, len(others) - len(self._missing))
-        comparison = merge(map(_of_this_job, [run.to_compare(), *table.take_comparisons(there)]))
+        # Without the job's name: the ranks of a process group are one job, though each node may name it.
+        comparison = merge(
+            replace(of_rank, metas=tuple(replace(meta, job="") for meta in of_rank.metas))
+            for of_rank in (run.to_compare(), *table.take_comparisons(there))
+        )
         self._missing = {*others} - {meta.rank for meta in comparison.metas}
-        _log(comparison, first, self._missing)
-
-
-def _of_this_job(comparison: Run) -> Run:
-    """The same without the job's name: the ranks of a process group are one job, though each node may name it."""
-    return replace(comparison, metas=tuple(replace(meta, job="") for meta in comparison.metas))
+        has_stragglers, verdict = False, "there is no other rank to compare."
+        if len(comparison.metas) > 1:
+            has_stragglers, verdict = output("verdict_on_ranks")(comparison)
+        if self._missing:
+            which = ranks_in_words(self._missing).capitalize()
+            verdict += f" {which} sent nothing in time: each rank has to record the same steps with log_stragglers."
+        last = first + comparison.meta.marked_steps - 1
+        level = logging.WARNING if has_stragglers or self._missing else logging.INFO
+        _LOG.log(level, "Steps %d to %d: %s", first, last, verdict)
 
 
 _numbers = count()
 _of_profile: WeakKeyDictionary[Profile, _Comparisons] = WeakKeyDictionary()
-
-
-def _log(comparison: Run, first: int, missing: Collection[int]) -> None:
-    """Log one line about the steps from ``first`` on. ``missing``: the ranks that sent nothing in time."""
-    has_stragglers, verdict = False, "there is no other rank to compare."
-    if len(comparison.metas) > 1:
-        has_stragglers, verdict = output("verdict_on_ranks")(comparison)
-    about_missing = ""
-    if missing:
-        which = ranks_in_words(missing).capitalize()
-        about_missing = f" {which} sent nothing in time: each rank has to record the same steps with log_stragglers."
-    last = first + comparison.meta.marked_steps - 1
-    level = logging.WARNING if has_stragglers or missing else logging.INFO
-    _LOG.log(level, "Steps %d to %d: %s%s", first, last, verdict, about_missing)
