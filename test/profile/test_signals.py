@@ -25,8 +25,7 @@ from torchprof import Profile, TorchprofError
 from torchprof.profile import cycle as cycle_module
 from torchprof.profile.program import Program
 from torchprof.profile.sigterm import DelayedSignals, uninterrupted
-from torchprof.record import this_process
-from torchprof.record import session
+from torchprof.record import session, this_process
 from torchprof.record.plan import Plan
 from torchprof.record.python_lines import Sampler
 
