@@ -295,7 +295,7 @@ def profiled(compiled: Any, x: Tensor, compile_layers: bool, reading: Reading) -
     start = time.process_time()
     assert prof.run.rows
     reading.seconds.append(time.process_time() - start)
-    reading.events = len(prof._session._raw())
+    reading.events = len(prof._session._read().all)
     return took
 
 

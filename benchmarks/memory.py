@@ -32,7 +32,7 @@ class Recording:
                 del result
                 optimizer.step()
                 optimizer.zero_grad()
-        names = [raw.name() for raw in self.prof._session._raw()]
+        names = [raw.name() for raw in self.prof._session._read().all]
         self.events = len(names)
         self.of_memory = names.count("[memory]")
 

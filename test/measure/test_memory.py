@@ -288,7 +288,7 @@ class Replay:
     """The memory by the raw events of a session, computed in a slow and simple way."""
 
     def __init__(self, prof: Profile) -> None:
-        memory = [(raw.start_ns(), raw.nbytes()) for raw in prof._session._raw() if raw.name() == "[memory]"]
+        memory = [(raw.start_ns(), raw.nbytes()) for raw in prof._session._read().all if raw.name() == "[memory]"]
         self.times = [time for time, _ in memory]
         self.running = list(accumulate((size for _, size in memory), initial=0))
         self.paths = [layer.path for layer in prof.run.layers]
@@ -386,7 +386,7 @@ def test_sums_equal_those_of_torchs_events(name: str) -> None:
     """The rows, the timeline and torch's raw events have the same bytes, wherever a block is freed."""
     model, inputs = ARCHITECTURES[name].make().train(), ARCHITECTURES[name].inputs()
     prof = profiled(model, lambda: total(model(*inputs)).backward())
-    run, raws = prof.run, [raw.nbytes() for raw in prof._session._raw() if raw.name() == "[memory]"]
+    run, raws = prof.run, [raw.nbytes() for raw in prof._session._read().all if raw.name() == "[memory]"]
     assert run.timeline is not None
     assert list(run.timeline.columns["nbytes"]) == raws
     assert sum(row.cost.cpu_allocated for row in run.rows) == sum(size for size in raws if size > 0)

@@ -198,7 +198,7 @@ def start_anew() -> None:
 
 def graph_calls(prof: torchprof.Profile) -> list[GraphCall]:
     assert prof._session is not None
-    raws = prof._session._raw()
+    raws = prof._session._read().all
     ends: list[tuple[int, GraphCall | None, bool]] = []  # around: when it ends, the graph's call, whether backward
     found: list[GraphCall] = []
     for raw in sorted(raws, key=lambda raw: (raw.start_ns(), -raw.duration_ns())):

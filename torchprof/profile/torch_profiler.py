@@ -85,9 +85,8 @@ def from_profiler(profiler: Any, model: nn.Module | Sequence[nn.Module], *, path
             "recorded code. With a schedule, read the profiler in on_trace_ready, before the next cycle begins."
         )
     if labels.isdisjoint(plan.sites):
-        models = ", ".join(path[0] for path in plan.layer_paths if len(path) == 1)
         raise TorchprofError(
-            f"This profiler recorded other modules than those of {models}: "
+            f"This profiler recorded other modules than those of {', '.join(plan.names)}: "
             f"{', '.join(sorted(labels)[:3])}. Give from_profiler the same model and paths as annotate."
         )
     has = session.has

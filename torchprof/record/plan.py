@@ -208,6 +208,11 @@ class Plan:
         return tuple(Trace(spot.path, spot.leaf, module) for spot, module in self._alive())
 
     @property
+    def names(self) -> list[str]:
+        """The names of the models that users see."""
+        return [path[0] for path in self.layer_paths if len(path) == 1]
+
+    @property
     def callable_layers(self) -> set[int]:
         """The selected layers that run only if their forward is called: compiled code may inline the others."""
         callable_spots = [spot for spot in self.spots if spot.callable and not spot.compiled]
