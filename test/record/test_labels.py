@@ -9,10 +9,7 @@ import functools
 import gc
 import inspect
 import io
-import json
-import os
 import pickle
-import subprocess
 import sys
 import textwrap
 import threading
@@ -27,7 +24,7 @@ from build.calls import calls_of
 from build.libraries import RELEASE
 from build.models import profiled
 from build.nonempty import at_least_one
-from build.places import ROOT
+from build.processes import run_fresh
 from build.snapshots import snapshot
 from build.warm import run_warm
 from build.warnings import sentences
@@ -55,58 +52,6 @@ def untouched() -> Iterator[Callable[[nn.Module], nn.Module]]:
 
 def warnings_of(prof: Profile) -> str:
     return "\n".join(sentences(prof.run))
-
-
-SCRIPTS: dict[str, str] = {}
-"""Scripts that a bug could make crash or hang, by name: each runs in a process of its own."""
-
-
-RUNNER = """
-import json, os, pathlib, signal, sys, threading, traceback
-import torch, torchprof
-from torch import nn
-from torchprof import Profile, TorchprofError
-
-folder = pathlib.Path(sys.argv[1])
-for name, script in json.loads(sys.stdin.read()).items():
-    pid = os.fork()  # torch has started no thread yet
-    if not pid:
-        signal.alarm(120)
-        status = 1
-        sys.stdout = (folder / name).open("w")
-        try:
-            exec(compile(script, name, "exec"), globals())
-            status = 0
-        except BaseException:
-            traceback.print_exc(file=sys.stdout)
-        finally:
-            sys.stdout.flush()
-            os._exit(status)
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-"""
-
-
-@pytest.fixture(scope="module")
-def alone(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], tuple[int, list[str]]]:
-    """Run a script by its name, in a process of its own: gives the exit status and the lines it printed."""
-    wanted = [item.callspec.params["name"] for item in request.session.items if "alone" in item.fixturenames]
-    scripts = {name: textwrap.dedent(SCRIPTS[name]) for name in wanted}
-    folder = tmp_path_factory.mktemp("alone")
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "KINETO_LOG_LEVEL": "99", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    done = subprocess.run(
-        [sys.executable, "-c", RUNNER, str(folder)],
-        input=json.dumps(scripts),
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-        check=True,
-        timeout=300,
-    )
-    statuses = dict(zip(scripts, map(int, done.stdout.split())))
-    return lambda name: (statuses[name], (folder / name).read_text().splitlines())
 
 
 class Net(nn.Module):
@@ -611,20 +556,6 @@ def _compiled_in_place(model: nn.Module, backend: str = "eager", **options: Any)
     return model
 
 
-def test_a_compiled_model_of_the_same_classes_that_is_not_profiled_is_not_recompiled(untouched, dynamo) -> None:
-    other, model = Stack(), untouched(Stack())
-    fast = _optimized(other, fullgraph=True)
-    x = torch.rand(2, 3)
-    right = fast(x)
-    with Profile(model) as prof:
-        assert torch.equal(fast(x), right)
-        model(x)
-        assert torch.equal(fast(x), right)
-    assert torch.equal(fast(x), right)
-    assert dynamo() == 1
-    assert calls_of(prof) == dict.fromkeys(["Stack", "Stack.a", "Stack.a.lin", "Stack.b", "Stack.b.lin"], 1)
-
-
 def test_a_compiled_function_that_calls_the_model(untouched, dynamo) -> None:
     model = untouched(Stack())
 
@@ -647,20 +578,6 @@ def test_a_compiled_function_that_calls_the_model(untouched, dynamo) -> None:
         assert torch.allclose(first_inside(x), right / 6)
     assert torch.allclose(first_inside(x), right / 6)
     assert dynamo() == 2
-
-
-def test_training_a_compiled_model_inside_the_block(untouched, dynamo) -> None:
-    model = untouched(_optimized(Stack()))
-    x = torch.rand(2, 3)
-    model(x).sum().backward()
-    grads = [param.grad.clone() for param in model.parameters()]
-    model.zero_grad()
-    graphs = dynamo()
-    with Profile(model) as prof:
-        model(x).sum().backward()
-    assert dynamo() == graphs
-    assert all(torch.equal(param.grad, grad) for param, grad in zip(model.parameters(), grads))
-    assert prof.run.tree("backward").total.cpu_ns > 0
 
 
 def test_copies_of_a_compiled_model_made_inside_run_their_own_weights(dynamo) -> None:
@@ -820,16 +737,17 @@ def test_forwards_of_any_form_are_labelled_if_nothing_is_compiled(untouched, kin
     assert calls_of(prof) == {"Around": 1, "Around.child": 2, "Around.child.lin": 2}
 
 
-def test_unprofiled_compiled_models_of_any_form_are_not_recompiled(dynamo) -> None:
+@pytest.mark.parametrize("kinds", [[Block], [WithDefaults, WithKeywords, WithDecorator]])
+def test_unprofiled_compiled_models_of_any_form_are_not_recompiled(dynamo, kinds) -> None:
     """Its classes are those of one that is."""
-    kinds = [WithDefaults, WithKeywords, WithDecorator]
     fast = [_optimized(Around(kind())) for kind in kinds]
     x = torch.rand(2, 3)
     right = [one(x) for one in fast]
-    with Profile([Around(kind()) for kind in kinds]):
+    with Profile([Around(kind()) for kind in kinds]) as prof:
         assert all(torch.equal(one(x), result) for one, result in zip(fast, right))
     assert all(torch.equal(one(x), result) for one, result in zip(fast, right))
     assert dynamo() == len(kinds)
+    assert set(calls_of(prof).values()) == {0}
 
 
 def get_compilation_metrics() -> list[Any]:
@@ -911,44 +829,6 @@ def test_a_graph_break_in_a_child_gives_no_warning_about_calls(dynamo, compiled,
     assert [calls[name] for name in names] == [1] * len(names)
 
 
-def double(x: torch.Tensor) -> torch.Tensor:
-    return x * 2
-
-
-class Scriptable(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin = nn.Linear(3, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return double(F.relu(self.lin(x)))
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("where", ["root", "part"])
-@pytest.mark.parametrize("how", ["script", "trace"])
-def test_script_modules_are_one_row(where, how) -> None:
-    x = torch.rand(2, 3)
-    scripted = torch.jit.script(Scriptable()) if how == "script" else torch.jit.trace(Scriptable(), x)
-    other = torch.jit.script(nn.Sequential(nn.ReLU()))
-    model = scripted if where == "root" else nn.Sequential(scripted, nn.ReLU())
-    right = model(x)
-    with Profile(model) as prof:
-        assert torch.equal(model(x), right)
-        assert torch.equal(other(x), x)
-    assert torch.equal(model(x), right)
-    calls = calls_of(prof)
-    name = type(scripted).__name__ if where == "root" else "Sequential.0"
-    assert calls[name] == 1
-    node = next(node for node in prof.run.tree().walk() if node.layer.name == name)
-    assert node.total.cpu_ns > 0
-    if where == "part":
-        assert calls["Sequential"] == calls["Sequential.1"] == 1
-    assert "Never called" not in warnings_of(prof), (
-        "what is inside a ScriptModule is run by it, and nobody can label it"
-    )
-
-
 def original(x: torch.Tensor) -> torch.Tensor:
     """Of a name that our functions use, too."""
     return x + 1
@@ -974,22 +854,9 @@ def test_scripting_inside_the_block_finds_the_globals_of_the_forward() -> None:
         scripted = torch.jit.script(model)
         assert torch.equal(scripted(x), right)
         assert torch.jit.script(nn.Linear(3, 3))(x).shape == x.shape  # of a class of the model's
-    assert forwards == [type(module).forward for module in model.modules()]
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_scripting_inside_the_block() -> None:
-    model = Scriptable()
-    x = torch.rand(2, 3)
-    right = model(x)
-    forwards = Scriptable.forward, nn.Linear.forward
-    with Profile(model):
-        model(x)
-        scripted = torch.jit.script(model)
-        assert torch.equal(scripted(x), right)
     assert torch.equal(scripted(x), right)
     assert "profiler" not in str(scripted.inlined_graph)
-    assert forwards == (Scriptable.forward, nn.Linear.forward)
+    assert forwards == [type(module).forward for module in model.modules()]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -1274,15 +1141,14 @@ def some_work() -> None:
     torch.sin(torch.rand(3))
 
 
-@pytest.mark.parametrize(
-    "theirs",
-    [
-        lambda: torch.autograd.profiler.profile(),
-        lambda: torch.autograd.profiler.profile(use_kineto=False),
-        lambda: torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]),
-    ],
-    ids=["autograd", "autograd without kineto", "torch.profiler"],
-)
+PROFILERS = {
+    "autograd": torch.autograd.profiler.profile,
+    "torch.profiler": lambda: torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]),
+    "autograd without kineto": lambda: torch.autograd.profiler.profile(use_kineto=False),
+}
+
+
+@pytest.mark.parametrize("theirs", PROFILERS.values(), ids=PROFILERS)
 @pytest.mark.parametrize("warmup", [0, 1])
 def test_a_profile_is_refused_while_a_profiler_of_the_user_is_active(untouched, theirs, warmup) -> None:
     model = untouched(Net())
@@ -1300,14 +1166,7 @@ def test_a_profile_is_refused_while_a_profiler_of_the_user_is_active(untouched, 
     assert calls_of(ours) == NET_ONCE
 
 
-@pytest.mark.parametrize(
-    "theirs",
-    [
-        lambda: torch.autograd.profiler.profile(),
-        lambda: torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]),
-    ],
-    ids=["autograd", "torch.profiler"],
-)
+@pytest.mark.parametrize("theirs", [*PROFILERS.values()][:2], ids=[*PROFILERS][:2])
 def test_a_profiler_started_inside_the_block_is_refused_and_ours_goes_on(untouched, theirs) -> None:
     model = untouched(Net())
     user = theirs()
@@ -1384,6 +1243,9 @@ def test_entering_does_not_search_the_objects_of_the_process(monkeypatch: pytest
     monkeypatch.setattr("gc.get_referrers", search)
     assert calls_of(profiled(Net(), torch.rand(2, 3))) == NET_ONCE
 
+
+SCRIPTS = {}
+"""Scripts that a bug could make crash or hang, by name."""
 
 SCRIPTS["in warm-up"] = """
     model = nn.Linear(2, 2)
@@ -1489,14 +1351,6 @@ SCRIPTS["infinite recursion"] = """
         print("raised", sys.getrecursionlimit() == limit, "Forever" in str(prof))
 """
 
-SCRIPTS["no torch._dynamo"] = """
-    model = nn.Sequential(nn.Linear(2, 2))
-    with Profile(model) as prof:
-        model(torch.rand(1, 2)).sum().backward()
-    str(prof), prof.raw(), prof.key_averages()
-    print("torch._dynamo" in sys.modules)  # it takes a second, and changes what Ctrl-C does
-"""
-
 
 @pytest.mark.parametrize(
     ("name", "expected"),
@@ -1507,12 +1361,26 @@ SCRIPTS["no torch._dynamo"] = """
         ("a schedule steps inside", ["refused True True", "ours 2"]),
         ("our warmup meets theirs", ["refused True True", "theirs True", "ours 1"]),
         ("infinite recursion", ["raised True True"]),
-        ("no torch._dynamo", ["False"]),
     ],
 )
-def test_in_a_process_of_its_own(alone, name, expected) -> None:
-    """Profilers that would kill the process are refused, and what else must not be tried in this one."""
-    assert alone(name) == (0, expected)
+def test_in_a_process_of_its_own(name, expected, tmp_path: Path) -> None:
+    """Profilers that would kill the process are refused."""
+    imports = "import sys, threading, torch\nfrom torch import nn\nfrom torchprof import Profile, TorchprofError\n"
+    (tmp_path / "script.py").write_text(imports + textwrap.dedent(SCRIPTS[name]), encoding="utf-8")
+    done = run_warm(["script.py"], tmp_path)
+    assert (done.returncode, done.stdout.splitlines()) == (0, expected), done.stderr
+
+
+def test_a_profile_does_not_import_torchs_compiler() -> None:
+    """That takes a second, and changes what Ctrl-C does."""
+    code = """
+        import sys, torch, torchprof
+        with torchprof.Profile(torch.nn.Linear(2, 2)) as prof:
+            prof(torch.rand(1, 2)).sum().backward()
+        str(prof), prof.raw(), prof.key_averages()
+        print("torch._dynamo" in sys.modules)
+    """
+    assert run_fresh(textwrap.dedent(code)) == "False"
 
 
 # Several Profiles
@@ -1568,33 +1436,33 @@ def test_consecutive_profiles_are_independent(untouched) -> None:
 # Modules that come and go
 
 
-def test_a_module_added_inside_the_block_works_and_gives_a_warning() -> None:
-    model = Net()
-    with Profile(model) as prof:
-        model.body.append(nn.Dropout())
-        model(torch.rand(2, 3))
-    assert "Net.body.3" in prof.display() and "Added" in str(prof)
-    assert calls_of(prof) == NET_ONCE
+def _add(model: Net) -> None:
+    model.body.append(nn.Dropout())
 
 
-def test_a_module_replaced_inside_the_block_gives_a_warning_and_keeps_the_calls_of_the_old_one() -> None:
-    model = Net()
-    with Profile(model) as prof:
-        model(torch.rand(2, 3))
-        model.head = nn.Linear(4, 7)
-        model(torch.rand(2, 3))
-    assert "replaced" in str(prof) and "Net.head" in warnings_of(prof)
-    assert calls_of(prof)["Net.head"] == 1
-    assert calls_of(prof)["Net.body.0"] == 2
+def _replace(model: Net) -> None:
+    model.head = nn.Linear(4, 7)
 
 
-def test_a_module_removed_inside_the_block_gives_a_warning() -> None:
+def _remove(model: Net) -> None:
+    model.body = model.body[:2]
+
+
+@pytest.mark.parametrize(
+    ("change", "told", "layer"),
+    [(_add, "Added", "Net.body.3"), (_replace, "replaced", "Net.head"), (_remove, "Removed", "Net.body.2")],
+)
+def test_a_module_that_is_changed_inside_the_block_gives_a_warning(change, told, layer) -> None:
+    """What is new has no calls; what was there before keeps those that it had."""
     model = Net()
     with Profile(model) as prof:
         model(torch.rand(2, 3))
-        model.body = model.body[:2]
-    assert "Removed" in str(prof) and "Net.body.2" in warnings_of(prof)
-    assert calls_of(prof)["Net.body.2"] == 1
+        change(model)
+        model(torch.rand(2, 3))
+    (warning,) = (sentence for sentence in sentences(prof.run) if told.lower() in sentence.lower())
+    assert layer in warning
+    gone = {_add: (), _replace: ("Net.head",), _remove: ("Net.body", "Net.body.2")}[change]
+    assert calls_of(prof) == {name: 1 if name in gone else 2 for name in NET_ONCE}
 
 
 def test_a_new_module_does_not_get_the_label_of_a_freed_one() -> None:
