@@ -311,22 +311,6 @@ def test_layers_that_were_not_selected_have_no_spans() -> None:
     assert of_phase(spans, BACKWARD) == [(90, 105, A)]
 
 
-def test_kernels_that_overlap_have_different_lanes() -> None:
-    spans = walked(
-        *FORWARDS,
-        kernel("one", 100, 110, 7),
-        kernel("two", 105, 115, 7),
-        kernel("three", 110, 120, 99),
-        kernel("one", 100, 101, 7, "cuda:1"),
-    )
-    assert lines(spans)[6:] == [
-        Span(100, 110, Lane("cuda:0", 1), X, FORWARD, "one"),
-        Span(105, 115, Lane("cuda:0", 2), X, FORWARD, "two"),
-        Span(110, 120, Lane("cuda:0", 1), OUTSIDE, FORWARD, "three"),
-        Span(100, 101, Lane("cuda:1", 1), X, FORWARD, "one"),
-    ]
-
-
 def test_kernels_have_lanes_by_stream() -> None:
     """Within a stream, overlapping kernels have different lanes. A device with one stream does not name it."""
     spans = walked(
@@ -473,25 +457,6 @@ def test_the_rule_on_random_events(session: tuple[Paths, Any], data: st.DataObje
         if one.phase == BACKWARD and not one.name
     )
     assert stretches == stretches_by_hand(attributed, paths, range(len(paths)) if selected is None else selected)
-
-
-@examples(50)
-@given(sessions())
-def test_every_node_is_in_a_span_of_its_layer_and_of_those_above(session: tuple[Paths, Any]) -> None:
-    paths, forest = session
-    attributed, spans = attributed_of(forest.events(), paths)
-    stretches: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-    for one in lines(spans):
-        if one.phase == BACKWARD and one.name is None:
-            stretches[one.layer].append((one.start, one.end))
-    for event, place, _, _, ns, _ in attributed:
-        if place.is_node and event.kind in (Kind.NODE, Kind.BACKWARD_FUNCTION) and place.layer >= 0:
-            for steps in range(1, len(paths[place.layer]) + 1):
-                layer = paths.index(paths[place.layer][:steps])
-                assert any(start <= event.start_ns and event.start_ns + ns <= end for start, end in stretches[layer]), (
-                    event,
-                    layer,
-                )
 
 
 # Real runs
@@ -696,13 +661,6 @@ def test_an_exception_ends_the_spans() -> None:
         for _ in range(2):
             model(torch.rand(3, 4))
     assert Counter(one.layer for one in lines(check(prof))) == {0: 2, 1: 2}
-
-
-def test_layers_that_were_not_selected_have_no_spans_in_a_real_run() -> None:
-    run = trained(Holder(Mlp()), with_timeline=True, paths=["inner.fc1"]).run
-    names = [run.layers[one.layer].name for one in lines(spans_of(run))]
-    assert names == ["Holder.inner.fc1", "Holder.inner.fc1"]
-    assert_all_nested(spans_of(run))
 
 
 def test_the_last_cycle_and_its_steps() -> None:
