@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from build.browser import chromium, look, open_tab, speedscope  # noqa: F401  # fixtures
 from build.golden import golden  # noqa: F401  # fixture
 from build.models import Mlp
@@ -78,6 +79,17 @@ def _recursion_limit() -> Iterator[None]:
     before = sys.getrecursionlimit()
     yield
     sys.setrecursionlimit(before)
+
+
+@pytest.fixture
+def world_of_one() -> Iterator[None]:
+    """A process group of this process alone."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_gloo_available()):
+        pytest.skip("this torch has no gloo")
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
 
 
 @pytest.fixture

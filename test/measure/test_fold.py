@@ -8,14 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import pytest
-import torch
 from build.events import kernel as kernel_event
 from build.events import memory, step, walk_of
 from build.hand_made import python_line
-from build.models import Mlp
 
-import torchprof
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.fold import fold
@@ -28,7 +24,7 @@ from torchprof.run.meta import Meta
 from torchprof.run.rows import SIGNATURES as MOST
 from torchprof.run.rows import Around
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.samples import Spread
 from torchprof.run.timeline import Held, Memory, Timeline
 from torchprof.run.warnings import RunWarning
 from torchprof.run.words import (
@@ -392,32 +388,3 @@ def test_a_run_does_not_grow_with_its_cycles() -> None:
     assert [row.calls for row in run.rows] == [1_000] * 4
     (spread, _) = run.samples.values()
     assert (spread.count, spread.sum, len(spread.sample)) == (1_000, 100_000, Spread.SIZE)
-
-
-@pytest.mark.parametrize("active", [1, 2])
-def test_real_cycles_are_added(active: int) -> None:
-    """The run after the block is the sum of the cycles that ``on_trace_ready`` got."""
-    seen: list[Run] = []
-    model = Mlp()
-    with torchprof.Profile(
-        model,
-        profile_memory=True,
-        with_flops=True,
-        schedule=torch.profiler.schedule(wait=1, warmup=1, active=active, repeat=3),
-        on_trace_ready=lambda prof: seen.append(prof.run),
-    ) as prof:
-        for _ in range(3 * (active + 2)):
-            with torch.profiler.record_function("pass"):
-                model(torch.rand(3, 4)).sum().backward()
-            prof.step()
-    run = prof.run
-    assert len(seen) == run.meta.cycles == 3
-    assert run.meta.steps == 3 * active
-    for part in ("cpu_ns", "cpu_allocated", "cpu_freed", "macs", "flops", "uncounted"):
-        assert sum(sum(cycle.rows.columns[part]) for cycle in seen) == sum(run.rows.columns[part])
-    assert run.tree().calls == 3 * active
-    assert sum(cycle.meta.wall_ns for cycle in seen) == run.meta.wall_ns
-    assert run.memory[0].peak_bytes == max(cycle.memory[0].peak_bytes for cycle in seen)
-    assert run.samples[SampleKey(0, FORWARD, 0, "cpu", "cpu_ns")].sample == tuple(
-        sorted(value for cycle in seen for value in cycle.samples[SampleKey(0, FORWARD, 0, "cpu", "cpu_ns")].sample)
-    )

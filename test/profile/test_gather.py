@@ -433,13 +433,6 @@ def profiled(**options: Any) -> Profile:
     return prof
 
 
-@pytest.fixture
-def world_of_one() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 def test_without_a_process_group_the_result_is_the_run_of_this_process() -> None:
     prof = profiled()
     assert prof.gather() is prof.run

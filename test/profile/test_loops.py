@@ -415,17 +415,6 @@ def test_on_trace_ready_is_called_again_after_its_error_was_caught(model: Mlp) -
     assert prof.run.tree().calls == 4
 
 
-def test_after_an_error_of_on_trace_ready_without_a_schedule_there_is_a_run(model: Mlp) -> None:
-
-    def ready(prof: Profile) -> None:
-        raise Stop
-
-    prof = Profile(model, on_trace_ready=ready)
-    with pytest.raises(Stop):
-        train(prof, model, 2)
-    assert prof.run.tree().calls == 2
-
-
 def test_an_error_in_the_loop_passes_through_and_the_run_has_what_was_recorded(model: Mlp) -> None:
     reported = []
     prof = Profile(
@@ -783,22 +772,6 @@ def test_a_cycle_makes_no_reference_cycles(model: Mlp) -> None:
     finally:
         gc.enable()
     assert places == [0] * 4
-
-
-def test_the_size_of_a_run_does_not_grow_with_the_number_of_cycles(model: Mlp) -> None:
-    """The rows are those of one cycle, and the number of kept samples is limited."""
-    sizes = []
-    with Profile(model, schedule=schedule(wait=0, warmup=0, active=1)) as prof:
-        for number in range(400):
-            model(torch.rand(1, 4))
-            prof.step()
-            if number in (10, 399):
-                run = prof._cycles.run
-                assert run is not None
-                sizes.append((len(run.rows), len(run.samples), len(run.rows.frames)))
-    assert sizes[0] == sizes[1]
-    spread = prof.run.samples[SampleKey(0, FORWARD, 0, "cpu", "step_cpu_ns")]
-    assert spread.count == 400 and len(spread.sample) == spread.SIZE == 256
 
 
 def test_the_run_of_a_cycle_has_no_warnings_of_another_cycle(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -534,14 +534,7 @@ def test_paths_of_several_models() -> None:
 # Wrappers
 
 
-@pytest.fixture
-def one_process_group():
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
-def test_a_model_wrapped_in_ddp_is_shown_as_itself_and_found_by_both_paths(one_process_group) -> None:
+def test_a_model_wrapped_in_ddp_is_shown_as_itself_and_found_by_both_paths(world_of_one) -> None:
     inner = AlexNet()
     model = nn.parallel.DistributedDataParallel(inner)
     real = ("DistributedDataParallel", "module", "features", "3")
@@ -558,7 +551,7 @@ def test_a_model_wrapped_in_ddp_is_shown_as_itself_and_found_by_both_paths(one_p
     assert prof.run.tree("backward").total.cpu_ns > 0
 
 
-def test_wrapping_in_ddp_inside_the_block_works(one_process_group) -> None:
+def test_wrapping_in_ddp_inside_the_block_works(world_of_one) -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     x = torch.rand(1, 2)
     right = model(x)
@@ -615,22 +608,6 @@ def test_profiling_one_batch_of_a_loop_and_logging_each(tmp_path) -> None:
         "Backward CPU total",
     ]
     assert "(outside)" in written  # the loss and the optimizer
-
-
-def test_one_profile_after_another_on_one_model() -> None:
-    model = AlexNet()
-    profs = [profiled(model, images()) for _ in range(3)]
-    assert [calls_of(prof)["AlexNet.classifier.1"] for prof in profs] == [1, 1, 1]
-    assert len({id(prof.raw()[1]) for prof in profs}) == 3
-
-
-def test_many_batches_in_one_block() -> None:
-    model = AlexNet()
-    with Profile(model) as prof:
-        for _ in range(5):
-            model(images())
-    assert set(calls_of(prof).values()) == {5}
-    assert {len(lists) for lists in prof.raw()[1].values()} == {5}
 
 
 def test_key_averages_take_torchs_arguments_and_leave_our_labels_out() -> None:

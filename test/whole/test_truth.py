@@ -1202,17 +1202,7 @@ def test_a_model_deeper_than_the_recursion_limit() -> None:
     assert len(raw[1][nodes[-1].layer.path]) == 1
 
 
-@pytest.fixture
-def process_group() -> Iterator[None]:
-    """A gloo group of this process alone."""
-    if not torch.distributed.is_available():
-        pytest.skip("this torch has no distributed package")
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.usefixtures("process_group")
+@pytest.mark.usefixtures("world_of_one")
 @pytest.mark.parametrize("shown", ["wrapper", "wrapped"])
 def test_distributed_data_parallel(shown: str) -> None:
     """One call for the wrapper and the model in it, paths without ``module``, backward at the layers."""
