@@ -570,17 +570,6 @@ def test_an_asynchronous_generator_is_refused() -> None:
         Profile(Mlp())(outputs)
 
 
-def test_a_profile_that_is_called_with_an_input_calls_the_model(model: Mlp) -> None:
-    x = torch.rand(2, 4)
-    with Profile(model) as prof:
-        y = prof(x)
-    assert torch.equal(y, model(x))
-    assert torch.equal(prof(x=x), model(x))
-    assert prof.run.tree().calls == 1
-    with pytest.raises(TorchprofError, match="several models"):
-        Profile([model])(x)
-
-
 # Traces
 
 

@@ -445,23 +445,6 @@ def test_nested_tensors_pass_through_and_the_run_can_be_saved(untouched, layout,
     prof.run.save(tmp_path / "run.json")
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_transformer_encoder_with_a_padding_mask_keeps_its_nested_fast_path(untouched) -> None:
-    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    model = untouched(nn.TransformerEncoder(layer, 2).eval())
-    x = torch.rand(2, 5, 8)
-    mask = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
-    with torch.no_grad():
-        right = model(x, src_key_padding_mask=mask)
-        with Profile(model) as prof:
-            result = model(x, src_key_padding_mask=mask)
-    assert torch.equal(result, right)
-    fused = [event for event in prof.key_averages() if event.key == "aten::_transformer_encoder_layer_fwd"]
-    assert [event.count for event in fused] == [2]
-    calls = calls_of(prof)
-    assert calls["TransformerEncoder.layers.0"] == calls["TransformerEncoder.layers.1"] == 1
-
-
 def test_a_hook_of_the_user_disables_the_fast_path_as_without_a_profile() -> None:
     model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
     model.linear1.register_forward_hook(lambda *_: None)

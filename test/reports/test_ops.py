@@ -86,7 +86,7 @@ def small(make: Callable[[], nn.Module]) -> Callable[[], tuple[nn.Module, tuple[
 
 
 ARCHITECTURE_NAMES = (
-    "AlexNet, ResNet, EfficientNet, DenseNet, U-Net, tied words, mixture of experts, GPT, ViT, attention with weights, "
+    "AlexNet, ResNet, EfficientNet, U-Net, tied words, mixture of experts, GPT, ViT, attention with weights, "
     "encoder and decoder, LSTM, translator"
 )
 MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {

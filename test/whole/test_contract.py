@@ -633,46 +633,6 @@ def test_key_averages_of_a_disabled_profile_are_empty_and_before_the_end_an_erro
         Profile(nn.ReLU()).key_averages()
 
 
-def test_a_model_may_be_called_through_other_methods_than_forward() -> None:
-    """As ``policy.evaluate(observation, action)`` in reinforcement learning: forward of the root is never called."""
-
-    class Policy(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = nn.Sequential(nn.Linear(3, 4), nn.Tanh())
-            self.actor = nn.Linear(4, 2)
-            self.critic = nn.Linear(4, 1)
-
-        def evaluate(self, state: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            hidden = self.body(state)
-            logits = torch.log_softmax(self.actor(hidden), -1)
-            return logits.gather(1, action), self.critic(hidden)
-
-        def forward(self, state: torch.Tensor) -> torch.Tensor:
-            return self.actor(self.body(state))
-
-    policy = Policy()
-    with Profile(policy) as prof:
-        logp, value = policy.evaluate(torch.rand(5, 3), torch.zeros(5, 1, dtype=torch.int64))
-        (value.mean() - logp.mean()).backward()
-    calls = calls_of(prof)
-    assert calls == {
-        "Policy": 0,
-        "Policy.body": 1,
-        "Policy.body.0": 1,
-        "Policy.body.1": 1,
-        "Policy.actor": 1,
-        "Policy.critic": 1,
-    }
-    forward, backward = prof.run.tree("forward"), prof.run.tree("backward")
-    for name in ("Policy.body.0", "Policy.actor", "Policy.critic"):
-        (node,) = [node for node in backward.walk() if node.layer.name == name]
-        assert node.total.cpu_ns > 0, name
-    assert forward.self.cpu_ns == 0  # what evaluate did between the calls is nobody's:
-    assert sum(row.cost.cpu_ns for row in prof.run.rows if row.layer is None and row.phase == "other") > 0
-    assert "(outside)" in str(prof)
-
-
 def test_direct_calls_of_forward_are_recorded_as_in_1_4() -> None:
     model = AlexNet()
     with Profile(model) as prof:

@@ -798,13 +798,7 @@ def test_checkpoints(use_reentrant: bool) -> None:
     if use_reentrant:
         assert makers_of(prof, "CheckpointFunctionBackward") == {"Checkpointed": 1}
     assert prof.run.phases() == PHASES
-    text = prof.display()
-    assert "Recompute CPU total" in text
-    raw = prof.raw()
-    assert raw is not None
-    assert len(raw[1]["Checkpointed", "block", "0"]) == 2
-    assert len(raw[1]["Checkpointed", "first"]) == 1
-    check_sums(prof)
+    assert "Recompute CPU total" in prof.display()
 
 
 def test_nested_checkpoints() -> None:
@@ -1020,23 +1014,6 @@ def test_a_forward_that_raises() -> None:
     check_sums(prof)
 
 
-def test_a_forward_that_raises_is_left_out_of_raw() -> None:
-    """Also where the error is caught, and the module is one of those that ``raw()`` lists."""
-    model = Raises()
-    with Profile(model, paths=["Raises", "fc"]) as prof:
-        for _ in range(3):
-            try:
-                model(torch.rand(3, 4))
-            except ValueError:
-                assert model.calls == 2
-    raw = prof.raw()
-    assert raw is not None
-    assert len(raw[1][("Raises",)]) == 2
-    assert len(raw[1]["Raises", "fc"]) == 3
-    assert calls_of(prof) == {"Raises": 3, "Raises.fc": 3}
-    assert all("aten::tanh" in {event.name for event in events} for events in raw[1][("Raises",)])
-
-
 def test_user_hooks_belong_to_the_caller() -> None:
     """They run around the forward: a child's in the parent's range, the root's outside."""
     model = Mlp()
@@ -1217,15 +1194,6 @@ def test_distributed_data_parallel(shown: str) -> None:
     assert OUTSIDE_NAME not in makers_of(prof, ACCUMULATE)
     assert len(prof.run.roots) == 1
     check_sums(prof)
-
-
-def test_data_parallel_on_the_cpu() -> None:
-    """Without devices it only passes its input on: one call, paths without ``module``."""
-    if torch.cuda.is_available():
-        pytest.skip("with a GPU it uses that")
-    prof = trained(nn.DataParallel(Mlp()))
-    assert calls_of(prof) == {"Mlp": 1, "Mlp.fc1": 1, "Mlp.act": 1, "Mlp.fc2": 1}
-    assert makers_of(prof, "AddmmBackward0") == {"Mlp.fc1": 1, "Mlp.fc2": 1}
 
 
 def test_a_gradient_penalty() -> None:
