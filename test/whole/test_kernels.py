@@ -47,10 +47,7 @@ from torchprof.run.words import (
 
 def whole(run: Run) -> Cost:
     """All rows added up."""
-    cost = Cost()
-    for row in run.rows:
-        cost = cost + row.cost
-    return cost
+    return sum((row.cost for row in run.rows), Cost())
 
 
 # Hand-made events
