@@ -58,10 +58,7 @@ class Walked:
 
 def test_a_collective_on_another_thread_belongs_to_the_op_that_requested_it() -> None:
     walked = Walked(
-        label(LABELS[1], 0, 20),
-        op("c10d::allreduce_", 5, 8),
-        exchange("gloo:all_reduce", 30),
-        label(LABELS[2], 40, 60),
+        label(LABELS[1], 0, 20), op("c10d::allreduce_", 5, 8), exchange("gloo:all_reduce", 30), label(LABELS[2], 40, 60)
     )
     assert walked.of("gloo:all_reduce") == [(1, FORWARD, ["c10d::allreduce_", "gloo:all_reduce"])]
     (found,) = [one for one in walked.all if one.event.kind is Kind.COLLECTIVE]

@@ -34,14 +34,7 @@ from build.forests import Forest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchprof.attribute.compiled_graphs import (
-    Block,
-    CompiledGraphs,
-    ModuleTensor,
-    Owner,
-    ProfiledModule,
-    TracedModule,
-)
+from torchprof.attribute.compiled_graphs import Block, CompiledGraphs, ModuleTensor, Owner, ProfiledModule, TracedModule
 from torchprof.attribute.event_names import event_kind
 from torchprof.attribute.events import COMPILED_INPUTS, Event, Kind
 from torchprof.attribute.rule import Attribution
@@ -111,22 +104,6 @@ def test_an_unknown_graph_has_a_reason() -> None:
     reasons = [graphs.why_unknown(graph) for graph in ("block", "nested", "another")]
     assert reasons == ["", NESTED_GRAPHS, COMPILED_BEFORE]
     assert graphs.called("nested", ["addmm"]) == [None]
-
-
-@examples(100)
-@given(st.data())
-def test_any_graphs_kernels_are_found_among_any_other_ops(data: st.DataObject) -> None:
-    names = data.draw(st.lists(st.sampled_from(["mm", "bmm", "cpp_fused_0", "cpp_fused_1"]), min_size=1, max_size=8))
-    graphs = graphs_of(any=[work(name, OWN) for name in names])
-    ran: list[str] = []
-    expected: list[int | None] = []
-    for number, name in enumerate(names):
-        for other in data.draw(st.lists(st.sampled_from(["aten::copy_", "aten::clone", "triton_9"]), max_size=2)):
-            ran.append(other)
-            expected.append(None)
-        ran.append(data.draw(st.sampled_from([name, f"aten::{name}", f"graph_7_{name}"])))
-        expected.append(number)
-    assert graphs.called("any", ran) == expected
 
 
 @examples(100)

@@ -27,15 +27,7 @@ from torchprof.run.run import Run
 from torchprof.run.samples import Spread
 from torchprof.run.timeline import Held, Memory, Timeline
 from torchprof.run.warnings import RunWarning
-from torchprof.run.words import (
-    BACKWARD,
-    FORWARD,
-    OUTSIDE,
-    RECOMPUTE,
-    Frame,
-    FrameKind,
-    Signature,
-)
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, RECOMPUTE, Frame, FrameKind, Signature
 
 LAYERS = (Layer(("Net",), "Net"), Layer(("Net", "a"), "Linear"), Layer(("Net", "b"), "Linear"))
 SITES = {layer.name: Site((number,)) for number, layer in enumerate(LAYERS)}
@@ -286,13 +278,6 @@ def test_without_times_there_are_calls_and_memory() -> None:
 
 
 # add_cycle
-
-
-def rows_of(run: Run) -> dict[Any, tuple[int, Cost]]:
-    """Calls and cost of each row, by all its other fields."""
-    found = {row._replace(calls=0, cost=NOTHING): (row.calls, row.cost) for row in run.rows}
-    assert len(found) == len(run.rows)
-    return found
 
 
 def test_the_first_cycle_is_the_run() -> None:

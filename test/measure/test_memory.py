@@ -1234,14 +1234,6 @@ def test_saved_bytes_are_the_mean_of_the_calls_and_add_up() -> None:
     assert table[2][table[0].index("Peak")] == "–"
 
 
-def test_a_layer_that_is_never_called_is_unknown() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    run = profiled(model, lambda: model[0](torch.rand(2, 4))).run
-    *_, table = tables_of(run.report("memory"))
-    assert set(table[3][1:]) == {"–"}
-    assert "Never called: Sequential.1." in run.report("memory")
-
-
 def test_the_picture_is_the_timeline() -> None:
     """The memory of a chain rises in equal steps to its peak: the highest column is the peak, and its fills are the
     kinds."""
@@ -1283,19 +1275,6 @@ def test_cycles_keep_the_highest_peak() -> None:
     text = run.report("memory")
     assert " above the start of its cycle, after " in text
     assert "above the start of the last cycle, over time" in text
-
-
-def test_two_models_in_one_run() -> None:
-    first, second = Mlp(), Mlp()
-
-    def work() -> None:
-        first(torch.rand(64, 4)).sum().backward()
-        second(torch.rand(32, 4)).sum().backward()
-
-    run = profiled([first, second], work).run
-    *_, table = tables_of(run.report("memory"))
-    at = table[0].index("Saved for backward")
-    assert {row[0]: row[at] for row in table[1:] if row[0].startswith("Mlp")} == {"Mlp": "2.00 KB", "Mlp#2": "1.00 KB"}
 
 
 # What the model holds

@@ -247,14 +247,6 @@ def test_forward_on_another_thread_does_not_break_a_node() -> None:
     assert of_phase(spans, BACKWARD)[:3] == [(80, 90, NET), (80, 90, A), (80, 90, X)]
 
 
-def test_each_thread_has_its_own_stretches() -> None:
-    spans = walked(*FORWARDS, node_of(X, 80, 90, thread=5), node_of(X, 85, 95, thread=6), node_of(X, 91, 99, thread=5))
-    assert [(one.start, one.end, one.lane.number) for one in lines(spans) if one.layer == X][1:] == [
-        (80, 99, 2),
-        (85, 95, 3),
-    ]
-
-
 def test_a_checkpoint_inside_a_node() -> None:
     """The node is Net's. Inside it a runs again, and then its nodes: x below a, both in Net's stretch."""
     spans = walked(
@@ -287,28 +279,10 @@ def test_a_gradient_inside_a_call() -> None:
     ]
 
 
-def test_labels_and_calls_are_nested() -> None:
-    spans = walked(
-        user_label("all", 5, 59), *FORWARDS, user_label("in x", 21, 22), node_of(X, 80, 99), user_label("hook", 85, 90)
-    )
-    assert [(one.start, one.end, one.layer, one.phase, one.name) for one in lines(spans) if one.name] == [
-        (5, 59, OUTSIDE, FORWARD, "all"),
-        (21, 22, X, FORWARD, "in x"),
-        (85, 90, X, BACKWARD, "hook"),
-    ]
-    assert spans.names == ("all", "in x", "hook")
-
-
 def test_a_range_that_ends_after_its_parent_is_cut() -> None:
     """Clocks of different sources differ by some ns."""
     spans = walked(call(NET, 10, 50), user_label("mine", 40, 53), call(A, 45, 54))
     assert [(one.start, one.end) for one in lines(spans)] == [(10, 50), (40, 50), (45, 50)]
-
-
-def test_layers_that_were_not_selected_have_no_spans() -> None:
-    spans = walked(*FORWARDS, node_of(B, 80, 85), node_of(Y, 90, 95), node_of(A, 100, 105), selected={A, X})
-    assert of_phase(spans, FORWARD) == [(15, 30, A), (18, 22, X)]
-    assert of_phase(spans, BACKWARD) == [(90, 105, A)]
 
 
 def test_kernels_have_lanes_by_stream() -> None:

@@ -59,10 +59,7 @@ def test_the_run_equals_that_of_profile(name: str) -> None:
     with torchprof.Profile(model, profile_memory=True, with_flops=True, record_shapes=True) as prof:
         step()
     gc.collect()
-    with (
-        torchprof.annotate(model),
-        torch.profiler.profile(profile_memory=True, record_shapes=True) as theirs,
-    ):
+    with torchprof.annotate(model), torch.profiler.profile(profile_memory=True, record_shapes=True) as theirs:
         step()
     run = torchprof.from_profiler(theirs, model)
     assert structure(run) == structure(prof.run)

@@ -62,12 +62,7 @@ def rows_of(run: Run, rank: int) -> list[str]:
 
 
 def together(
-    store: Any,
-    runs: dict[int, Run | None],
-    dst: int = 0,
-    seconds: float = 10,
-    world_size: int = 4,
-    wanted: Any = "all",
+    store: Any, runs: dict[int, Run | None], dst: int = 0, seconds: float = 10, world_size: int = 4, wanted: Any = "all"
 ) -> Any:
     """The result of each rank; each rank runs in its own thread."""
     with ThreadPoolExecutor(len(runs)) as threads:

@@ -790,10 +790,7 @@ def test_the_run_of_a_cycle_has_no_warnings_of_another_cycle(monkeypatch: pytest
             model.fc1(x)
         prof.step()
         model(x)
-    general, called = (
-        "No such device.",
-        "Not called by the layer above: Mlp.fc1 by code outside the model. ",
-    )
+    general, called = ("No such device.", "Not called by the layer above: Mlp.fc1 by code outside the model. ")
     assert [[one.startswith(called) for one in cycle] for cycle in shown] == [[False, False, True], [False, False]]
     assert [cycle[:2] for cycle in shown] == [[general, ended[0]], [general, ended[1]]]
     assert own(prof.run)[:3] == [general, *ended] and len(own(prof.run)) == 4

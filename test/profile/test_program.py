@@ -670,14 +670,7 @@ def with_labels_for_tools(model: nn.Module) -> Any:
 
 @pytest.mark.parametrize("warmup_calls", [0, 2])
 @pytest.mark.parametrize(
-    "others",
-    [
-        with_torchs_profiler,
-        with_a_schedule,
-        with_the_autograd_profiler,
-        with_a_profile,
-        with_labels_for_tools,
-    ],
+    "others", [with_torchs_profiler, with_a_schedule, with_the_autograd_profiler, with_a_profile, with_labels_for_tools]
 )
 def test_recording_ends_when_another_profiler_starts(
     others: Callable[[nn.Module], Any], warmup_calls: int, model: Mlp

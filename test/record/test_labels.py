@@ -1190,9 +1190,7 @@ def test_a_profile_may_start_while_a_schedule_waits(untouched) -> None:
     seen: list[set[str]] = []
     cpu = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(
-        activities=cpu,
-        schedule=schedule,
-        on_trace_ready=lambda p: seen.append({row.key for row in p.key_averages()}),
+        activities=cpu, schedule=schedule, on_trace_ready=lambda p: seen.append({row.key for row in p.key_averages()})
     ) as user:
         prof = profiled(model, torch.rand(2, 3))
         for _ in range(2):

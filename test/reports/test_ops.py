@@ -605,10 +605,7 @@ def test_the_table_of_the_layers_of_an_operator(golden: Callable[..., None]) -> 
         warnings=run_warnings("Beware."),
     )
     options = [{}, {"phase": "forward"}, {"sort_by": "self_cpu_time_total", "top": 1}, {"sort_by": "module"}]
-    golden(
-        *(drawn(run, "ops", op="aten::linear", **each) for each in options),
-        drawn(run, "ops", op=BETWEEN_OPS),
-    )
+    golden(*(drawn(run, "ops", op="aten::linear", **each) for each in options), drawn(run, "ops", op=BETWEEN_OPS))
 
 
 def test_a_layer_that_was_not_selected_is_refused() -> None:
