@@ -31,7 +31,6 @@ from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, RECOMPUTE, Frame, Fr
 
 LAYERS = (Layer(("Net",), "Net"), Layer(("Net", "a"), "Linear"), Layer(("Net", "b"), "Linear"))
 SITES = {layer.name: Site((number,)) for number, layer in enumerate(LAYERS)}
-NOTHING = Cost()
 SIGNATURES = (Signature((), ()), Signature(((2, 3),), ("float",)), Signature(((4, 3),), ("float",)))
 
 
