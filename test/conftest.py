@@ -82,6 +82,14 @@ def _recursion_limit() -> Iterator[None]:
 
 
 @pytest.fixture
+def nothing_old_is_freed_inside() -> Iterator[None]:
+    """What an earlier test left to the garbage collector would be freed, and rightly counted, in this test's layers."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture
 def world_of_one() -> Iterator[None]:
     """A process group of this process alone."""
     distributed = torch.distributed

@@ -542,21 +542,14 @@ def _compiled_in_place(model: nn.Module, backend: str = "eager", **options: Any)
 def test_a_compiled_function_that_calls_the_model(untouched, dynamo) -> None:
     model = untouched(Stack())
 
-    @torch.compile(backend="eager", fullgraph=True)
-    def step(x: torch.Tensor) -> torch.Tensor:
-        return model(x).sum()
-
+    step = torch.compile(lambda x: model(x).sum(), backend="eager", fullgraph=True)
+    first_inside = torch.compile(lambda x: model(x).mean(), backend="eager", fullgraph=True)
     x = torch.rand(2, 3)
     right = step(x)
     with Profile(model):
         assert torch.equal(step(x), right)
     assert torch.equal(step(x), right)
     assert dynamo() == 1
-
-    @torch.compile(backend="eager", fullgraph=True)
-    def first_inside(x: torch.Tensor) -> torch.Tensor:
-        return model(x).mean()
-
     with Profile(model):
         assert torch.allclose(first_inside(x), right / 6)
     assert torch.allclose(first_inside(x), right / 6)
@@ -642,15 +635,9 @@ class Around(nn.Module):
 
 def _looks_of(forward: Any) -> list[Any]:
     """What torch.compile looks at in its guards wherever a class has a forward, by identity; and its signature."""
-    cells = forward.__closure__
-    return [
-        *(forward.__defaults__ or ()),
-        forward.__kwdefaults__,
-        [id(cell) for cell in cells or ()],
-        cells is None,
-        str(inspect.signature(forward)),
-        forward.__qualname__,
-    ]
+    cells = forward.__closure__ and [id(cell) for cell in forward.__closure__]
+    names = str(inspect.signature(forward)), forward.__qualname__
+    return [*(forward.__defaults__ or ()), forward.__kwdefaults__, cells, *names]
 
 
 FORWARDS = pytest.mark.parametrize("kind", [WithDefaults, WithKeywords, WithDecorator, KnowsItself, KnowsItselfAnew])
@@ -1225,111 +1212,98 @@ def test_entering_does_not_search_the_objects_of_the_process(monkeypatch: pytest
     assert calls_of(profiled(Net(), torch.rand(2, 3))) == NET_ONCE
 
 
-SCRIPTS = {}
-"""Scripts that a bug could make crash or hang, by name."""
-
-SCRIPTS["in warm-up"] = """
-    model = nn.Linear(2, 2)
-    schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
-    cpu = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=cpu, schedule=schedule) as user:
-        try:
-            with Profile(model) as prof:
+SCRIPTS = {
+    "in warm-up": """
+        schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
+        with torch.profiler.profile(activities=cpu, schedule=schedule) as user:
+            with refused("warm-up"), Profile(model) as prof:
                 model(torch.rand(1, 2))
-        except TorchprofError as error:
-            print("refused", "warm-up" in str(error), "before the `with" in str(error))
-        user.step()
-        torch.sin(torch.rand(3))
-    print("theirs", "aten::sin" in {row.key for row in user.key_averages()})
-    with Profile(model) as prof:
-        model(torch.rand(1, 2))
-    print("ours", prof.run.tree().calls)
-"""
-
-SCRIPTS["on another thread"] = """
-    model = nn.Linear(2, 2)
-    started, end = threading.Event(), threading.Event()
-    def other():
-        with torch.autograd.profiler.profile() as user:
+            user.step()
             torch.sin(torch.rand(3))
-            started.set()
-            end.wait(60)
-        print("theirs", "aten::sin" in {row.key for row in user.key_averages()})
-    thread = threading.Thread(target=other)
-    thread.start()
-    started.wait(60)
-    try:
-        with Profile(model) as prof:
-            model(torch.rand(1, 2))
-    except TorchprofError as error:
-        print("refused", "profiler" in str(error), "before the `with" in str(error))
-    end.set()
-    thread.join(60)
-    with Profile(model) as prof:
-        model(torch.rand(1, 2))
-    print("ours", prof.run.tree().calls)
-"""
-
-SCRIPTS["started inside on another thread"] = """
-    model = nn.Linear(2, 2)
-    def other():
-        for start in (torch.autograd.profiler.profile, torch.profiler.profile):
-            try:
-                with start():
-                    model(torch.rand(1, 2))
-            except TorchprofError as error:
-                print("refused", "profiler" in str(error), "before the `with" in str(error))
-    with Profile(model) as prof:
+        theirs(user)
+        ours()
+    """,
+    "on another thread": """
+        started, end = threading.Event(), threading.Event()
+        def other():
+            with torch.autograd.profiler.profile() as user:
+                torch.sin(torch.rand(3))
+                started.set()
+                end.wait(60)
+            theirs(user)
         thread = threading.Thread(target=other)
         thread.start()
+        started.wait(60)
+        with refused(), Profile(model) as prof:
+            model(torch.rand(1, 2))
+        end.set()
         thread.join(60)
-        model(torch.rand(1, 2))
-    print("ours", prof.run.tree().calls)
-"""
-
-SCRIPTS["a schedule steps inside"] = """
-    model = nn.Linear(2, 2)
-    schedule = torch.profiler.schedule(wait=1, warmup=1, active=1)
-    user = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], schedule=schedule)
-    user.start()
-    with Profile(model) as prof:
-        model(torch.rand(1, 2))
-        try:
-            user.step()
-        except TorchprofError as error:
-            print("refused", "profiler" in str(error), "before the `with" in str(error))
-        model(torch.rand(1, 2))
-    print("ours", prof.run.tree().calls)
-"""
-
-SCRIPTS["our warmup meets theirs"] = """
-    model = nn.Linear(2, 2)
-    try:
-        with Profile(model, warmup=1) as prof:
+        ours()
+    """,
+    "started inside on another thread": """
+        def other():
+            for start in (torch.autograd.profiler.profile, torch.profiler.profile):
+                with refused(), start():
+                    model(torch.rand(1, 2))
+        def on_another_thread():
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join(60)
+        ours(on_another_thread)
+    """,
+    "a schedule steps inside": """
+        schedule = torch.profiler.schedule(wait=1, warmup=1, active=1)
+        user = torch.profiler.profile(activities=cpu, schedule=schedule)
+        user.start()
+        def step():
+            model(torch.rand(1, 2))
+            with refused():
+                user.step()
+        ours(step)
+    """,
+    "our warmup meets theirs": """
+        with refused(), Profile(model, warmup=1) as prof:
             model(torch.rand(1, 2))
             with torch.autograd.profiler.profile() as user:
                 torch.sin(torch.rand(3))
                 model(torch.rand(1, 2))
-    except TorchprofError as error:
-        print("refused", "profiler" in str(error), "before the `with" in str(error))
-    print("theirs", "aten::sin" in {row.key for row in user.key_averages()})
-    with Profile(model) as prof:
-        model(torch.rand(1, 2))
-    print("ours", prof.run.tree().calls)
-"""
+        theirs(user)
+        ours()
+    """,
+    "infinite recursion": """
+        class Forever(nn.Module):
+            def forward(self, x):
+                return self(x)
+        model = Forever()
+        limit = sys.getrecursionlimit()
+        try:
+            with Profile(model) as prof:
+                model(torch.rand(1))
+        except RecursionError:
+            print("raised", sys.getrecursionlimit() == limit, "Forever" in str(prof))
+    """,
+}
+"""Scripts that a bug could make crash or hang, by name; they begin with this:"""
 
-
-SCRIPTS["infinite recursion"] = """
-    class Forever(nn.Module):
-        def forward(self, x):
-            return self(x)
-    model = Forever()
-    limit = sys.getrecursionlimit()
-    try:
+BEGINNING = """
+    import contextlib, sys, threading, torch
+    from torch import nn
+    from torchprof import Profile, TorchprofError
+    model = nn.Linear(2, 2)
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    @contextlib.contextmanager
+    def refused(by="profiler"):
+        try:
+            yield
+        except TorchprofError as error:
+            print("refused", by in str(error), "before the `with" in str(error))
+    def theirs(user):
+        print("theirs", "aten::sin" in {row.key for row in user.key_averages()})
+    def ours(before=lambda: None):
         with Profile(model) as prof:
-            model(torch.rand(1))
-    except RecursionError:
-        print("raised", sys.getrecursionlimit() == limit, "Forever" in str(prof))
+            before()
+            model(torch.rand(1, 2))
+        print("ours", prof.run.tree().calls)
 """
 
 
@@ -1346,8 +1320,8 @@ SCRIPTS["infinite recursion"] = """
 )
 def test_in_a_process_of_its_own(name, expected, tmp_path: Path) -> None:
     """Profilers that would kill the process are refused."""
-    imports = "import sys, threading, torch\nfrom torch import nn\nfrom torchprof import Profile, TorchprofError\n"
-    (tmp_path / "script.py").write_text(imports + textwrap.dedent(SCRIPTS[name]), encoding="utf-8")
+    code = textwrap.dedent(BEGINNING) + textwrap.dedent(SCRIPTS[name])
+    (tmp_path / "script.py").write_text(code, encoding="utf-8")
     done = run_warm(["script.py"], tmp_path)
     assert (done.returncode, done.stdout.splitlines()) == (0, expected), done.stderr
 
@@ -1606,29 +1580,20 @@ def test_modules_that_guard_their_attributes() -> None:
 
 
 def test_modules_with_a_false_truth_value_are_labelled(untouched) -> None:
-    class Empty(nn.Module):
+    class Empty(nn.Identity):
         def __len__(self) -> int:
             return 0
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x
 
     model = untouched(nn.Sequential(Empty(), nn.Sequential(), nn.ModuleList(), nn.Identity())[0:2])
     assert set(calls_of(profiled(model, torch.rand(1))).values()) == {1}
 
 
 def test_a_module_that_overrides_call(untouched) -> None:
-    class Twice(nn.Module):
+    class Twice(nn.Linear):
         def __call__(self, x: torch.Tensor) -> torch.Tensor:
             return super().__call__(super().__call__(x))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x * 3
-
-    model = untouched(Twice())
-    with Profile(model) as prof:
-        assert torch.equal(model(torch.ones(2)), torch.full((2,), 9.0))
-    assert calls_of(prof) == {"Twice": 2}
+    assert calls_of(same_inside(untouched(Twice(3, 3)), torch.rand(2, 3))) == {"Twice": 2}
 
 
 def test_parametrized_and_normed_modules(untouched) -> None:
@@ -1639,8 +1604,7 @@ def test_parametrized_and_normed_modules(untouched) -> None:
     ).eval()
     untouched(model)
     prof = same_inside(model, torch.rand(2, 3))
-    calls = calls_of(prof)
-    assert [calls[f"Sequential.{number}"] for number in range(3)] == [1, 1, 1]
+    assert [calls_of(prof)[f"Sequential.{number}"] for number in range(3)] == [1, 1, 1]
 
 
 def test_a_parametrization_put_on_and_taken_off_inside() -> None:

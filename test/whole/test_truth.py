@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import threading
 from collections.abc import Callable, Iterator
@@ -57,19 +56,12 @@ from torchprof.run.words import (
     FrameKind,
 )
 
+pytestmark = pytest.mark.usefixtures("nothing_old_is_freed_inside")
 NODE_PREFIX = "autograd::engine::evaluate_function: "
 MARKS = tuple(PREFIX + mark for mark in ("!opened", "!step", "!started", "!ended"))
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 
 Ops = dict[str, dict[str, int]]
-
-
-@pytest.fixture(autouse=True)
-def nothing_old_is_freed_inside() -> Iterator[None]:
-    """What an earlier test left to the garbage collector would be freed, and rightly counted, in this test's layers."""
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def ops_of(prof: Profile, phase: str) -> Ops:
