@@ -80,6 +80,26 @@ def _recursion_limit() -> Iterator[None]:
 
 
 @pytest.fixture
+def nothing_old_is_freed_inside() -> Iterator[None]:
+    """What an earlier test left to the garbage collector would be freed, and rightly counted, in this test's layers."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture
+def world_of_one() -> Iterator[None]:
+    """A process group of this process alone."""
+    from torch import distributed  # the process that distributes the tests does not need it
+
+    if not (distributed.is_available() and distributed.is_gloo_available()):
+        pytest.skip("this torch has no gloo")
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.fixture
 def model() -> Iterator[Any]:
     """An ``Mlp`` that must be as it was when the test ends."""
     from build.models import Mlp  # it imports torch, which the process that distributes the tests does not need

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import pytest
 import torch
 from build.events import ENGINE, MAIN, function, kernel, label, node, op, user_label, walk_of
 from build.exchanges import exchange
-from torch import distributed as dist
 from torch import nn
 
 import torchprof
@@ -40,8 +39,8 @@ ACCUMULATE = "torch::autograd::AccumulateGrad"
 class Walked:
     """The events of one walk, by name."""
 
-    def __init__(self, *events: Event, selected: set[int] | None = None) -> None:
-        self.owners = CollectiveOwners(layers_by_fqn(PATHS), PATHS, SIGNATURES)
+    def __init__(self, *events: Event, selected: set[int] | None = None, **options: Any) -> None:
+        self.owners = CollectiveOwners(layers_by_fqn(PATHS), PATHS, SIGNATURES, **options)
         attribution = Attribution(SITES, PATHS, selected, None, self.owners)
         self.all: list[Attributed] = list(walk_of(attribution, events))
 
@@ -59,10 +58,7 @@ class Walked:
 
 def test_a_collective_on_another_thread_belongs_to_the_op_that_requested_it() -> None:
     walked = Walked(
-        label(LABELS[1], 0, 20),
-        op("c10d::allreduce_", 5, 8),
-        exchange("gloo:all_reduce", 30),
-        label(LABELS[2], 40, 60),
+        label(LABELS[1], 0, 20), op("c10d::allreduce_", 5, 8), exchange("gloo:all_reduce", 30), label(LABELS[2], 40, 60)
     )
     assert walked.of("gloo:all_reduce") == [(1, FORWARD, ["c10d::allreduce_", "gloo:all_reduce"])]
     (found,) = [one for one in walked.all if one.event.kind is Kind.COLLECTIVE]
@@ -174,28 +170,32 @@ FORWARDS = [
 ]
 
 
-def test_a_bucket_belongs_to_the_layers_with_gradients_since_the_last_bucket() -> None:
-    walked = Walked(
-        *FORWARDS,
-        *backward((4, THREE), (3, FIVE), asks=1, signature=LIST_OF_EIGHT),
-        exchange("gloo:all_reduce", 5000),
-    )
-    assert walked.shared("c10d::allreduce_") == [(4, 3)]
-    assert walked.of("c10d::allreduce_") == [(2, BACKWARD, ["c10d::allreduce_"])]  # Net.b, above both
-    assert walked.of("gloo:all_reduce") == [(2, BACKWARD, ["c10d::allreduce_", "gloo:all_reduce"])]
-    assert walked.shared("gloo:all_reduce") == [(4, 3)]
-
-
-def test_the_common_ancestor_of_distant_layers_is_the_model() -> None:
-    walked = Walked(*FORWARDS, *backward((4, THREE), (1, FIVE), (4, FIVE), asks=2))
-    assert walked.shared("c10d::allreduce_") == [(4, 1)]  # each once
-    assert walked.of("c10d::allreduce_")[0][:2] == (0, BACKWARD)
-
-
-def test_a_bucket_of_one_layer_belongs_to_that_layer() -> None:
-    walked = Walked(*FORWARDS, *backward((3, THREE), (3, FIVE), asks=1, signature=EIGHT))
-    assert walked.shared("c10d::allreduce_") == [()]
-    assert walked.of("c10d::allreduce_")[0][:2] == (3, BACKWARD)
+@pytest.mark.parametrize(
+    ("grads", "signature", "replicated", "layers", "owner"),
+    [
+        ([(4, THREE), (3, FIVE)], LIST_OF_EIGHT, None, (4, 3), 2),  # Net.b, above both
+        ([(4, THREE), (1, FIVE), (4, FIVE)], 0, None, (4, 1), 0),  # each once
+        ([(3, THREE), (3, FIVE)], EIGHT, None, (), 3),
+        ([(1, THREE), (4, THREE), (3, FIVE)], LIST_OF_EIGHT, {3: set(), 4: set()}, (4, 3), 2),
+        ([(3, FIVE), (4, FIVE), (3, THREE)], LIST_OF_EIGHT, {3: {5}, 4: set()}, (4, 3), 2),
+    ],
+    ids=["layers of a block", "distant layers", "one layer", "a layer that is not replicated", "an ignored gradient"],
+)
+def test_a_bucket_belongs_to_the_common_ancestor_of_the_layers_with_gradients_since_the_last_bucket(
+    grads: list[tuple[int, int]],
+    signature: int,
+    replicated: dict[int, set[int]] | None,
+    layers: tuple[int, ...],
+    owner: int,
+) -> None:
+    asked = backward(*grads, asks=len(grads) - 1, signature=signature)
+    walked = Walked(*FORWARDS, *asked, exchange("gloo:all_reduce", 5000), replicated=replicated)
+    ((layer, phase, frames),) = walked.of("c10d::allreduce_")
+    assert (layer, phase, frames[-1]) == (owner, BACKWARD, "c10d::allreduce_")
+    assert frames == ["c10d::allreduce_"] or not layers
+    assert walked.of("gloo:all_reduce") == [(owner, BACKWARD, [*frames, "gloo:all_reduce"])]
+    assert walked.shared("c10d::allreduce_") == walked.shared("gloo:all_reduce") == [layers]
+    assert walked.owners.uncertain == 0
 
 
 def test_gradients_that_were_not_exchanged_are_in_no_bucket() -> None:
@@ -211,14 +211,6 @@ def test_gradients_that_were_not_exchanged_are_in_no_bucket() -> None:
     assert walked.owners.uncertain == 0
 
 
-def test_gradients_of_a_model_that_is_not_replicated_are_in_no_bucket() -> None:
-    owners = CollectiveOwners({}, PATHS, SIGNATURES, {3: set(), 4: set()})
-    attribution = Attribution(SITES, PATHS, None, None, owners)
-    events = [*FORWARDS, *backward((1, THREE), (4, THREE), (3, FIVE), asks=2, signature=LIST_OF_EIGHT)]
-    (found,) = [one.place for one in walk_of(attribution, events) if one.event.name == "c10d::allreduce_"]
-    assert (found.layer, found.shared) == (2, (4, 3))
-
-
 def test_a_bucket_with_another_size_has_other_gradients() -> None:
     """As in DDP's first backward: the layers are unknown, so it belongs to the place of the request."""
     walked = Walked(*FORWARDS, *backward((4, THREE), (3, FIVE), asks=1, signature=FIVE))
@@ -228,27 +220,16 @@ def test_a_bucket_with_another_size_has_other_gradients() -> None:
     assert (unsized.shared("c10d::allreduce_"), unsized.owners.uncertain) == ([(4, 3)], 0)
 
 
-def test_a_gradient_that_is_ignored_is_in_no_bucket() -> None:
-    """The recorded size identifies it: a layer has gradients of 3 and 5 elements, and the one of 5 is not exchanged."""
-    owners = CollectiveOwners({}, PATHS, SIGNATURES, {3: {5}, 4: set()})
-    attribution = Attribution(SITES, PATHS, None, None, owners)
-    events = [*FORWARDS, *backward((3, FIVE), (4, FIVE), (3, THREE), asks=2, signature=LIST_OF_EIGHT)]
-    (found,) = [one.place for one in walk_of(attribution, events) if one.event.name == "c10d::allreduce_"]
-    assert (found.layer, found.shared, owners.uncertain) == (2, (4, 3), 0)
-
-
 def test_other_exchanges_of_ready_gradients_are_no_buckets() -> None:
     """A model without DistributedDataParallel: the exchange is in a hook of the user, or FullyShardedDataParallel
     scatters it. If this is unknown, as in a trace, a scattered gradient of another size is no bucket either."""
     events = [*FORWARDS, *backward((4, THREE), (3, FIVE), asks=1, signature=EIGHT)]
     scattered = [one._replace(name=one.name.replace("allreduce_", "_reduce_scatter_base_")) for one in events]
     for replicated, of in (({}, events), ({}, scattered), (None, scattered)):
-        owners = CollectiveOwners({}, PATHS, SIGNATURES, replicated)
         sized = [one._replace(signature=FIVE) if one.signature == EIGHT else one for one in of]
-        found = [one.place for one in walk_of(Attribution(SITES, PATHS, None, None, owners), sized)]
-        (place,) = [place for place in found if place.frame is not None and place.frame.name.startswith("c10d::")]
-        assert (place.layer, place.phase, place.shared) == (3, BACKWARD, ())
-        assert owners.uncertain == 0
+        walked = Walked(*sized, replicated=replicated)
+        (place,) = [one.place for one in walked.all if one.event.name.startswith("c10d::")]
+        assert (place.layer, place.phase, place.shared, walked.owners.uncertain) == (3, BACKWARD, (), 0)
 
 
 def test_two_buckets_exchanged_at_once_cannot_be_separated() -> None:
@@ -349,19 +330,17 @@ def test_a_name_refers_to_the_root_around_the_range() -> None:
 
 def test_with_several_groups_and_no_sizes_an_ambiguous_request_is_unknown() -> None:
     """Each group has its own order: the collective that began first need not be the one requested first."""
-    owners = CollectiveOwners({}, PATHS, SIGNATURES, None, is_one_group=False)
-    attribution = Attribution(SITES, PATHS, None, None, owners)
-    events = [
+    walked = Walked(
         label(LABELS[1], 0, 9),
         op("c10d::allreduce_", 1, 2),
         label(LABELS[2], 10, 19),
         op("c10d::allreduce_", 11, 12),
         exchange("gloo:all_reduce", 50),
         exchange("gloo:all_reduce", 60),
-    ]
-    found = [one.place.layer for one in walk_of(attribution, events) if one.event.kind is Kind.COLLECTIVE]
-    assert found == [OUTSIDE, 2]  # the second is the only one left
-    assert owners.unmatched == 1
+        is_one_group=False,
+    )
+    assert [layer for layer, *_ in walked.of("gloo:all_reduce")] == [OUTSIDE, 2]  # the second is the only one left
+    assert walked.owners.unmatched == 1
 
 
 # Hooks
@@ -398,13 +377,6 @@ def test_hooks_of_a_module_that_was_not_selected_belong_to_the_place_around_them
 def test_hooks_in_backward_are_recompute() -> None:
     walked = Walked(*FORWARDS, node("CheckpointFunctionBackward", 100, 200, sequence=4), hooks(3, 110, 120))
     assert walked.all[-1].place.phase == RECOMPUTE
-
-
-@pytest.fixture
-def world_of_one(tmp_path: Path) -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def of_tensor_parallel(hook: object) -> object:

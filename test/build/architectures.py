@@ -64,15 +64,14 @@ class Residual(nn.Module):
 
 
 class Cat(nn.Module):
-    """Its branches side by side, joined along the channels; ``dense`` keeps the input too."""
+    """Its branches side by side, joined along the channels."""
 
-    def __init__(self, *branches: nn.Module, dense: bool = False) -> None:
+    def __init__(self, *branches: nn.Module) -> None:
         super().__init__()
         self.branches = nn.ModuleList(branches)
-        self.dense = dense
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([*([x] if self.dense else []), *(branch(x) for branch in self.branches)], 1)
+        return torch.cat([branch(x) for branch in self.branches], 1)
 
 
 class Permute(nn.Module):
@@ -142,14 +141,6 @@ def alexnet() -> nn.Module:
     )
 
 
-def vgg() -> nn.Module:
-    blocks: list[nn.Module] = []
-    for inside, outside in ((3, 4), (4, 6)):
-        blocks += [nn.Conv2d(inside, outside, 3, padding=1), nn.ReLU(), nn.Conv2d(outside, outside, 3, padding=1)]
-        blocks += [nn.BatchNorm2d(outside), nn.ReLU(), nn.MaxPool2d(2, ceil_mode=True)]
-    return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(96, 7), nn.Softmax(-1))
-
-
 def resnet(blocks: int = 2) -> nn.Module:
     def block(inside: int, outside: int, stride: int) -> nn.Module:
         body = nn.Sequential(conv_norm(inside, outside, stride=stride, act=nn.ReLU()), conv_norm(outside, outside))
@@ -212,27 +203,6 @@ def shufflenet() -> nn.Module:
         act=nn.ReLU(),
     )
     return nn.Sequential(conv_norm(3, 8, stride=2), unit, head(8))
-
-
-def densenet() -> nn.Module:
-    def layer(inside: int) -> nn.Module:
-        return Cat(
-            nn.Sequential(nn.BatchNorm2d(inside), nn.ReLU(), nn.Conv2d(inside, 4, 3, padding=1, bias=False)), dense=True
-        )
-
-    transition = nn.Sequential(nn.Conv2d(12, 6, 1), nn.AvgPool2d(2))
-    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), layer(4), layer(8), transition, layer(6), head(10))
-
-
-def inception() -> nn.Module:
-    block = Cat(
-        nn.Conv2d(4, 2, 1),
-        nn.Sequential(
-            nn.Conv2d(4, 2, 1), nn.Conv2d(2, 3, (1, 3), padding=(0, 1)), nn.Conv2d(3, 3, (3, 1), padding=(1, 0))
-        ),
-        nn.Sequential(nn.MaxPool2d(3, 1, 1), nn.Conv2d(4, 2, 1)),
-    )
-    return nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), block, head(7))
 
 
 class UNet(nn.Module):
@@ -344,28 +314,7 @@ def generator() -> nn.Module:
     )
 
 
-def discriminator() -> nn.Module:
-    layers = [nn.Conv2d(3, 4, 4, 2, 1), nn.LeakyReLU(0.2), nn.Conv2d(4, 8, 4, 2, 1), nn.GroupNorm(2, 8), nn.Mish()]
-    return nn.Sequential(*layers, nn.Conv2d(8, 1, 4), nn.Flatten(), nn.Sigmoid())
-
-
-class PointNet(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.points = nn.Sequential(nn.Conv1d(3, 8, 1), nn.BatchNorm1d(8), nn.ReLU(), nn.Conv1d(8, 16, 1))
-        self.classes = nn.Linear(16, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.classes(self.points(x).max(2).values)
-
-
 # Networks of linear layers
-
-
-def mlp() -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(6, 10), nn.ReLU(), nn.LayerNorm(10), nn.Linear(10, 8, bias=False), nn.GELU(), nn.Linear(8, 3)
-    )
 
 
 def mixer() -> nn.Module:
@@ -414,19 +363,6 @@ class TiedWords(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return F.log_softmax(F.linear(self.body(self.words(tokens)), self.words.weight), -1)
-
-
-class Field(nn.Module):
-    """NeRF: sines of a point, a skip past half of the layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(12, 8)
-        self.second = nn.Linear(20, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        waves = torch.cat([torch.sin(x), torch.cos(x), torch.sin(2 * x), torch.cos(2 * x)], -1)
-        return self.second(torch.cat([self.first(waves).relu(), waves], -1))
 
 
 class GraphConvolution(nn.Module):
@@ -631,15 +567,12 @@ def _architectures() -> dict[str, Architecture]:
     convolutional = {
         "LeNet": A(lenet, image(1)),
         "AlexNet": A(alexnet, image(size=32)),
-        "VGG": A(vgg, image()),
         "ResNet": A(resnet, image()),
         "ResNet, bottlenecks": A(lambda: bottlenecks(1), image()),
         "ResNeXt": A(lambda: bottlenecks(2), image(), grouped=True),
         "MobileNetV2": A(lambda: inverted_residuals(nn.ReLU6, excite=False), image(), grouped=True),
         "EfficientNet": A(lambda: inverted_residuals(nn.SiLU, excite=True), image(), grouped=True),
         "ShuffleNet": A(shufflenet, image(), grouped=True),
-        "DenseNet": A(densenet, image()),
-        "Inception": A(inception, image()),
         "U-Net": A(UNet, image(), grouped=True),
         "feature pyramid": A(Fpn, image()),
         "WaveNet": A(GatedConvolutions, tensor(2, 4, 20)),
@@ -649,16 +582,12 @@ def _architectures() -> dict[str, Architecture]:
         "dilated": A(dilated, image(size=9)),
         "without a batch": A(dilated, tensor(3, 9, 9)),
         "GAN generator": A(generator, tensor(2, 6, 1, 1)),
-        "GAN discriminator": A(discriminator, image()),
-        "PointNet": A(PointNet, tensor(2, 3, 9)),
     }
     linear = {
-        "MLP": A(mlp, tensor(4, 6)),
         "MLP-Mixer": A(mixer, image()),
         "autoencoder": A(Autoencoder, tensor(4, 12)),
         "Siamese": A(Siamese, lambda: (torch.rand(4, 6), torch.rand(4, 6))),
         "tied words": A(TiedWords, tokens(2, 7), layers_only=False),
-        "NeRF": A(Field, tensor(9, 3)),
         "graph": A(GraphConvolution, lambda: (torch.rand(9, 4), torch.rand(9, 9)), layers_only=False),
         "mixture of experts": A(Experts, tensor(9, 6)),
         "recommender": A(Recommender, lambda: (torch.rand(4, 5), torch.randint(20, (4, 3))), layers_only=False),

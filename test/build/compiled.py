@@ -8,13 +8,7 @@ from build.events import MAIN, NODE_PREFIX, Walked, walk_of
 from build.forests import Span
 from hypothesis import strategies as st
 
-from torchprof.attribute.compiled_graphs import (
-    CompiledGraphs,
-    CompiledKernel,
-    Owner,
-    ProfiledModule,
-    TracedModule,
-)
+from torchprof.attribute.compiled_graphs import CompiledGraphs, CompiledKernel, Owner, ProfiledModule, TracedModule
 from torchprof.attribute.events import Event, Kind, Place, Site
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.flops.estimate import Estimate
@@ -71,17 +65,11 @@ def work(name: str, *owners: Owner | None) -> CompiledKernel:
 
 FC1, ACT, FC2, OWN = traced("fc1"), traced("act"), traced("fc2"), ()
 
-BLOCK = (
-    work("addmm", FC1),
-    work("cpp_fused_addmm_gelu_0", FC1, ACT),
-    work("addmm", FC2),
-    work("cpp_fused_add_1", OWN),
-)
+BLOCK = (work("addmm", FC1), work("cpp_fused_addmm_gelu_0", FC1, ACT), work("addmm", FC2), work("cpp_fused_add_1", OWN))
 
 
 def graphs_of(
-    modules: Mapping[tuple[str, ...], ProfiledModule] = MODULES,
-    **graphs: Sequence[CompiledKernel] | str,
+    modules: Mapping[tuple[str, ...], ProfiledModule] = MODULES, **graphs: Sequence[CompiledKernel] | str
 ) -> CompiledGraphs:
     return CompiledGraphs({"block": BLOCK, **graphs}, modules)
 
@@ -168,12 +156,7 @@ class Ran(Walked):
 KERNELS = ("k_0", "k_1", "k_2", "k_3")
 
 ANY = {
-    "all": (
-        work("k_0", FC1),
-        work("k_1", FC1, ACT, FC2),
-        work("k_2", None),
-        work("k_3", OWN, FC2),
-    ),
+    "all": (work("k_0", FC1), work("k_1", FC1, ACT, FC2), work("k_2", None), work("k_3", OWN, FC2)),
     "whole": (work("k_1", traced("blocks.0.fc1", ""), traced("head", "")), work("k_0", OWN)),
 }
 

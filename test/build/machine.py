@@ -100,10 +100,7 @@ class Machine:
 
 def whole(run: Run) -> Cost:
     """All rows added up."""
-    cost = Cost()
-    for row in run.rows:
-        cost = cost + row.cost
-    return cost
+    return sum((row.cost for row in run.rows), Cost())
 
 
 def kernels(run: Run) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -36,6 +37,11 @@ MARKED = pytest.mark.skipif(
 )
 
 
+def _reads(field: str) -> Callable[[Any], Any]:
+    """A method that returns a field."""
+    return lambda raw: getattr(raw, field)
+
+
 @dataclass
 class Raw:
     """A stand-in for one of the profiler's raw events: the same methods, over plain fields."""
@@ -56,62 +62,19 @@ class Raw:
     _python: bool = False
     _async: bool = False
 
-    def name(self) -> str:
-        return self._name
-
-    def metadata_json(self) -> str:
-        return ""
-
-    def start_ns(self) -> int:
-        return self._start
-
-    def end_ns(self) -> int:
-        return self._end
+    name, scope, nbytes = _reads("_name"), _reads("_scope"), _reads("_nbytes")
+    start_ns, end_ns = _reads("_start"), _reads("_end")
+    start_thread_id = end_thread_id = device_resource_id = _reads("_thread")
+    sequence_nr, fwd_thread_id = _reads("_sequence"), _reads("_forward_thread")
+    correlation_id, linked_correlation_id = _reads("_correlation"), _reads("_linked")
+    device_type, device_index = _reads("_device"), _reads("_index")
+    is_user_annotation, is_python_function, is_async = _reads("_annotation"), _reads("_python"), _reads("_async")
 
     def duration_ns(self) -> int:
         return self._end - self._start
 
-    def start_thread_id(self) -> int:
-        return self._thread
-
-    def end_thread_id(self) -> int:
-        return self._thread
-
-    def scope(self) -> int:
-        return self._scope
-
-    def sequence_nr(self) -> int:
-        return self._sequence
-
-    def fwd_thread_id(self) -> int:
-        return self._forward_thread
-
-    def correlation_id(self) -> int:
-        return self._correlation
-
-    def linked_correlation_id(self) -> int:
-        return self._linked
-
-    def device_type(self) -> DeviceType:
-        return self._device
-
-    def device_index(self) -> int:
-        return self._index
-
-    def device_resource_id(self) -> int:
-        return self._thread
-
-    def nbytes(self) -> int:
-        return self._nbytes
-
-    def is_user_annotation(self) -> bool:
-        return self._annotation
-
-    def is_python_function(self) -> bool:
-        return self._python
-
-    def is_async(self) -> bool:
-        return self._async
+    def metadata_json(self) -> str:
+        return ""
 
     def is_hidden_event(self) -> bool:
         return False

@@ -96,13 +96,6 @@ def test_a_step_by_hand() -> None:
     assert (found.idle_ns, found.exposed_ns, found.copy_alone_ns) == (1_000, 2_500, 500)
 
 
-def test_devices_are_separate() -> None:
-    """The second device runs the same, 200 us later on its own clock."""
-    later = [one._replace(start=one.start + 200_000, end=one.end + 200_000, device="cuda:1") for one in STEP]
-    mixed = [one for pair in zip(later, STEP) for one in pair]
-    assert watched(mixed, 3)[0] == (replace(OF_STEP, rank=3), replace(OF_STEP, rank=3, device="cuda:1"))
-
-
 def test_everything_is_passed_on() -> None:
     attribution = Attribution({}, [("Net",)])
     events = [Event(Kind.OP, "aten::mm", 0, 10, 1), Event(Kind.MEMORY, "[memory]", 5, 5, 1), *map(event_of, STEP)]
@@ -318,9 +311,6 @@ def test_a_real_trace(name: str) -> None:
     assert sum(stream.kernels for stream in time.streams) == len(raws)
     for stream in time.streams:
         assert stream.busy_ns == swept(one[1:3] for one in ran if one.stream == stream.stream)
-
-
-# The file
 
 
 # The report

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from build.architectures import ARCHITECTURES, Experts, attention_macs, encoder
+from build.architectures import ARCHITECTURES, attention_macs, encoder
 from build.events import MAIN, op, walk_of
 from build.libraries import HAS_SHAPES_OF_LISTS, RELEASE, usable_transformers
-from build.models import Checkpointed, Several, Tied
+from build.models import Checkpointed, Several
 from build.phases import in_column_of
 from build.snapshots import snapshot
 from build.warnings import sentences
@@ -187,16 +187,6 @@ def test_attention_in_separate_products_has_a_backward_of_twice_the_forward(name
     assert 2 * (total(run) + total(run, "macs", "backward")) == theirs
 
 
-@pytest.mark.parametrize("name", [name for name, each in ARCHITECTURES.items() if each.grouped])
-def test_torchs_counter_is_wrong_for_the_backward_of_grouped_convolutions(name: str) -> None:
-    """It counts as much or more for backward: it does not divide the weight gradient by the groups."""
-    architecture = ARCHITECTURES[name]
-    model, inputs = architecture.make(), architecture.inputs()
-    rule = Rule(model, *inputs)
-    theirs = torchs(lambda: back(model(*inputs))).get_total_flops() // 2
-    assert theirs - rule.forward >= rule.backward
-
-
 # Known figures
 
 
@@ -345,16 +335,6 @@ def test_backward_is_once_for_each_weight_and_each_input_that_needs_a_gradient(
     assert total(run) == ROWS * (FIRST + LAST)
 
 
-def test_a_frozen_prefix_has_no_backward() -> None:
-    features = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
-    model = nn.Sequential(features, nn.Flatten(), nn.Linear(4 * 36, 5))
-    features.requires_grad_(False)
-    run = profiled(lambda: back(model(torch.rand(2, 3, 8, 8))), model)
-    prefix, _, last = run.tree("backward").children
-    assert (prefix.total.macs, prefix.total.flops) == (0, 0)
-    assert last.total.macs == 2 * 4 * 36 * 5
-
-
 def test_only_biases_need_no_products() -> None:
     model = two_layers()
     model[0].weight.requires_grad_(False)
@@ -449,13 +429,6 @@ def test_a_layer_that_is_called_again_counts_again() -> None:
     assert total(run, "macs", "backward") == 2 * 4 * 32 - 32  # the first of them has an input without a gradient
 
 
-def test_a_module_at_two_paths_counts_where_it_is_called() -> None:
-    model = Tied()
-    run = profiled(lambda: model(torch.rand(2, 4)), model)
-    left, right = run.tree("forward").children
-    assert (left.total.macs, right.total.macs) == (32, 2 * 32)
-
-
 def test_several_models() -> None:
     """A step of a GAN: the gradient of the generator goes through the discriminator."""
     generator, discriminator = nn.Linear(3, 4), nn.Linear(4, 1)
@@ -463,25 +436,6 @@ def test_several_models() -> None:
     assert [run.tree("forward", root).total.macs for root in (0, 1)] == [24, 8]
     assert [run.tree("backward", root).total.macs for root in (0, 1)] == [24, 16]
     assert total(run) == 32
-
-
-def test_steps_add_up() -> None:
-    model, x = two_layers(), torch.rand(ROWS, 3)
-    run = profiled(lambda: [model(x) for _ in range(3)], model)
-    assert total(run) == 3 * ROWS * (FIRST + LAST)
-    assert run.tree("forward").calls == 3
-
-
-def test_a_gated_mixture_counts_what_its_router_chose() -> None:
-    torch.manual_seed(0)
-    model, x = Experts().eval(), torch.rand(9, 6)
-    chosen = model.router(x).softmax(-1).topk(2).indices
-    run = profiled(lambda: model(x), model)
-    experts = {
-        node.layer.path[-1]: node for node in run.tree("forward").walk() if node.layer.path[-2:-1] == ("experts",)
-    }
-    for number in range(4):
-        assert experts[str(number)].total.macs == int((chosen == number).sum()) * 2 * 48
 
 
 def test_work_of_layers_that_were_not_selected_is_separate() -> None:
@@ -543,23 +497,6 @@ def test_a_step_of_sgd_is_outside_of_the_layers(how: str) -> None:
 def test_a_step_costs_the_same_however_it_is_implemented(kind: Any, options: dict[str, Any]) -> None:
     each = [optimizer_step(kind, how, **options)[0] for how in ("plain", "foreach", "fused")]
     assert len(set(each)) == 1
-
-
-def test_a_whole_training_step() -> None:
-    model, x, target = two_layers(), torch.rand(ROWS, 3), torch.rand(ROWS, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        F.mse_loss(model(x), target).backward()
-        optimizer.step()
-
-    run = profiled(step, model)
-    assert not uncounted(run)
-    assert total(run) == ROWS * (FIRST + LAST)
-    assert total(run, "macs", "backward") == ROWS * (FIRST + 2 * LAST)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    assert run.no_layer("forward").flops >= 3 * ROWS * 4 + parameters  # the loss, the optimizer
 
 
 # Kinds of numbers
@@ -742,26 +679,6 @@ def test_ops_without_arithmetic_give_no_warning(step: Callable[[], Any]) -> None
     assert not uncounted(profiled(step))
 
 
-@pytest.fixture
-def one_process() -> Iterator[None]:
-    """A process group of only this process."""
-    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
-        pytest.skip("this torch has no gloo")
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.usefixtures("one_process")
-def test_a_distributed_model_counts_as_the_wrapped_model() -> None:
-    model = two_layers()
-    wrapped = nn.parallel.DistributedDataParallel(model)
-    run = profiled(lambda: back(wrapped(torch.rand(ROWS, 3))), wrapped)
-    assert not uncounted(run)
-    assert total(run) == ROWS * (FIRST + LAST)
-    assert total(run, "macs", "backward") == ROWS * (FIRST + 2 * LAST)
-
-
 # Work that cannot be counted is uncounted, and not 0
 
 
@@ -872,15 +789,15 @@ class Product(torch.autograd.Function):
 
 
 class Elsewhere(torch.autograd.Function):
-    """Its result comes from a kernel outside torch: torch only records new tensors."""
+    """Its result comes from a kernel of its own: torch only records new tensors, and views around it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        return torch.empty(x.shape)
+        return torch.empty_like(x.view(-1)).view(x.shape)
 
     @staticmethod
     def backward(ctx: Any, given: Tensor) -> Tensor:
-        return torch.empty(given.shape)
+        return torch.empty_like(given.reshape(-1)).view(given.shape)
 
 
 class Reverse(torch.autograd.Function):
@@ -1078,17 +995,6 @@ def test_a_region_that_inductor_compiled_is_a_lower_bound() -> None:
 # Shapes alone
 
 
-@pytest.mark.parametrize(
-    "name", ["ResNeXt", "U-Net", "WaveNet", "video", "padding as words", "NeRF", "graph", "einsum attention"]
-)
-def test_shapes_alone_count_the_same(name: str) -> None:
-    architecture = ARCHITECTURES[name]
-    model, inputs = architecture.make(), architecture.inputs()
-    real, alone = profiled(lambda: back(model(*inputs)), model), torchprof.flops(model, *inputs)
-    for phase in ("forward", "backward"):
-        assert alone.tree(phase).total.macs == real.tree(phase).total.macs
-
-
 # Counting does not change the user's model
 
 
@@ -1104,40 +1010,12 @@ def test_counting_changes_nothing() -> None:
     assert snapshot(model) == before
 
 
-def test_a_step_that_raises_counts_what_ran() -> None:
-    model = two_layers()
-    prof = torchprof.Profile(model, with_flops=True)
-    with pytest.raises(ValueError, match="enough"), prof:
-        model[0](torch.rand(ROWS, 3))
-        raise ValueError("enough")
-    assert total(prof.run) == ROWS * FIRST
-
-
 def test_an_op_that_raises_counts_nothing() -> None:
     model = two_layers()
     prof = torchprof.Profile(model, with_flops=True)
     with pytest.raises(RuntimeError, match="shapes"), prof:
         model[2](model[0](torch.rand(ROWS, 3))[:, :2])
     assert total(prof.run) == ROWS * FIRST
-
-
-class Launches(torch.autograd.Function):
-    """Like a Function that launches its own kernel: memory for the result, and views around it."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        flat = x.view(-1)
-        return torch.empty_like(flat).view(x.shape)
-
-    @staticmethod
-    def backward(ctx: Any, given: Tensor) -> Tensor:
-        return torch.empty_like(given.view(-1)).view(given.shape)
-
-
-def test_a_function_that_launches_its_own_kernels_gives_a_warning() -> None:
-    x = torch.rand(2, 3, requires_grad=True)
-    run = profiled(lambda: Launches.apply(x).backward(torch.ones(2, 3)))
-    assert len(uncounted(run)) == 2
 
 
 @pytest.mark.parametrize("layouts", ["csc csr", "csr csr", "coo coo"])

@@ -8,32 +8,26 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import pytest
-import torch
 from build.events import kernel as kernel_event
 from build.events import memory, step, walk_of
 from build.hand_made import python_line
-from build.models import Mlp
 
-import torchprof
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.fold import fold
 from torchprof.measure.recording import Observations
 from torchprof.run.collectives import collective_of
 from torchprof.run.layers import Layer
-from torchprof.run.measures import Cost, SampleKey, Spread
+from torchprof.run.measures import Cost, Spread
 from torchprof.run.merge import add_cycle
 from torchprof.run.meta import Meta, RunWarning
 from torchprof.run.rows import SIGNATURES as MOST
-from torchprof.run.rows import Around, Row
+from torchprof.run.rows import Around
 from torchprof.run.run import Run
 from torchprof.run.timeline import Held, Memory, Timeline
 from torchprof.run.words import (
     BACKWARD,
     FORWARD,
-    LAUNCH_NOT_RECORDED,
-    OTHER,
     OUTSIDE,
     RECOMPUTE,
     Frame,
@@ -43,7 +37,6 @@ from torchprof.run.words import (
 
 LAYERS = (Layer(("Net",), "Net"), Layer(("Net", "a"), "Linear"), Layer(("Net", "b"), "Linear"))
 SITES = {layer.name: Site((number,)) for number, layer in enumerate(LAYERS)}
-NOTHING = Cost()
 SIGNATURES = (Signature((), ()), Signature(((2, 3),), ("float",)), Signature(((4, 3),), ("float",)))
 
 
@@ -117,28 +110,6 @@ def test_rows_keep_the_places_around_their_layer() -> None:
         Around(0, FORWARD, (Frame(FrameKind.LABEL, "#mine"),)),
         Around(1, FORWARD, (Frame(FrameKind.OP, "mul"),)),
     )
-
-
-def test_a_layer_has_the_same_places_around_it_as_a_caller_without_op_or_label() -> None:
-    """No op or label of ``a`` is around ``b``: only that of Net, which is around both."""
-    run = run_of(ran("Net", 0, 100), ran("#mine", 10, 90), ran("Net.a", 20, 80), ran("Net.b", 30, 60))
-    assert self_ns_by_row(run)["Net.b", "Net: #mine", ""] == 30
-
-
-def test_calls_of_one_layer_in_different_places_are_different_rows() -> None:
-    """One inside the label and one beside it: two rows, and one layer with two calls."""
-    run = run_of(ran("Net", 0, 100), ran("#mine", 10, 50), ran("Net.a", 20, 40), ran("Net.a", 60, 90))
-    assert self_ns_by_row(run) == {
-        ("Net", "", ""): 30,
-        ("Net", "", "#mine"): 20,
-        ("Net.a", "Net: #mine", ""): 20,
-        ("Net.a", "", ""): 30,
-    }
-    (net, label, *_) = run.ops(FORWARD)["Net",]
-    assert (net.name, label.name, label.total.cpu_ns) == ("(between ops)", "#mine", 40)
-    a = run.tree().children[0]
-    assert (a.calls, a.self.cpu_ns) == (2, 50)
-    assert run.samples[SampleKey(1, FORWARD, 0, "cpu", "cpu_ns")].sample == (20, 30)
 
 
 def test_layers_and_nodes_inside_a_backward_node_have_it_around_them() -> None:
@@ -292,15 +263,6 @@ def test_sampled_lines_of_python_are_counted_and_take_no_time() -> None:
     }
 
 
-def test_a_device_is_busy_while_anything_runs_on_it() -> None:
-    """[0, 10), [5, 15), [6, 8) and [20, 30) are 25 ns; [0, 3) on another device is 3 ns; the sum of all durations is
-    42."""
-    kernels = [kernel(0, 10), kernel(0, 3, "cuda:1"), kernel(5, 15), kernel(6, 8), kernel(20, 30)]
-    run = run_of(*kernels)
-    assert dict(run.meta.busy_ns) == {"cpu": 0, "cuda:0": 25, "cuda:1": 3}
-    assert sum(row.cost.device_ns for row in run.rows) == 10 + 3 + 10 + 2 + 10
-
-
 def test_the_cpu_is_busy_while_the_thread_that_began_is_in_any_op_or_range() -> None:
     """100 ns in Net and 7 in an op beside it. Overlapping work of other threads adds no time."""
     began = step(0)
@@ -321,13 +283,6 @@ def test_without_times_there_are_calls_and_memory() -> None:
 
 
 # add_cycle
-
-
-def rows_of(run: Run) -> dict[Any, tuple[int, Cost]]:
-    """Calls and cost of each row, by all its other fields."""
-    found = {row._replace(calls=0, cost=NOTHING): (row.calls, row.cost) for row in run.rows}
-    assert len(found) == len(run.rows)
-    return found
 
 
 def test_the_first_cycle_is_the_run() -> None:
@@ -359,44 +314,6 @@ def test_the_observations_of_cycles_are_added_and_equal_warnings_are_kept_once()
     assert (seen.callable_layers, seen.warnings) == ({0, 1}, [early, late])
 
 
-def test_equal_rows_of_two_cycles_are_added() -> None:
-    """The second cycle has other ops first, on other devices: the numbers differ, but their meaning is the same."""
-    first = run_of(
-        ran("Net", 0, 100), ran("mul", 10, 20, correlation=1), kernel(0, 7)._replace(correlation=1, name="k")
-    )
-    second = run_of(
-        ran("Net", 0, 50),
-        ran("add", 5, 10),
-        ran("#mine", 20, 40),
-        ran("mul", 25, 29, correlation=1),
-        ran("Net.a", 30, 35),
-        kernel(0, 1, "cuda:1"),
-        kernel(0, 5)._replace(correlation=1, name="k"),
-    )
-    net, mul, mine = LAYERS[0], Frame(FrameKind.OP, "mul"), Frame(FrameKind.LABEL, "#mine")
-    within = (Around(0, FORWARD, (mine,)),)
-
-    def key(layer: Layer | None, *frames: Frame, device: str = "cpu", around: Any = ()) -> Any:
-        return Row(layer, True, FORWARD if layer else OTHER, around, frames, device, 0, 0, NOTHING)
-
-    assert rows_of(add_cycle(first, second)) == {
-        key(net): (2, Cost(90 + 25)),
-        key(net, mul): (1, Cost(10)),
-        key(net, mul, Frame(FrameKind.KERNEL, "k"), device="cuda:0"): (1, Cost(device_ns=7)),
-        key(net, Frame(FrameKind.OP, "add")): (1, Cost(5)),
-        key(net, mine): (1, Cost(20 - 4 - 5)),
-        key(net, mine, mul): (1, Cost(4)),
-        key(net, mine, mul, Frame(FrameKind.KERNEL, "k"), device="cuda:0"): (1, Cost(device_ns=5)),
-        key(LAYERS[1], around=within): (1, Cost(5)),
-        key(None, Frame(FrameKind.LABEL, LAUNCH_NOT_RECORDED), Frame(FrameKind.KERNEL, "gemm"), device="cuda:1"): (
-            1,
-            Cost(device_ns=1),
-        ),
-    }
-    again = add_cycle(second, second)
-    assert rows_of(again) == {key: (2 * calls, cost + cost) for key, (calls, cost) in rows_of(second).items()}
-
-
 def test_rows_with_equal_signatures_of_two_cycles_are_added() -> None:
     """Frames are equal if their signatures are equal; these are different objects in each session."""
     one = run_of(ran("mul", 0, 10, signature=1), ran("mul", 20, 50, signature=2))
@@ -405,16 +322,6 @@ def test_rows_with_equal_signatures_of_two_cycles_are_added() -> None:
     two = replace(two, rows=replace(two.rows, frames=((), (fresh,))))
     found = {row.signature: (row.calls, row.cost.cpu_ns) for row in add_cycle(one, two).rows}
     assert found == {SIGNATURES[1]: (1, 10), SIGNATURES[2]: (2, 35)}
-
-
-def test_samples_of_all_cycles_are_merged() -> None:
-    """Those in both cycles, and those in only one."""
-    summed = add_cycle(
-        run_of(ran("Net", 0, 100), ran("Net.a", 10, 20)), run_of(ran("Net", 200, 230), ran("Net.b", 210, 215))
-    )
-    found = {(key.layer, spread.count, spread.sum, spread.first) for key, spread in summed.samples.items()}
-    assert found == {(0, 2, 130, 100), (1, 1, 10, 10), (2, 1, 5, 5)}
-    assert summed.samples[SampleKey(0, FORWARD, 0, "cpu", "cpu_ns")] == Spread.of([(0, 100), (200, 30)])
 
 
 def test_times_and_steps_of_cycles_are_added() -> None:
@@ -471,32 +378,3 @@ def test_a_run_does_not_grow_with_its_cycles() -> None:
     assert [row.calls for row in run.rows] == [1_000] * 4
     (spread, _) = run.samples.values()
     assert (spread.count, spread.sum, len(spread.sample)) == (1_000, 100_000, Spread.SIZE)
-
-
-@pytest.mark.parametrize("active", [1, 2])
-def test_real_cycles_are_added(active: int) -> None:
-    """The run after the block is the sum of the cycles that ``on_trace_ready`` got."""
-    seen: list[Run] = []
-    model = Mlp()
-    with torchprof.Profile(
-        model,
-        profile_memory=True,
-        with_flops=True,
-        schedule=torch.profiler.schedule(wait=1, warmup=1, active=active, repeat=3),
-        on_trace_ready=lambda prof: seen.append(prof.run),
-    ) as prof:
-        for _ in range(3 * (active + 2)):
-            with torch.profiler.record_function("pass"):
-                model(torch.rand(3, 4)).sum().backward()
-            prof.step()
-    run = prof.run
-    assert len(seen) == run.meta.cycles == 3
-    assert run.meta.steps == 3 * active
-    for part in ("cpu_ns", "cpu_allocated", "cpu_freed", "macs", "flops", "uncounted"):
-        assert sum(sum(cycle.rows.columns[part]) for cycle in seen) == sum(run.rows.columns[part])
-    assert run.tree().calls == 3 * active
-    assert sum(cycle.meta.wall_ns for cycle in seen) == run.meta.wall_ns
-    assert run.memory[0].peak_bytes == max(cycle.memory[0].peak_bytes for cycle in seen)
-    assert run.samples[SampleKey(0, FORWARD, 0, "cpu", "cpu_ns")].sample == tuple(
-        sorted(value for cycle in seen for value in cycle.samples[SampleKey(0, FORWARD, 0, "cpu", "cpu_ns")].sample)
-    )

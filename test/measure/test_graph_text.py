@@ -128,12 +128,7 @@ def test_kernels_have_the_work_of_their_nodes() -> None:
     call = GraphCall("key", NODES, {"aten::sort"}, layers)
     call.ran += [("aten::mm", 2), ("cpp_fused_relu_0", 3), ("cpp_fused_norm_relu_1", 4)]
     found, known = call.counts(1, [[(2, Count(100, 200, 0))], [(3, Count(0, 0, 1))], [(4, Count(0, 0, 1))]])
-    assert found == [
-        (2, Count(100, 200, 0)),
-        (3, Count(0, 10, 0)),
-        (4, Count(0, 30, 0)),
-        (1, Count(0, 0, 1)),
-    ]
+    assert found == [(2, Count(100, 200, 0)), (3, Count(0, 10, 0)), (4, Count(0, 30, 0)), (1, Count(0, 0, 1))]
     assert known == {3, 4}
 
 

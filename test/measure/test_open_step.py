@@ -28,7 +28,6 @@ from torchprof.run.measures import SampleKey, SamplesPart
 from torchprof.run.words import FORWARD, OUTSIDE
 
 NET, A = "torchprof:Net", "torchprof:Net.a"
-SITES = {NET: Site((0,)), A: Site((1,))}
 LAYERS = Layers([Layer(("Net",), "Net"), Layer(("Net", "a"), "Linear")])
 UNFINISHED = UnfinishedPart(Unfinished)
 MORE_LAYERS = Layers([Layer(("Loss",), "Loss"), *LAYERS])

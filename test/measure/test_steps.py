@@ -200,16 +200,6 @@ def test_labels_of_the_user_have_no_purpose_and_hide_nothing() -> None:
     assert plain.of("step_cpu_ns") == labelled.of("step_cpu_ns") == [100 - 30] * 3
 
 
-def test_a_layer_that_is_open_at_a_mark_is_split_there() -> None:
-    """A model whose forward contains the loop, with a child and an op across one mark each."""
-    found = count(
-        [step(0), label(NET, 10, 290), label(A, 90, 120), op("aten::mm", 95, 110), step(100), step(200), step(300)]
-    )
-    assert found.of("step_cpu_ns", 0) == [90, 100, 90]
-    assert found.of("step_cpu_ns", 1) == [10, 20, 0]
-    assert found.of("step_gap_ns") == [10, 0, 10]
-
-
 def test_events_in_no_finished_step_are_in_no_sample() -> None:
     found = count([label(NET, 0, 8), step(10), label(NET, 12, 17), step(20), label(NET, 21, 29)])
     assert found.of("step_cpu_ns", 0) == [5]
@@ -240,13 +230,6 @@ def test_backward_on_another_thread_is_no_gap(around: str | None) -> None:
     assert found.of("step_cpu_ns", 0, BACKWARD) == [30]
     assert found.of("step_gap_ns") == [50]
     assert found.of("step_overlap_ns") == []
-
-
-def test_time_of_two_threads_at_once_is_subtracted_once() -> None:
-    found = count([step(0), op("aten::mm", 10, 60), op("aten::mm", 40, 90, thread=ENGINE), step(100)])
-    assert found.of("step_other_ns") == [100]
-    assert found.of("step_overlap_ns") == [20]
-    assert found.of("step_gap_ns") == [20]
 
 
 def test_waits_and_copies_are_separate_from_the_ranges_around_them() -> None:
@@ -356,14 +339,6 @@ def test_a_kernel_counts_in_the_step_that_launched_it() -> None:
     assert found.of("step_other_ns", OUTSIDE, device="cuda:0") == [0, 4]
 
 
-def test_layers_that_were_not_selected() -> None:
-    found = count([step(0), label(NET, 10, 50), label(A, 20, 30), step(60)], selected={1})
-    assert found.of("step_cpu_ns", 1) == [10]
-    assert found.of("step_cpu_ns", NOT_SELECTED) == [30]
-    assert found.of("step_cpu_ns", 0) == [10]
-    assert found.of("step_gap_ns") == [20]
-
-
 # A second count: the owner of each nanosecond
 
 
@@ -470,22 +445,7 @@ def test_every_nanosecond_of_every_step_has_its_owner(
 
 
 def test_two_cycles_give_the_same_samples_as_one() -> None:
-    """The same steps, recorded in one session or in two, give the same samples."""
-    first = [
-        step(0),
-        label(NET, 5, 25),
-        label(A, 6, 9),
-        user_label(DATA, 30, 32),
-        step(100),
-        label(NET, 110, 114),
-        step(200),
-    ]
-    second = [step(200), label(NET, 205, 215), label(A, 206, 214), user_label(DATA, 220, 229), step(300)]
-    both = add_cycle(count(first).run, count(second).run)
-    assert both.samples == count([*first, *second[1:]]).samples
-
-
-def test_a_layer_without_work_in_a_cycle_has_0_for_its_steps() -> None:
+    """A layer without work in one of them has 0 for its steps."""
     first = [step(0), label(NET, 5, 25), label(A, 6, 9), step(100), label(NET, 110, 114), step(200)]
     second = [step(200), label(NET, 205, 215), label(B, 206, 214), user_label(DATA, 220, 229), step(300)]
     both = add_cycle(count(first).run, count(second).run)

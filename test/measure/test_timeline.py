@@ -247,14 +247,6 @@ def test_forward_on_another_thread_does_not_break_a_node() -> None:
     assert of_phase(spans, BACKWARD)[:3] == [(80, 90, NET), (80, 90, A), (80, 90, X)]
 
 
-def test_each_thread_has_its_own_stretches() -> None:
-    spans = walked(*FORWARDS, node_of(X, 80, 90, thread=5), node_of(X, 85, 95, thread=6), node_of(X, 91, 99, thread=5))
-    assert [(one.start, one.end, one.lane.number) for one in lines(spans) if one.layer == X][1:] == [
-        (80, 99, 2),
-        (85, 95, 3),
-    ]
-
-
 def test_a_checkpoint_inside_a_node() -> None:
     """The node is Net's. Inside it a runs again, and then its nodes: x below a, both in Net's stretch."""
     spans = walked(
@@ -287,44 +279,10 @@ def test_a_gradient_inside_a_call() -> None:
     ]
 
 
-def test_labels_and_calls_are_nested() -> None:
-    spans = walked(
-        user_label("all", 5, 59), *FORWARDS, user_label("in x", 21, 22), node_of(X, 80, 99), user_label("hook", 85, 90)
-    )
-    assert [(one.start, one.end, one.layer, one.phase, one.name) for one in lines(spans) if one.name] == [
-        (5, 59, OUTSIDE, FORWARD, "all"),
-        (21, 22, X, FORWARD, "in x"),
-        (85, 90, X, BACKWARD, "hook"),
-    ]
-    assert spans.names == ("all", "in x", "hook")
-
-
 def test_a_range_that_ends_after_its_parent_is_cut() -> None:
     """Clocks of different sources differ by some ns."""
     spans = walked(call(NET, 10, 50), user_label("mine", 40, 53), call(A, 45, 54))
     assert [(one.start, one.end) for one in lines(spans)] == [(10, 50), (40, 50), (45, 50)]
-
-
-def test_layers_that_were_not_selected_have_no_spans() -> None:
-    spans = walked(*FORWARDS, node_of(B, 80, 85), node_of(Y, 90, 95), node_of(A, 100, 105), selected={A, X})
-    assert of_phase(spans, FORWARD) == [(15, 30, A), (18, 22, X)]
-    assert of_phase(spans, BACKWARD) == [(90, 105, A)]
-
-
-def test_kernels_that_overlap_have_different_lanes() -> None:
-    spans = walked(
-        *FORWARDS,
-        kernel("one", 100, 110, 7),
-        kernel("two", 105, 115, 7),
-        kernel("three", 110, 120, 99),
-        kernel("one", 100, 101, 7, "cuda:1"),
-    )
-    assert lines(spans)[6:] == [
-        Span(100, 110, Lane("cuda:0", 1), X, FORWARD, "one"),
-        Span(105, 115, Lane("cuda:0", 2), X, FORWARD, "two"),
-        Span(110, 120, Lane("cuda:0", 1), OUTSIDE, FORWARD, "three"),
-        Span(100, 101, Lane("cuda:1", 1), X, FORWARD, "one"),
-    ]
 
 
 def test_kernels_have_lanes_by_stream() -> None:
@@ -473,25 +431,6 @@ def test_the_rule_on_random_events(session: tuple[Paths, Any], data: st.DataObje
         if one.phase == BACKWARD and not one.name
     )
     assert stretches == stretches_by_hand(attributed, paths, range(len(paths)) if selected is None else selected)
-
-
-@examples(50)
-@given(sessions())
-def test_every_node_is_in_a_span_of_its_layer_and_of_those_above(session: tuple[Paths, Any]) -> None:
-    paths, forest = session
-    attributed, spans = attributed_of(forest.events(), paths)
-    stretches: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-    for one in lines(spans):
-        if one.phase == BACKWARD and one.name is None:
-            stretches[one.layer].append((one.start, one.end))
-    for event, place, _, _, ns, _ in attributed:
-        if place.is_node and event.kind in (Kind.NODE, Kind.BACKWARD_FUNCTION) and place.layer >= 0:
-            for steps in range(1, len(paths[place.layer]) + 1):
-                layer = paths.index(paths[place.layer][:steps])
-                assert any(start <= event.start_ns and event.start_ns + ns <= end for start, end in stretches[layer]), (
-                    event,
-                    layer,
-                )
 
 
 # Real runs
@@ -696,13 +635,6 @@ def test_an_exception_ends_the_spans() -> None:
         for _ in range(2):
             model(torch.rand(3, 4))
     assert Counter(one.layer for one in lines(check(prof))) == {0: 2, 1: 2}
-
-
-def test_layers_that_were_not_selected_have_no_spans_in_a_real_run() -> None:
-    run = trained(Holder(Mlp()), with_timeline=True, paths=["inner.fc1"]).run
-    names = [run.layers[one.layer].name for one in lines(spans_of(run))]
-    assert names == ["Holder.inner.fc1", "Holder.inner.fc1"]
-    assert_all_nested(spans_of(run))
 
 
 def test_the_last_cycle_and_its_steps() -> None:

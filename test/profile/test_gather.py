@@ -62,12 +62,7 @@ def rows_of(run: Run, rank: int) -> list[str]:
 
 
 def together(
-    store: Any,
-    runs: dict[int, Run | None],
-    dst: int = 0,
-    seconds: float = 10,
-    world_size: int = 4,
-    wanted: Any = "all",
+    store: Any, runs: dict[int, Run | None], dst: int = 0, seconds: float = 10, world_size: int = 4, wanted: Any = "all"
 ) -> Any:
     """The result of each rank; each rank runs in its own thread."""
     with ThreadPoolExecutor(len(runs)) as threads:
@@ -431,13 +426,6 @@ def profiled(**options: Any) -> Profile:
     with Profile(model, **options) as prof:
         model(torch.rand(1, 2))
     return prof
-
-
-@pytest.fixture
-def world_of_one() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def test_without_a_process_group_the_result_is_the_run_of_this_process() -> None:

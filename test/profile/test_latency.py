@@ -182,14 +182,6 @@ def test_a_training_step_runs_backward_and_the_optimizer() -> None:
     assert "training step with SGD on cpu: 2 calls" in str(result)
 
 
-def test_a_training_step_without_an_optimizer() -> None:
-    backward = []
-    model = nn.Linear(4, 2)
-    model.weight.register_hook(lambda gradient: backward.append(gradient.shape))
-    assert benchmark(model, torch.rand(1, 4), (1,), warmup=1, repeat=2, train=True).step == "training step"
-    assert len(backward) == 3
-
-
 def test_the_loss_gets_the_output() -> None:
     """For the mean of the squares of w·x, the gradient is 2·w·x² = 2·5·9."""
     gradients = []
@@ -217,14 +209,14 @@ def test_without_a_loss_all_outputs_with_a_gradient_are_summed() -> None:
     assert gradients == [2.0 + 4 * 3.0] * 2
 
 
-@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
-def test_training_does_not_depend_on_the_callers_grad_mode(around: Callable[[], Any]) -> None:
+@pytest.mark.parametrize("around", [nullcontext, torch.no_grad, torch.inference_mode])
+def test_training_needs_no_optimizer_and_does_not_depend_on_the_callers_grad_mode(around: Callable[[], Any]) -> None:
     backward = []
     model = nn.Linear(4, 2)
     model.weight.register_hook(lambda gradient: backward.append(1))
     with around():
-        benchmark(model, torch.rand(1, 4), (1, 2), warmup=0, repeat=2, train=True)
-    assert len(backward) == 4
+        result = benchmark(model, torch.rand(1, 4), (1, 2), warmup=1, repeat=2, train=True)
+    assert (len(backward), result.step) == (6, "training step")
 
 
 def test_a_model_that_uses_autograd_itself_runs_without_inference_mode() -> None:
@@ -259,25 +251,20 @@ def test_the_garbage_collector_is_on_between_the_calls(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("was", [True, False])
-def test_the_garbage_collector_is_off_while_a_call_is_timed(was: bool) -> None:
+def test_the_garbage_collector_is_off_while_a_call_is_timed_and_threads_are_as_many(was: bool) -> None:
     seen = set()
     around = gc.isenabled()
     try:
         (gc.enable if was else gc.disable)()
-        benchmark(Spy(lambda x: seen.add(gc.isenabled())), torch.ones(1), (1,), warmup=1, repeat=2)
+        look = Spy(lambda x: seen.add((gc.isenabled(), torch.get_num_threads())))
+        benchmark(look, torch.ones(1), (1,), warmup=1, repeat=2)
         assert gc.isenabled() is was
         with pytest.raises(ZeroDivisionError):
             benchmark(Spy(lambda x: 1 / 0), torch.ones(1), (1,))
         assert gc.isenabled() is was
     finally:
         (gc.enable if around else gc.disable)()
-    assert seen == {False}
-
-
-def test_the_number_of_threads_is_not_changed() -> None:
-    seen = set()
-    benchmark(Spy(lambda x: seen.add(torch.get_num_threads())), torch.ones(1), (1,), warmup=0, repeat=2)
-    assert seen == {torch.get_num_threads()}
+    assert seen == {(False, torch.get_num_threads())}
 
 
 @pytest.mark.parametrize("train", [False, True])
@@ -622,10 +609,11 @@ def test_errors_of_the_model_the_loss_and_the_inputs_pass_through(where: str, er
 
 @pytest.fixture
 def in_root(monkeypatch: pytest.MonkeyPatch) -> Path:
-    root = ROOT
-    monkeypatch.syspath_prepend(str(root))
-    monkeypatch.syspath_prepend(str(root / "examples"))
-    return root
+    monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    monkeypatch.setattr(torchprof, "benchmark", benchmark, raising=False)
+    monkeypatch.setattr(torchprof, "peak", fake_peak, raising=False)  # this would take a second and test nothing new
+    return ROOT
 
 
 def fake_peak(device: str, dtype: torch.dtype = torch.float32) -> Peak:
@@ -639,10 +627,8 @@ def headings_and_sizes(text: str) -> list[list[str]]:
 
 
 def test_the_code_blocks_of_the_documentation_print_what_it_shows(
-    in_root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    in_root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(torchprof, "benchmark", benchmark, raising=False)
-    monkeypatch.setattr(torchprof, "peak", fake_peak, raising=False)  # this would take a second and test nothing new
     page = (in_root / "docs" / "latency.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```(\w+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert [language for language, _ in blocks] == ["python", "text", "python", "python", "python", "python"]
@@ -661,9 +647,6 @@ def test_the_code_blocks_of_the_documentation_print_what_it_shows(
 
 
 def test_the_example_runs(in_root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torchprof, "benchmark", benchmark, raising=False)
-    monkeypatch.setattr(torchprof, "peak", fake_peak, raising=False)
-    monkeypatch.syspath_prepend(str(in_root / "examples"))
     monkeypatch.delitem(sys.modules, "models", raising=False)  # the tests have a module with this name, too
     runpy.run_path(str(in_root / "examples" / "latency.py"))
     out = capsys.readouterr().out

@@ -415,17 +415,6 @@ def test_on_trace_ready_is_called_again_after_its_error_was_caught(model: Mlp) -
     assert prof.run.tree().calls == 4
 
 
-def test_after_an_error_of_on_trace_ready_without_a_schedule_there_is_a_run(model: Mlp) -> None:
-
-    def ready(prof: Profile) -> None:
-        raise Stop
-
-    prof = Profile(model, on_trace_ready=ready)
-    with pytest.raises(Stop):
-        train(prof, model, 2)
-    assert prof.run.tree().calls == 2
-
-
 def test_an_error_in_the_loop_passes_through_and_the_run_has_what_was_recorded(model: Mlp) -> None:
     reported = []
     prof = Profile(
@@ -579,17 +568,6 @@ def test_an_asynchronous_generator_is_refused() -> None:
 
     with pytest.raises(TorchprofError, match="asynchronous generator, which Profile cannot decorate"):
         Profile(Mlp())(outputs)
-
-
-def test_a_profile_that_is_called_with_an_input_calls_the_model(model: Mlp) -> None:
-    x = torch.rand(2, 4)
-    with Profile(model) as prof:
-        y = prof(x)
-    assert torch.equal(y, model(x))
-    assert torch.equal(prof(x=x), model(x))
-    assert prof.run.tree().calls == 1
-    with pytest.raises(TorchprofError, match="several models"):
-        Profile([model])(x)
 
 
 # Traces
@@ -785,22 +763,6 @@ def test_a_cycle_makes_no_reference_cycles(model: Mlp) -> None:
     assert places == [0] * 4
 
 
-def test_the_size_of_a_run_does_not_grow_with_the_number_of_cycles(model: Mlp) -> None:
-    """The rows are those of one cycle, and the number of kept samples is limited."""
-    sizes = []
-    with Profile(model, schedule=schedule(wait=0, warmup=0, active=1)) as prof:
-        for number in range(400):
-            model(torch.rand(1, 4))
-            prof.step()
-            if number in (10, 399):
-                run = prof._cycles.run
-                assert run is not None
-                sizes.append((len(run.rows), len(run.samples), len(run.rows.frames)))
-    assert sizes[0] == sizes[1]
-    spread = prof.run.samples[SampleKey(0, FORWARD, 0, "cpu", "step_cpu_ns")]
-    assert spread.count == 400 and len(spread.sample) == spread.SIZE == 256
-
-
 def test_the_run_of_a_cycle_has_no_warnings_of_another_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
     """The run of all cycles has the warnings of each cycle."""
     ended: list[str] = []
@@ -828,10 +790,7 @@ def test_the_run_of_a_cycle_has_no_warnings_of_another_cycle(monkeypatch: pytest
             model.fc1(x)
         prof.step()
         model(x)
-    general, called = (
-        "No such device.",
-        "Not called by the layer above: Mlp.fc1 by code outside the model. ",
-    )
+    general, called = ("No such device.", "Not called by the layer above: Mlp.fc1 by code outside the model. ")
     assert [[one.startswith(called) for one in cycle] for cycle in shown] == [[False, False, True], [False, False]]
     assert [cycle[:2] for cycle in shown] == [[general, ended[0]], [general, ended[1]]]
     assert own(prof.run)[:3] == [general, *ended] and len(own(prof.run)) == 4

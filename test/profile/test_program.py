@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 import torch
-from build.libraries import usable_transformers
 from build.models import Mlp, Recursive, Several
 from build.warnings import sentences
 from torch import Tensor, nn
@@ -132,28 +131,6 @@ def test_a_new_instance_is_a_new_model() -> None:
     assert all(run.tree("backward", root).total.cpu_ns > 0 for root in range(3))
 
 
-def test_a_submodule_that_is_called_first_is_a_model_and_later_a_part(model: Mlp) -> None:
-
-    def program() -> None:
-        model.fc1(torch.rand(1, 4))
-        model(torch.rand(1, 4))
-
-    run = profiled(program)
-    assert [root.name for root in run.roots] == ["Linear", "Mlp"]
-    assert calls(run) == {"Linear": 1, "Mlp": 1, "Mlp.fc1": 1, "Mlp.act": 1, "Mlp.fc2": 1}
-    assert sum(layer.params or 0 for layer in run.layers) == sum(param.numel() for param in model.parameters())
-
-
-def test_a_submodule_that_is_called_later_is_a_part_of_its_model(model: Mlp) -> None:
-
-    def program() -> None:
-        model(torch.rand(1, 4))
-        model.fc1(torch.rand(1, 4))
-
-    run = profiled(program)
-    assert [root.name for root in run.roots] == ["Mlp"] and calls(run)["Mlp.fc1"] == 2
-
-
 class PerceptualLoss(nn.Module):
     """A loss that compares features: it has layers, so it is a model."""
 
@@ -176,11 +153,6 @@ def test_losses_and_empty_modules_are_not_models() -> None:
     assert [root.name for root in run.roots] == ["Mlp", "PerceptualLoss"]
     outside = {row.frames[0].name for row in run.rows if row.layer is None and row.frames}
     assert {"aten::softmax", "aten::cross_entropy_loss"} <= outside
-
-
-def test_recursive_and_shared_layers_count_as_in_a_profile() -> None:
-    run = profiled(lambda: (Recursive()(torch.rand(2, 4)), Several()(torch.rand(2, 4))))
-    assert calls(run) == {"Recursive": 4, "Recursive.fc": 4, "Several": 1, "Several.shared": 3, "Several.once": 1}
 
 
 def test_after_an_error_in_a_forward_the_next_call_is_outermost() -> None:
@@ -215,9 +187,31 @@ class CallsMore(Mlp):
         return super().__call__(x * 2)
 
 
-def test_modules_that_override_call_are_found() -> None:
-    run = profiled(lambda: (CallsItself()(torch.rand(2, 4)), CallsMore()(torch.rand(2, 4))))
-    assert calls(run) == {"Linear": 1, "CallsMore": 1, "CallsMore.fc1": 1, "CallsMore.act": 1, "CallsMore.fc2": 1}
+X = torch.ones(2, 4)
+ONCE = {"Mlp": 1, "Mlp.fc1": 1, "Mlp.act": 1, "Mlp.fc2": 1}
+PROGRAMS: dict[str, tuple[Callable[[Mlp], Any], dict[str, int]]] = {
+    "a part that is called before its model is one": (lambda model: (model.fc1(X), model(X)), {"Linear": 1, **ONCE}),
+    "a part that is called after it is a part": (lambda model: (model(X), model.fc1(X)), {**ONCE, "Mlp.fc1": 2}),
+    "the module of DataParallel": (lambda model: nn.DataParallel(model)(X), ONCE),
+    "recursive and shared layers": (
+        lambda model: (Recursive()(X), Several()(X)),
+        {"Recursive": 4, "Recursive.fc": 4, "Several": 1, "Several.shared": 3, "Several.once": 1},
+    ),
+    "modules that override call": (
+        lambda model: (CallsItself()(X), CallsMore()(X)),
+        {"Linear": 1, **{name.replace("Mlp", "CallsMore"): 1 for name in ONCE}},
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "found"), PROGRAMS.values(), ids=PROGRAMS)
+def test_the_models_of_a_program_and_their_calls(body: Callable[[Mlp], Any], found: dict[str, int], model: Mlp) -> None:
+    """Each parameter is counted once."""
+    run = profiled(lambda: body(model))
+    assert calls(run) == found
+    assert [root.name for root in run.roots] == [name for name in found if "." not in name]
+    own = sum(param.numel() for param in model.parameters())
+    assert "Mlp" not in found or sum(layer.params or 0 for layer in run.layers) == own
 
 
 def test_lazy_modules_are_found() -> None:
@@ -320,40 +314,13 @@ def test_a_model_compiled_inside_gives_one_graph(of_function: bool) -> None:
         assert calls(run)["Mlp"] == 3
 
 
-def test_data_parallel_is_shown_as_its_module() -> None:
-    run = profiled(lambda: nn.DataParallel(Mlp())(torch.rand(3, 4)))
-    assert calls(run) == {"Mlp": 1, "Mlp.fc1": 1, "Mlp.act": 1, "Mlp.fc2": 1}
-
-
-def test_distributed_data_parallel_is_shown_as_its_module(tmp_path: Any) -> None:
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_gloo_available()):
-        pytest.skip("this torch has no gloo")
-    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        run = profiled(lambda: train(nn.parallel.DistributedDataParallel(Mlp())))
-    finally:
-        distributed.destroy_process_group()
+def test_distributed_data_parallel_is_shown_as_its_module(world_of_one: None) -> None:
+    run = profiled(lambda: train(nn.parallel.DistributedDataParallel(Mlp())))
     assert calls(run) == {"Mlp": 3, "Mlp.fc1": 3, "Mlp.act": 3, "Mlp.fc2": 3}
     assert run.tree("backward").total.cpu_ns > 0
 
 
-def test_generate_of_a_language_model_is_recorded() -> None:
-    transformers = usable_transformers()
-    config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=50, n_positions=32, bos_token_id=0)
-    model = transformers.GPT2LMHeadModel(config).eval()
-    ids = torch.ones(1, 4, dtype=torch.long)
-    generate = lambda: model.generate(ids, max_new_tokens=5, min_new_tokens=5, do_sample=False, pad_token_id=0)  # noqa: E731
-    expected = generate()
-    got: list[Tensor] = []
-    run = profiled(lambda: got.append(generate()))
-    assert torch.equal(got[0], expected)
-    assert [root.name for root in run.roots] == ["GPT2LMHeadModel"]
-    assert calls(run)["GPT2LMHeadModel"] == 5 and calls(run)["GPT2LMHeadModel.transformer.h.1.mlp.c_fc"] == 5
-
-
 def test_recomputations_of_checkpoints_are_not_calls_of_models(model: Mlp) -> None:
-
     def program() -> None:
         for _ in range(4):
             hidden = torch.utils.checkpoint.checkpoint(model, torch.rand(3, 4, requires_grad=True), use_reentrant=False)
@@ -567,14 +534,6 @@ def test_the_sum_of_many_cycles_equals_one_cycle(accumulate: int, monkeypatch: p
 
 
 @pytest.mark.usefixtures("short_cycles")
-def test_backward_belongs_to_the_forward_of_its_cycle() -> None:
-    run = profiled(lambda: train(Mlp(), steps=5, accumulate=2))
-    nodes = [row for row in run.rows if row.phase == "backward"]
-    assert nodes and all(row.layer is not None for row in nodes if "Addmm" in row.frames[0].name)
-    assert run.meta.cycles == 1 + 5
-
-
-@pytest.mark.usefixtures("short_cycles")
 def test_a_model_that_is_first_called_in_a_later_cycle() -> None:
     def program() -> None:
         train(Mlp(), 2)
@@ -700,14 +659,7 @@ def with_labels_for_tools(model: nn.Module) -> Any:
 
 @pytest.mark.parametrize("warmup_calls", [0, 2])
 @pytest.mark.parametrize(
-    "others",
-    [
-        with_torchs_profiler,
-        with_a_schedule,
-        with_the_autograd_profiler,
-        with_a_profile,
-        with_labels_for_tools,
-    ],
+    "others", [with_torchs_profiler, with_a_schedule, with_the_autograd_profiler, with_a_profile, with_labels_for_tools]
 )
 def test_recording_ends_when_another_profiler_starts(
     others: Callable[[nn.Module], Any], warmup_calls: int, model: Mlp
@@ -910,10 +862,9 @@ def test_a_program_without_a_model_has_everything() -> None:
     assert not any(warning.code == "start_up" for warning in run.warnings)
 
 
-@pytest.mark.parametrize(("most", "recorded"), [(1, 1), (2, 2), (4, 4)])
-def test_the_first_step_does_not_count_for_max_calls(most: int, recorded: int) -> None:
-    run = profiled(lambda: train(Mlp(), steps=9), warmup_calls=None, max_calls=most)
-    assert calls(run)["Mlp"] == recorded
+@pytest.mark.parametrize("most", [1, 2, 4])
+def test_the_first_step_does_not_count_for_max_calls(most: int) -> None:
+    assert calls(profiled(lambda: train(Mlp(), steps=9), warmup_calls=None, max_calls=most))["Mlp"] == most
 
 
 def test_start_up_is_left_out_of_a_program_of_many_cycles(short_cycles: None) -> None:
@@ -937,9 +888,5 @@ def test_the_first_step_of_several_models_ends_where_the_first_one_is_called_aga
     run = profiled(program, warmup_calls=None)
     assert calls(run)["Sequential"] == 4 and calls(run)["Mlp"] == 8 and start_up_of(run)["calls"] == 3
     linear = [row for row in run.rows if any("AddmmBackward" in frame.name for frame in row.frames)]
-    assert {row.layer.name if row.layer else "(outside)" for row in linear} == {
-        "Sequential.0",
-        "Sequential.1",
-        "Mlp.fc1",
-        "Mlp.fc2",
-    }
+    layers = {row.layer.name if row.layer else "(outside)" for row in linear}
+    assert layers == {"Sequential.0", "Sequential.1", "Mlp.fc1", "Mlp.fc2"}

@@ -1312,10 +1312,7 @@ def test_a_block_that_begins_in_one_context_and_ends_in_another() -> None:
 
 @pytest.mark.parametrize("wrong", ["flops", 1.5, None])
 def test_an_unknown_value_is_refused(wrong: Any) -> None:
-    with (
-        pytest.raises(TorchprofError, match="must be True or False"),
-        torchprof.Profile(Small(), compile_layers=wrong),
-    ):
+    with pytest.raises(TorchprofError, match="must be True or False"), torchprof.Profile(Small(), compile_layers=wrong):
         pass
 
 

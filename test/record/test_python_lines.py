@@ -95,7 +95,6 @@ def test_a_line_is_read_from_its_text(line: SourceLine) -> None:
     assert (line.at == line) is (line.calls == "")
 
 
-CWD = "{cwd}"
 COMMAND = str(Path(sys.executable).with_name("torchprof"))
 FRAMES = {
     "the user's innermost": (["{cwd}/a.py", "{cwd}/b.py"], ("b.py", "function1")),

@@ -72,10 +72,7 @@ def step(*path: str, kind: str) -> tuple[TracedModule, ...]:
 
 FC, ACT = step("fc", kind="Linear"), step("act", kind="ReLU")
 GRAPHS = {
-    "graph-a": (
-        CompiledKernel("mm", (FC,)),
-        CompiledKernel("cpp_fused_relu_0", (FC, ACT)),
-    ),
+    "graph-a": (CompiledKernel("mm", (FC,)), CompiledKernel("cpp_fused_relu_0", (FC, ACT))),
     "graph-c": (CompiledKernel("mm", (FC,)),),
 }
 ALL_KNOWN = {**GRAPHS, "graph-b": (CompiledKernel("mm", ((),)),)}

@@ -173,26 +173,7 @@ def added_up(run: Run) -> dict[tuple[str, str, int], Counter[str]]:
     return sums
 
 
-COLUMN_OF = {
-    "cpu_ns": "cpu_ns",
-    "device_ns": "device_ns",
-    "cpu_allocated": "cpu_allocated_bytes",
-    "cpu_freed": "cpu_freed_bytes",
-    "device_allocated": "device_allocated_bytes",
-    "device_freed": "device_freed_bytes",
-    "macs": "macs",
-    "flops": "flops",
-    "uncounted": "uncounted",
-}
-
-
-def check(value: int | None, expected: int, *, may_be_unknown: bool) -> None:
-    """A figure is the sum; it may be empty only if it may be unknown."""
-    if value is None:
-        assert may_be_unknown
-        assert expected == 0
-    else:
-        assert value == expected
+COLUMN_OF = {name: f"{name}_bytes" if name.endswith(("allocated", "freed")) else name for name in EVERYTHING}
 
 
 def measured_by(run: Run, rank: int) -> set[str]:
@@ -231,7 +212,7 @@ def test_the_total_of_a_layer_is_the_sum_of_self_of_all_below_it(run: Run) -> No
             counted = field not in ("macs", "flops") or not record["total_uncounted"]
             value = record[f"total_{COLUMN_OF[field]}"]
             assert (value is None) == (not known or (not counted and not expected))
-            check(value, expected, may_be_unknown=not known or not counted)
+            assert (value or 0) == expected
 
 
 def test_the_records_of_layers_describe_the_layers(real: Run) -> None:
@@ -335,7 +316,6 @@ def test_the_rows_are_those_of_the_run(run: Run) -> None:
 
 
 def test_a_sampled_source_line_has_calls_and_no_cost() -> None:
-
     run = run_of([row(0, python_line("net.py:5"), calls=7), row(0, cpu_ns=4)])
     seen, own = named(records_of(run, "rows"))
     assert (seen["operator_kind"], seen["calls"], seen["self_cpu_ns"]) == ("python", 7, None)
@@ -343,11 +323,8 @@ def test_a_sampled_source_line_has_calls_and_no_cost() -> None:
 
 
 def test_unknown_kinds_of_records_are_refused(real: Run) -> None:
-    for ask in (
-        lambda: records_of(real, "layer"),
-        lambda: real.report("csv", of="layer"),
-        lambda: real.to_dataframe("x"),
-    ):
+    asks = lambda: records_of(real, "layer"), lambda: real.report("csv", of="layer"), lambda: real.to_dataframe("x")
+    for ask in asks:
         with pytest.raises(TorchprofError, match="'layers', 'operators', 'rows'"):
             ask()
 
@@ -480,14 +457,8 @@ def test_a_hostile_name_is_text_in_markdown(name: str) -> None:
     assert [len(line) for line in lines] == [width] * 4
     assert width == 6
     inline = [child for token in tokens if token.type == "inline" for child in token.children]
-    assert {child.type for child in inline} <= {
-        "text",
-        "code_inline",
-        "html_inline",
-        "softbreak",
-        "strong_open",
-        "strong_close",
-    }
+    kinds = {"text", "code_inline", "html_inline", "softbreak", "strong_open", "strong_close"}
+    assert {child.type for child in inline} <= kinds
     assert {child.content for child in inline if child.type == "html_inline"} <= {"<!-- -->"}
     visible = "".join(char if char.isprintable() else repr(char)[1:-1] for char in name)
     visible = visible.replace("\\|", "\\\\|")  # the one text that a code span in a table cannot have
@@ -528,17 +499,16 @@ def test_the_width_of_a_box_is_the_total_of_its_layer_or_operator(made_by: Calla
         for operator, sums in operators(run, phase=phase).items():
             if operator.name == "(between ops)":
                 continue
-            steps = {
-                stack: [
-                    step for step in stack if not isinstance(step, int) and step[:2] == (operator.kind, operator.name)
-                ]
-                for stack in weights
-            }
+            inside = [
+                weight
+                for stack, weight in weights.items()
+                if any(not isinstance(step, int) and step[:2] == (operator.kind, operator.name) for step in stack)
+            ]
             # Recomputed work inside it is of another phase, and has a graph of its own.
             recomputed = "CheckpointFunctionBackward" in operator.name
             other = run.tree(RECOMPUTE).total.cpu_ns if recomputed else 0
             seen += recomputed
-            assert sum(weights[stack] for stack, found in steps.items() if found) == sums.total.cpu_ns - other
+            assert sum(inside) == sums.total.cpu_ns - other
     assert seen == 2 * (made_by is checkpointed_run)
 
 

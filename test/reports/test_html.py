@@ -835,15 +835,17 @@ def with_memory(run: Run, steps: Sequence[tuple[int, int, int]], memory: Memory)
     return replace(run, memory=(memory,), timeline=Timeline(("cpu",), columns))
 
 
+STEPS = [(0, 300, 0), (25, 100, 2), (50, 500, -1), (75, -900, 2), (100, 100, 2)]
+
+
 def test_memory_over_time_by_hand(look: Callable[..., Page]) -> None:
     """300 bytes of parameters, 100 of activations, 500 of unknown kind, and a free of memory from before the start."""
-    steps = [(0, 300, 0), (25, 100, 2), (50, 500, -1), (75, -900, 2), (100, 100, 2)]
     held = (
         Held(1, FORWARD, "unknown", 500, 1),
         Held(0, FORWARD, "parameters", 300, 2),
         Held(-1, FORWARD, "activations", 100, 1),
     )
-    run = with_memory(run_of([row(0, cpu_ns=10)]), steps, Memory("cpu", peak_bytes=900, peak_ns=50, held=held))
+    run = with_memory(run_of([row(0, cpu_ns=10)]), STEPS, Memory("cpu", peak_bytes=900, peak_ns=50, held=held))
     page = look(run)
     chart = page.evaluate(READ_CHART)
     assert chart["legend"] == ["parameters", "activations", "unknown"]
@@ -1335,14 +1337,9 @@ def test_several_runs_on_one_page(look: Callable[..., Page]) -> None:
     sheets = {panel["path"]: panel["sheets"] for panel in panels(page, every=False) if panel["path"]}
     assert sheets["Net.both"]["By run"] == [["this run", format_time(1000)], ["other", format_time(4000)]]
     assert sheets["Net.second"]["By run"] == [["this run", UNKNOWN], ["other", format_time(800)]]
-
-
-def test_the_description_of_a_layer_is_that_of_the_shown_run(look: Callable[..., Page]) -> None:
-    first, second = beside()
-    page = look(first, beside={"other": second})
     page.get_by_label("Run").select_option("other")
     params = {line["path"]: line["cells"][headings(second.report("tree")).index("Params") - 1] for line in table(page)}
-    assert params["Net.grown"] == "64" and params["Net"] == "64"
+    assert params["Net.grown"] == "64" and params["Net"] == "64", "a layer is described as in the run that is shown"
     assert facts(page)["Net.grown"]["input"] == "[64]"
 
 
@@ -1380,14 +1377,9 @@ def test_wide_model(look: Callable[..., Page]) -> None:
 
 
 def test_runs_without_layers_with_one_layer_and_without_rows(look: Callable[..., Page]) -> None:
-    nothing = {"requested": (), "measured": ()}
-    for run in (
-        tree_of({}),
-        tree_of({"Net": 5}),
-        tree_of({"Net": 0}),
-        tree_of({"Net": 5}, **nothing),
-        tree_of({}, **nothing),
-    ):
+    runs = [tree_of({}), *(tree_of({"Net": ns}) for ns in (0, 5))]
+    runs += [tree_of(own, requested=(), measured=()) for own in ({}, {"Net": 5})]
+    for run in runs:
         page = look(run)
         assert [line["name"] for line in table(page)] == [layer.path[-1] for layer in run.layers]
         for key in ("ArrowDown", "ArrowRight", "ArrowUp", "ArrowLeft", "Enter", "Backspace", "Escape"):
@@ -1437,14 +1429,8 @@ def hostile_run() -> Run:
         ]
     every = ("cpu_ns", "device_ns", "cpu_allocated", "cpu_freed", "macs", "flops", "uncounted")
     pairs = tuple((name, name) for name in HOSTILE)
-    meta = {
-        "device": "cuda",
-        "requested": every,
-        "measured": every,
-        "warnings": run_warnings(*HOSTILE),
-        "environment": pairs,
-    }
-    run = run_of(rows, machine=HOSTILE[0], script=HOSTILE[1], versions=pairs, **meta)
+    meta = {"device": "cuda", "requested": every, "measured": every, "environment": pairs, "versions": pairs}
+    run = run_of(rows, machine=HOSTILE[0], script=HOSTILE[1], warnings=run_warnings(*HOSTILE), **meta)
     layers = list(run.layers)
     for name in HOSTILE:
         layers.append(Layer(("Net", name), name, settings=name, shared_with=((name, name),), dtype_bytes=((name, 4),)))
@@ -1583,7 +1569,6 @@ def test_without_scripts_the_page_says_so(chromium: Any, tmp_path: Path) -> None
 def everything() -> Run:
     """A run with all sections of the page."""
     run = roofline_run()
-    steps = [(0, 300, 0), (25, 100, 2), (50, 500, -1), (75, -900, 2), (100, 100, 2)]
     held = (Held(1, FORWARD, "activations", 500, 1), Held(0, FORWARD, "parameters", 300, 2))
     samples = {
         SampleKey(layer, FORWARD, 0, "cpu", "cpu_ns"): Spread.of([(at, 100 * at) for at in range(1, 8)])
@@ -1593,14 +1578,30 @@ def everything() -> Run:
         replace(run.meta, warnings=run_warnings("A warning."), environment=(("CPU", "a processor of a long name"),)),
     )
     measured = replace(run, metas=metas, samples=samples, device_times=(DEVICE,))
-    return with_memory(measured, steps, Memory("cpu", peak_bytes=900, peak_ns=50, held=held))
+    return with_memory(measured, STEPS, Memory("cpu", peak_bytes=900, peak_ns=50, held=held))
+
+
+def pipeline() -> Run:
+    orders = pipelines.interleaved(2, 2, 4)
+    return pipelines.run_of_pipelines(pipelines.pipelines_of(orders, [pipelines.equal()]))
+
+
+PAGES: dict[str, Callable[[], Run]] = {
+    "training": training,
+    "of_ranks": of_ranks,
+    "everything": everything,
+    "pipeline": pipeline,
+    "two ranks": lambda: job(2),
+    "many ranks": lambda: job(40),
+    "small": lambda: tree_of(SMALL),
+}
 
 
 @pytest.mark.parametrize("width", WIDE_AND_NARROW)
-@pytest.mark.parametrize("name", ["training", "of_ranks", "everything", "hostile_run"])
+@pytest.mark.parametrize("name", [*PAGES, "hostile_run"])
 def test_page_is_no_wider_than_the_window(name: str, width: int, look: Callable[..., Page]) -> None:
     """In light colors, then in dark ones."""
-    page = look({**RUNS, "everything": everything, "hostile_run": hostile_run}[name](), width=width)
+    page = look({**PAGES, "hostile_run": hostile_run}[name](), width=width)
     # An element wider than its section is cut off, and the user could not scroll to it.
     fits = """() => document.documentElement.scrollWidth <= window.innerWidth
         && [...document.querySelectorAll("header, section, section > div, aside, footer")].every(
@@ -1659,15 +1660,16 @@ TEXTS = [
     *("h1", "h2", "h3", "h4", ".headline", "summary", "li", "dt", "dd", ".warnings li", ".hint", "footer", ".status"),
     *("label", "button", ".choice button[aria-pressed=true]", ".crumbs button", ".more", ".head button", ".calls"),
     *(".block:not(.rest, .dimmed)", ".figures td", ".figures th", ".sheet td", ".sheet td.text", ".sheet th button"),
-    *(".cell.name", ".line .kind", ".legend", ".finding", ".chart text"),
+    *(".cell.name", ".line .kind", ".legend", ".finding", ".chart text", ".action", ".who", ".axis span"),
+    *("#pipelines p", "#pipelines td", ".heat td", ".heat th", ".heat th button", "#ranks figcaption", "#ranks p"),
 ]
 ON_BARS = [".line .number", ".sheet td.number", ".line .unit", ".sheet .unit"]
 
 
 def read_contrasts(look: Callable[..., Page], selectors: Sequence[str], dark: bool) -> dict[str, float]:
     found: dict[str, float] = {}
-    for run in (training(), everything(), of_ranks(), tree_of(SMALL)):
-        page = look(run, dark=dark)
+    for make in PAGES.values():
+        page = look(make(), dark=dark)
         button(page, "Open all").click()
         page.get_by_label("self as blocks").check()
         page.mouse.move(0, 0)
@@ -1756,25 +1758,11 @@ def test_the_focus_is_visible(look: Callable[..., Page]) -> None:
 def compared() -> tuple[Run, Run]:
     """Layers that became slower or faster, that were added or removed, and one that did not change."""
     both = {"Net": 100, "Net.same": 1000}
-    before = {
-        **both,
-        "Net.slower": 1000,
-        "Net.faster": 4000,
-        "Net.a_bit_more": 1000,
-        "Net.a_bit_less": 1000,
-        "Net.gone": 500,
-    }
-    after = {
-        **both,
-        "Net.slower": 3000,
-        "Net.faster": 1000,
-        "Net.a_bit_more": 1500,
-        "Net.a_bit_less": 650,
-        "Net.new": 800,
-    }
-    later = tree_of(after)
+    before = {"Net.slower": 1000, "Net.faster": 4000, "Net.a_bit_more": 1000, "Net.a_bit_less": 1000, "Net.gone": 500}
+    after = {"Net.slower": 3000, "Net.faster": 1000, "Net.a_bit_more": 1500, "Net.a_bit_less": 650, "Net.new": 800}
+    later = tree_of(both | after)
     layers = tuple(replace(layer, kind="Linear") if layer.path[-1] == "new" else layer for layer in later.layers)
-    return tree_of(before), replace(later, layers=layers, rows=replace(later.rows, layers=layers))
+    return tree_of(both | before), replace(later, layers=layers, rows=replace(later.rows, layers=layers))
 
 
 @pytest.mark.parametrize("dark", LIGHT_AND_DARK)
@@ -2034,17 +2022,6 @@ def test_of_a_large_pipeline_the_first_ranks_are_drawn() -> None:
     assert len(pipeline["step"]["actions"]["line"]) == 5 * 1_024
 
 
-@pytest.mark.parametrize("dark", LIGHT_AND_DARK)
-@pytest.mark.parametrize("width", WIDE_AND_NARROW)
-def test_the_picture_of_a_pipeline_has_readable_texts(width: int, dark: bool, look: Callable[..., Page]) -> None:
-    orders = pipelines.interleaved(2, 2, 4)
-    page = look(pipelines.run_of_pipelines(pipelines.pipelines_of(orders, [pipelines.equal()])), width=width, dark=dark)
-    assert page.evaluate("() => document.documentElement.scrollWidth <= window.innerWidth")
-    found = page.evaluate(CONTRASTS, [".action", ".who", ".axis span", "#pipelines p", "#pipelines td"])
-    assert {".action", ".who", ".axis span"} <= set(found)
-    assert {selector: contrast for selector, contrast in found.items() if contrast < 4.5} == {}
-
-
 # The ranks of a job
 
 
@@ -2191,14 +2168,3 @@ def test_one_rank_has_no_section_of_ranks(look: Callable[..., Page]) -> None:
     assert page.locator("#ranks").count() == 0
     assert "sums over" not in page.inner_text("header")
     assert look(of_ranks(), beside={"other": training()}).locator("#ranks").count() == 0
-
-
-@pytest.mark.parametrize("size", [2, 40])
-@pytest.mark.parametrize("dark", LIGHT_AND_DARK)
-@pytest.mark.parametrize("width", WIDE_AND_NARROW)
-def test_the_map_of_ranks_has_readable_texts(size: int, width: int, dark: bool, look: Callable[..., Page]) -> None:
-    page = look(job(size), width=width, dark=dark)
-    assert page.evaluate("() => document.documentElement.scrollWidth <= window.innerWidth")
-    found = page.evaluate(CONTRASTS, [".heat td", ".heat th", ".heat th button", "#ranks figcaption", "#ranks p"])
-    assert {".heat td", ".heat th", ".heat th button"} <= set(found)
-    assert {selector: contrast for selector, contrast in found.items() if contrast < 4.5} == {}

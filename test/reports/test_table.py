@@ -217,19 +217,6 @@ def test_times_in_torchs_units(ns, text) -> None:
     assert cells(run_of(["Net"], [row(0, cpu_ns=ns)]).report("tree"), "Net")[0] == text
 
 
-def test_kernel_time_counts_for_the_layer_that_launched_it() -> None:
-    fields = ("cpu_ns", "device_ns")
-    lines = [
-        row(0, cpu_ns=5_000),
-        row(1, ops="aten::mm", cpu_ns=7_000),
-        row(1, ops="aten::mm kernel:gemm", device=1, device_ns=9_000),
-        row(0, ops="aten::add kernel:add", device=1, device_ns=1_000),
-    ]
-    table = run_of(["Net", "Net.a"], lines, device="cuda", requested=fields, measured=fields).report("tree")
-    assert cells(table, "Net") == ["5.000us", "12.000us", "1.000us", "10.000us", "1"]
-    assert cells(table, "a")[2:4] == ["9.000us", "9.000us"]
-
-
 def test_a_layer_that_was_never_called_has_unknown_figures() -> None:
     table = run_of(["Net", "Net.a", "Net.b"], [row(0, cpu_ns=1_000), row(1, cpu_ns=1_000)]).report("tree")
     assert cells(table, "b") == ["–", "–", "0"]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from build.libraries import HAS_PYTHON_CALLS
+from build.machine import whole
 from build.nonempty import at_least_one
 from build.phases import in_column_of
 from build.places import TRACES
@@ -32,7 +33,6 @@ from torchprof.attribute.event_names import ENGINE_LABEL
 from torchprof.attribute.events import Event, Kind
 from torchprof.run.measures import Cost
 from torchprof.run.rows import Row
-from torchprof.run.run import Run
 from torchprof.run.words import (
     BACKWARD,
     FORWARD,
@@ -43,15 +43,6 @@ from torchprof.run.words import (
     RECOMPUTE,
     REPLAY,
 )
-
-
-def whole(run: Run) -> Cost:
-    """All rows added up."""
-    cost = Cost()
-    for row in run.rows:
-        cost = cost + row.cost
-    return cost
-
 
 # Hand-made events
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
@@ -56,19 +55,12 @@ from torchprof.run.words import (
     FrameKind,
 )
 
+pytestmark = pytest.mark.usefixtures("nothing_old_is_freed_inside")
 NODE_PREFIX = "autograd::engine::evaluate_function: "
 MARKS = tuple(PREFIX + mark for mark in ("!opened", "!step", "!started", "!ended"))
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 
 Ops = dict[str, dict[str, int]]
-
-
-@pytest.fixture(autouse=True)
-def nothing_old_is_freed_inside() -> Iterator[None]:
-    """What an earlier test left to the garbage collector would be freed, and rightly counted, in this test's layers."""
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def ops_of(prof: Profile, phase: str) -> Ops:
@@ -128,10 +120,7 @@ def cost_of(prof: Profile, layer: str, phase: str) -> Cost:
 
 def everything(prof: Profile) -> Cost:
     """All rows added up."""
-    whole = Cost()
-    for row in prof.run.rows:
-        whole = whole + row.cost
-    return whole
+    return sum((row.cost for row in prof.run.rows), Cost())
 
 
 def no_layer(prof: Profile, phase: str) -> dict[str, Cost]:
@@ -173,10 +162,7 @@ def check_sums(prof: Profile) -> None:
         whole = Cost()
         for top in tops:
             whole = whole + top
-        rows = Cost()
-        for row in prof.run.rows:
-            if in_column_of(row.phase) == phase:
-                rows = rows + row.cost
+        rows = sum((row.cost for row in prof.run.rows if in_column_of(row.phase) == phase), Cost())
         assert whole == rows
 
 
@@ -195,19 +181,6 @@ SCENES: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Any]]] = 
     ),
     "a packed lstm": (PackedLstm, lambda model: model(torch.rand(2, 5, 3), torch.tensor([5, 3])).sum().backward()),
 }
-
-
-@pytest.mark.parametrize("scene", SCENES)
-def test_the_calls_of_nodes_agree_with_torchs_averages(scene: str) -> None:
-    """Every autograd node that torch counted is counted once, in some layer or outside."""
-    prof = recorded(scene)
-    theirs = {event.key: event.count for event in prof.key_averages() if event.key.startswith(NODE_PREFIX)}
-    ours: dict[str, int] = {}
-    for nodes in nodes_of(prof).values():
-        for name, calls in nodes.items():
-            ours[NODE_PREFIX + name] = ours.get(NODE_PREFIX + name, 0) + calls
-    assert theirs
-    assert ours == theirs
 
 
 @pytest.mark.parametrize("scene", SCENES)
@@ -561,6 +534,8 @@ def test_the_labels_of_the_optimizer_and_of_the_data_loader() -> None:
     assert [labels[name].calls for name in labels] == [3, 2, 2], "the loader is asked once more than it gives"
     assert {op.name for op in labels[loading].inside} >= {"aten::stack"}
     assert "aten::add_" in {op.name for op in labels["Optimizer.step#SGD.step"].inside}
+    assert owners_of(prof, "aten::add_")[OUTSIDE_NAME] >= 8
+    assert makers_of(prof, "AddmmBackward0") == {"Mlp.fc1": 2, "Mlp.fc2": 2}
     check_totals(prof)
 
 
@@ -709,7 +684,7 @@ def test_a_recursive_module() -> None:
 
 def test_one_module_at_two_paths() -> None:
     """Its calls are distinguished by the parent that made them; its parameters count once."""
-    prof = profiled(Tied())
+    prof = trained(Tied())
     assert calls_of(prof) == {"Tied": 1, "Tied.left": 1, "Tied.left.inner": 1, "Tied.right": 2, "Tied.right.inner": 2}
     assert owners_of(prof, "aten::linear") == {"Tied.left.inner": 1, "Tied.right.inner": 2}
     assert sum(layer.params for layer in prof.run.layers) == 4 * 4 + 4
@@ -719,11 +694,6 @@ def test_one_module_at_two_paths() -> None:
         ("Tied", "left", "inner"): 1,
         ("Tied", "right", "inner"): 2,
     }
-
-
-def test_the_backward_of_a_module_at_two_paths() -> None:
-    """Each call's nodes belong to the path of that call."""
-    prof = trained(Tied())
     assert makers_of(prof, "AddmmBackward0") == {"Tied.left.inner": 1, "Tied.right.inner": 2}
 
 
@@ -800,13 +770,7 @@ def test_checkpoints(use_reentrant: bool) -> None:
     if use_reentrant:
         assert makers_of(prof, "CheckpointFunctionBackward") == {"Checkpointed": 1}
     assert prof.run.phases() == PHASES
-    text = prof.display()
-    assert "Recompute CPU total" in text
-    raw = prof.raw()
-    assert raw is not None
-    assert len(raw[1]["Checkpointed", "block", "0"]) == 2
-    assert len(raw[1]["Checkpointed", "first"]) == 1
-    check_sums(prof)
+    assert "Recompute CPU total" in prof.display()
 
 
 def test_nested_checkpoints() -> None:
@@ -1009,15 +973,10 @@ def test_in_place_writes_to_views() -> None:
 def test_a_forward_that_raises() -> None:
     """The error comes through, the model is as it was, what was recorded is shown, ``raw()`` leaves the call out."""
     model = Raises()
-    before = model.__dict__.copy(), Raises.__dict__.copy(), nn.Linear.__dict__.copy()
     prof = Profile(model)
     with pytest.raises(ValueError, match="second call"), prof:
         model(torch.rand(3, 4))
         model(torch.rand(3, 4))
-    assert prof.exited
-    assert Raises.__dict__["forward"] is before[1]["forward"]
-    assert nn.Linear.__dict__["forward"] is before[2]["forward"]
-    assert set(model.__dict__) == set(before[0])
     assert calls_of(prof) == {"Raises": 2, "Raises.fc": 2}
     assert owners_of(prof, "aten::linear") == {"Raises.fc": 2}
     assert owners_of(prof, "aten::tanh") == {"Raises": 1}
@@ -1025,23 +984,6 @@ def test_a_forward_that_raises() -> None:
     assert raw is not None
     assert len(raw[1]["Raises", "fc"]) == 2, "the linear layer had finished both times"
     check_sums(prof)
-
-
-def test_a_forward_that_raises_is_left_out_of_raw() -> None:
-    """Also where the error is caught, and the module is one of those that ``raw()`` lists."""
-    model = Raises()
-    with Profile(model, paths=["Raises", "fc"]) as prof:
-        for _ in range(3):
-            try:
-                model(torch.rand(3, 4))
-            except ValueError:
-                assert model.calls == 2
-    raw = prof.raw()
-    assert raw is not None
-    assert len(raw[1][("Raises",)]) == 2
-    assert len(raw[1]["Raises", "fc"]) == 3
-    assert calls_of(prof) == {"Raises": 3, "Raises.fc": 3}
-    assert all("aten::tanh" in {event.name for event in events} for events in raw[1][("Raises",)])
 
 
 def test_user_hooks_belong_to_the_caller() -> None:
@@ -1078,12 +1020,14 @@ def test_a_script_module_is_one_row(how: str) -> None:
     """TorchScript runs without Python: the module has its time, its backward, and no layers inside that were called."""
     scripted = torch.jit.script(Mlp()) if how == "script" else torch.jit.trace(Mlp(), torch.rand(3, 4))
     model = nn.Sequential(nn.Linear(4, 4), scripted)
-    x = torch.rand(3, 4)
+    x, other = torch.rand(3, 4), torch.jit.script(nn.Sequential(nn.ReLU()))
     for _ in range(3):
         expected = model(x)  # the first calls optimise the graph
     with Profile(model) as prof:
         assert torch.equal(model(x), expected)
+        other(x)
         model(x).sum().backward()
+    assert "Never called" not in "\n".join(sentences(prof.run)), "the script runs what is inside, unlabelled"
     calls = {name: calls for name, calls in calls_of(prof).items() if calls}
     assert calls == {"Sequential": 2, "Sequential.0": 2, "Sequential.1": 2}
     owners = {layer for layer, ops in ops_of(prof, FORWARD).items() if {"aten::linear", "aten::addmm"} & set(ops)}
@@ -1179,25 +1123,6 @@ def test_a_part_compiled_earlier_is_not_compiled_again(make: Callable[[], nn.Mod
     check_sums(prof)
 
 
-@pytest.mark.usefixtures("fresh_dynamo")
-@pytest.mark.parametrize("make", COMPILED)
-def test_a_part_compiled_inside_the_block_is_compiled_once(make: Callable[[], nn.Module]) -> None:
-    """As many graphs as without the profiler, and none more in later calls and after the block."""
-    x = torch.rand(3, 4)
-    model = make()
-    with Profile(model) as prof:
-        first = model(x)
-        inside = graphs()
-        model(x)
-        assert graphs() == inside
-    assert inside == 1
-    assert torch.equal(model(x), first)
-    model(x)
-    assert graphs() == inside
-    assert prof.run.tree().calls == 2
-    check_sums(prof)
-
-
 # Deep, wrapped, trained
 
 
@@ -1226,36 +1151,7 @@ def test_a_model_deeper_than_the_recursion_limit() -> None:
     assert len(raw[1][nodes[-1].layer.path]) == 1
 
 
-def test_the_optimizer_is_outside() -> None:
-    """Its step and its zeroing belong to no layer, in the phase forward, below torch's own label."""
-    model = Mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=False)
-    with Profile(model) as prof:
-        for _ in range(2):
-            optimizer.zero_grad()
-            model(torch.rand(3, 4)).sum().backward()
-            optimizer.step()
-    outside = ops_of(prof, FORWARD)[OUTSIDE_NAME]
-    assert outside["Optimizer.step#SGD.step"] == 2
-    assert outside["Optimizer.zero_grad#SGD.zero_grad"] == 2
-    assert owners_of(prof, "aten::add_") == {OUTSIDE_NAME: outside["aten::add_"]}
-    assert outside["aten::add_"] >= 8
-    assert makers_of(prof, "AddmmBackward0") == {"Mlp.fc1": 2, "Mlp.fc2": 2}
-    assert calls_of(prof) == {"Mlp": 2, "Mlp.fc1": 2, "Mlp.act": 2, "Mlp.fc2": 2}
-    check_sums(prof)
-
-
-@pytest.fixture
-def process_group() -> Iterator[None]:
-    """A gloo group of this process alone."""
-    if not torch.distributed.is_available():
-        pytest.skip("this torch has no distributed package")
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.usefixtures("process_group")
+@pytest.mark.usefixtures("world_of_one")
 @pytest.mark.parametrize("shown", ["wrapper", "wrapped"])
 def test_distributed_data_parallel(shown: str) -> None:
     """One call for the wrapper and the model in it, paths without ``module``, backward at the layers."""
@@ -1270,15 +1166,6 @@ def test_distributed_data_parallel(shown: str) -> None:
     assert OUTSIDE_NAME not in makers_of(prof, ACCUMULATE)
     assert len(prof.run.roots) == 1
     check_sums(prof)
-
-
-def test_data_parallel_on_the_cpu() -> None:
-    """Without devices it only passes its input on: one call, paths without ``module``."""
-    if torch.cuda.is_available():
-        pytest.skip("with a GPU it uses that")
-    prof = trained(nn.DataParallel(Mlp()))
-    assert calls_of(prof) == {"Mlp": 1, "Mlp.fc1": 1, "Mlp.act": 1, "Mlp.fc2": 1}
-    assert makers_of(prof, "AddmmBackward0") == {"Mlp.fc1": 1, "Mlp.fc2": 1}
 
 
 def test_a_gradient_penalty() -> None:
@@ -1335,31 +1222,6 @@ def test_the_layer_with_a_hundred_times_the_work_has_the_largest_backward(heavy:
     for steps in times.values():
         fastest = [min(layer) for layer in zip(*steps)]
         assert fastest.index(max(fastest)) == heavy
-
-
-@pytest.mark.parametrize("context", [nullcontext, torch.no_grad])
-def test_an_ordinary_convolution_network(context: Callable[[], AbstractContextManager[None]]) -> None:
-    """Sums, calls and owners at once on something less small."""
-    model = nn.Sequential(
-        nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
-        nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True)),
-        nn.Flatten(),
-        nn.Dropout(0.5),
-        nn.Linear(8 * 5 * 5, 10),
-    )
-    with Profile(model, profile_memory=True) as prof:
-        for _ in range(2):
-            with context():
-                loss = nn.functional.cross_entropy(model(torch.rand(4, 3, 16, 16)), torch.tensor([1, 2, 3, 4]))
-            if loss.requires_grad:
-                loss.backward()
-    assert set(calls_of(prof).values()) == {2}
-    assert owners_of(prof, "aten::conv2d") == {"Sequential.0.0": 2, "Sequential.1.0": 2}
-    if loss.requires_grad:
-        assert makers_of(prof, "ConvolutionBackward0") == {"Sequential.0.0": 2, "Sequential.1.0": 2}
-        assert makers_of(prof, "ReluBackward0") == {"Sequential.0.1": 2, "Sequential.1.2": 2}
-        assert set(nodes_of(prof)[OUTSIDE_NAME]) == {"NllLossBackward0", "LogSoftmaxBackward0"}
-    check_sums(prof)
 
 
 # Hugging Face
@@ -1475,28 +1337,6 @@ def test_the_second_place_of_a_module_in_one_parent_is_a_layer_too() -> None:
     assert [trace.path[-1] for trace in prof.traces] == ["Sequential", "0", "1", "2"]
     assert prof.run.layers[1].shared_with == (("Sequential", "2"),)
     assert prof.run.meta.paths == (("Sequential", "1"), ("Sequential", "2"))
-
-
-def test_checkpointed_layers_of_transformers_still_checkpoint() -> None:
-    transformers = usable_transformers()
-    config = transformers.GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=50, bos_token_id=0, eos_token_id=0)
-    model = transformers.GPT2LMHeadModel(config).train()
-    model.gradient_checkpointing_enable()
-    ids = torch.randint(0, 50, (1, 8))
-    seen: list[int] = []
-    model.transformer.h[0].attn.register_forward_hook(lambda *_: seen.append(1))
-    model(ids, use_cache=False).logits.sum().backward()
-    unprofiled = len(seen)
-    with Profile(model) as prof:
-        model(ids, use_cache=False).logits.sum().backward()
-    assert len(seen) == 2 * unprofiled, "the very same program ran"
-    attention = next(node for node in prof.run.tree("recompute").walk() if node.layer.path[-1] == "attn")
-    assert attention.calls == unprofiled - 1
-    block = next(node for node in prof.run.tree("recompute").walk() if node.layer.path[-2:] == ("h", "0"))
-    assert block.calls == 1
-    adds = [row for row in prof.run.rows if row.frames and row.frames[-1].name == "aten::add"]
-    again = [row for row in adds if row.layer is not None and row.layer.path[-2] == "h" and row.phase == "recompute"]
-    assert [row.calls for row in again] == [1, 1], "the first of a block's two residuals; the other is not needed"
 
 
 def test_a_user_label_with_our_prefix_stays_the_users() -> None:
