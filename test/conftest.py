@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from build.browser import chromium, look, open_tab, speedscope  # noqa: F401  # fixtures
 from build.golden import golden  # noqa: F401  # fixture
 from build.models import Mlp
@@ -92,7 +91,8 @@ def nothing_old_is_freed_inside() -> Iterator[None]:
 @pytest.fixture
 def world_of_one() -> Iterator[None]:
     """A process group of this process alone."""
-    distributed = torch.distributed
+    from torch import distributed  # not above: the process that distributes the tests does not need torch
+
     if not (distributed.is_available() and distributed.is_gloo_available()):
         pytest.skip("this torch has no gloo")
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
