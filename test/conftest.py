@@ -83,7 +83,7 @@ def nothing_old_is_freed_inside() -> Iterator[None]:
 @pytest.fixture
 def world_of_one() -> Iterator[None]:
     """A process group of this process alone."""
-    from torch import distributed  # not above: the process that distributes the tests does not need torch
+    from torch import distributed  # the process that distributes the tests does not need it
 
     if not (distributed.is_available() and distributed.is_gloo_available()):
         pytest.skip("this torch has no gloo")
