@@ -71,14 +71,6 @@ def _ctrl_c_is_not_ignored() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.fixture(autouse=True)
-def _recursion_limit() -> Iterator[None]:
-    """torch's compiler raises the limit, for all tests after it."""
-    before = sys.getrecursionlimit()
-    yield
-    sys.setrecursionlimit(before)
-
-
 @pytest.fixture
 def nothing_old_is_freed_inside() -> Iterator[None]:
     """What an earlier test left to the garbage collector would be freed, and rightly counted, in this test's layers."""
@@ -97,6 +89,14 @@ def world_of_one() -> Iterator[None]:
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     yield
     distributed.destroy_process_group()
+
+
+@pytest.fixture(autouse=True)
+def _recursion_limit() -> Iterator[None]:
+    """torch's compiler raises the limit, for all tests after it."""
+    before = sys.getrecursionlimit()
+    yield
+    sys.setrecursionlimit(before)
 
 
 @pytest.fixture
