@@ -36,8 +36,8 @@ WITHOUT_IMPORTS = {"errors", "version", "encoding"}
 IMPORT_TORCH = {"record", "profile", "integrations", "cli"}
 # Public names that several files have: the two functions of a command, and what two integrations both must offer.
 IN_SEVERAL_FILES = {"add_to", "execute", "get_model_profile", "ProfileCallback"}
-MOST_LINES = 500
-MOST_FILES = 200
+MOST_LINES = 480
+MOST_FILES = 180
 
 
 def package_of(module: str) -> str:
@@ -92,7 +92,7 @@ def test_a_package_imports_only_what_its_row_allows(package: str) -> None:
 
 def test_every_package_has_a_row() -> None:
     assert {package_of(name) for name in FILES} == {*MAY_IMPORT, *WITHOUT_IMPORTS, "torchprof", "types", "__main__"}
-    assert not {one for name in (*WITHOUT_IMPORTS, "types") for one in ours()[f"torchprof.{name}"]}
+    assert not {one for name in WITHOUT_IMPORTS for one in ours()[f"torchprof.{name}"]}
 
 
 def test_benchmarks_and_pictures_import_what_there_is() -> None:

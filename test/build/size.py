@@ -54,8 +54,8 @@ FEATURES = {
         "analyze/ reports/",
     ),
     "first screen": Feature(
-        "headline, verdict, overview, parts of the time",
-        "first_screen/ analyze/time_parts",
+        "headline, verdict, overview",
+        "first_screen/",
         "reports/test_headline reports/test_overview reports/test_verdict",
     ),
     "findings": Feature(
@@ -85,43 +85,43 @@ FEATURES = {
     ),
     "memory": Feature(
         "memory by layer, its peak, what is live",
-        "analyze/memory measure/memory measure/live_memory run/timeline:Memory run/timeline:Held",
+        "analyze/memory measure/memory measure/recording:LiveMemory run/timeline:Memory run/timeline:Held",
         "measure/test_memory",
         "memory",
     ),
     "steps": Feature(
-        "loops: steps, cycles, schedules",
-        "analyze/steps measure/steps profile/scheduled run/merge:add_cycle",
+        "loops: steps, parts of the time, cycles, schedules",
+        "analyze/steps measure/steps profile/cycles run/merge:add_cycle",
         "measure/test_steps measure/test_open_step profile/test_loops attribute/test_unmarked_steps",
         "training-loops",
     ),
     "timeline": Feature(
         "what ran when; Chrome traces and speedscope",
-        "measure/timeline run/timeline reports/chrome_trace reports/speedscope",
+        "measure/timeline run/timeline reports/viewers",
         "measure/test_timeline",
         "timeline",
     ),
     "scripts": Feature(
         "whole scripts: torchprof run",
-        "profile/program profile/script profile/sigterm profile/cprofile cli/run",
+        "profile/program profile/script profile/sigterm cli/run",
         "profile/test_program profile/test_script profile/test_signals cli/test_run_command build/warm",
         "whole-scripts",
     ),
     "comparison": Feature(
         "two runs: changes, noise, budgets",
-        "comparison/ cli/compare analyze/amounts",
+        "comparison/ cli/compare",
         "comparison/ build/pairs",
         "compare ci",
     ),
     "page": Feature(
         "the HTML page",
         "reports/html reports/page/",
-        "reports/test_html reports/test_page_script page/ build/browser build/page build/colors",
+        "reports/test_html reports/test_page_script build/browser build/page build/colors",
         "html",
     ),
     "exports": Feature(
-        "JSON, CSV, DataFrame, Markdown, notebooks, metrics",
-        "reports/exports reports/markdown reports/notebook analyze/records analyze/metrics",
+        "text, Markdown, notebooks, JSON, CSV, DataFrame, metrics",
+        "reports/exports reports/documents analyze/records",
         "reports/test_exports reports/test_markdown reports/test_notebook reports/test_report_data"
         " analyze/test_metrics",
         "exports metrics",
@@ -139,7 +139,7 @@ FEATURES = {
     ),
     "ranks": Feature(
         "several ranks: merging, stragglers, waiting, gathering",
-        "ranks/ run/lockstep run/merge measure/lockstep measure/waiting profile/gather profile/trace_ready",
+        "ranks/ run/lockstep run/merge measure/lockstep measure/waiting profile/gather",
         "ranks/ run/test_merge measure/test_lockstep reports/test_ranks_report profile/test_gather"
         " profile/test_trace_ready whole/test_delays whole/test_job whole/test_jobs build/delayed_training"
         " build/distributed_models build/hand_made_ranks build/jobs build/merging build/plain_training"
@@ -148,26 +148,26 @@ FEATURES = {
     ),
     "collectives": Feature(
         "collectives: owners, bytes, bandwidth",
-        "ranks/collectives run/collectives attribute/collectives",
+        "ranks/collectives run/collectives attribute/launches:CollectiveOwners",
         "attribute/test_collective_owners run/test_collectives build/collectives build/exchanges",
         "collectives",
     ),
     "pipelines": Feature(
         "pipelines: stages, idle time",
-        "ranks/pipeline run/pipeline attribute/pipeline_ranges",
+        "ranks/pipeline run/timeline:Pipeline attribute/pipeline_ranges measure/pipelines",
         "ranks/test_pipeline measure/test_pipeline record/test_pipelining reports/test_pipeline_report"
         " whole/test_pipeline build/delayed_pipeline build/pipeline",
         "pipelines",
     ),
     "job folder": Feature(
         "many files: Parquet, job folders, reading in processes",
-        "run/saved run/parquet run/processes",
+        "run/saved run/processes",
         "run/test_job_folder run/test_parquet cli/test_job",
         "job-folder",
     ),
     "torch.compile": Feature(
         "compiled code: regions, layers and FLOPs of kernels, compilations",
-        "record/compiled/ attribute/compiled_ analyze/compiled advise/compilation measure/flops/graph_"
+        "record/compiled/ attribute/compiled_ analyze/compiled measure/flops/graphs"
         " run/meta:CompiledRegion run/meta:Compilation",
         "record/test_called record/test_compil record/test_exported record/test_graph record/test_kept"
         " attribute/test_compiled measure/test_graph_text reports/test_compiled_report build/compiled build/inductor"
@@ -188,12 +188,12 @@ FEATURES = {
     ),
     "torch's profiler": Feature(
         "annotate, from_profiler, and the methods of torch's profiler",
-        "profile/annotate record/session_events",
+        "profile/torch_profiler record/session_events",
         "profile/test_annotate build/torchs_list",
     ),
     "latency": Feature(
         "benchmark: latency by batch size",
-        "profile/benchmark analyze/benchmark",
+        "profile/benchmark",
         "profile/test_latency",
         "latency",
     ),
@@ -207,7 +207,7 @@ FEATURES = {
         "public names, errors, the names of torchprof 1.4, tests of the whole, what tests share",
         "__init__ types errors version encoding integrations/__init__",
         "test_ conftest build/ gpu/ whole/test_contract",
-        "api index coming-from-1.4.0 torch-versions site_hooks size",
+        "api index coming-from-1.4.0 torch-versions size",
     ),
 }
 

@@ -364,11 +364,11 @@ def repr_lines(model: nn.Module, figures_at: Callable[[Position], str]) -> Itera
     yield from ("  " * depth + ")" for depth in reversed(range(opened)))
 
 
-Column = Mapping[str, tuple[float | None, str]]
+FiguresByModule = Mapping[str, tuple[float | None, str]]
 """A figure by the class of the module, and its text."""
 
 
-def largest(column: Column, number: int) -> dict[str, str]:
+def largest(column: FiguresByModule, number: int) -> dict[str, str]:
     """The texts of the ``number`` largest figures, largest first, unknown ones last. Equal ones keep their order."""
 
     def size(name: str) -> float:

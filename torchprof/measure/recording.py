@@ -100,7 +100,7 @@ class Options:
 
 @dataclass
 class Observations:
-    """Facts of one or more cycles from which warnings are made, beside those in the run."""
+    """Facts of one or more cycles from which warnings are made, next to those in the run."""
 
     callers: Counter[tuple[int, int]] = field(default_factory=Counter)  # ns of calls by (calling, called layer)
     callable_layers: Set[int] = frozenset()  # as in the plan

@@ -1,4 +1,4 @@
-"""Ranges beside labels: the work of stages of torch.distributed.pipelining, calls of autograd's engine, collections of
+"""Ranges next to labels: the work of stages of torch.distributed.pipelining, calls of autograd's engine, collections of
 garbage; and the ranges that are open where a session ends."""
 
 from __future__ import annotations

@@ -210,7 +210,8 @@ class SourceLine(str):
 
 class Frame(NamedTuple):
     """One step from a layer inward to an event. ``name`` is torch's, or that of the range; of a sampled line, a
-    ``SourceLine``. ``signature`` has the inputs of an op; None if they were not recorded."""
+    ``SourceLine``. ``signature`` has the inputs of an op; None if they were not recorded. ``kind`` is compared with
+    text as well: ``frame.kind == "op"``."""
 
     kind: FrameKind
     name: str
