@@ -35,7 +35,7 @@ from torchprof.integrations.conventions import (
 )
 from torchprof.integrations.flops_profiler import FlopsProfiler
 from torchprof.integrations.recorded_model import (
-    Column,
+    FiguresByModule,
     LayerFigures,
     ModelFigures,
     ModelRecording,
@@ -219,7 +219,7 @@ def top_lines(figures: ModelFigures, depth: int, top_num: int) -> Iterator[str]:
     """The module classes at one depth with the most multiply-adds, parameters and time."""
     depth = figures.deepest if depth == -1 else min(depth, figures.deepest)
     classes = figures.by_class(depth)
-    columns: dict[str, Column] = {
+    columns: dict[str, FiguresByModule] = {
         "flops": {name: (own.work, _macs_text(own, precision=2)) for name, own, _ in classes},
         "params": {name: (params, params_to_string(params)) for name, _, params in classes},
         "time": {name: (own.seconds, duration_to_string(own.seconds)) for name, own, _ in classes},

@@ -30,7 +30,7 @@ from torchprof.integrations.conventions import (
     text_in_units,
 )
 from torchprof.integrations.recorded_model import (
-    Column,
+    FiguresByModule,
     LayerFigures,
     ModelFigures,
     ModelRecording,
@@ -221,7 +221,7 @@ def lines_by_depth(figures: ModelFigures, module_depth: int, top_modules: int) -
     last = figures.deepest if module_depth == -1 else min(module_depth, figures.deepest)
     for depth in range(last + 1):
         classes = figures.by_class(depth)
-        columns: dict[str, Column] = {
+        columns: dict[str, FiguresByModule] = {
             "params": {name: (params, params_to_string(params)) for name, _, params in classes},
             "flops": {name: (own.work, own.bounded(number_to_string(own.work))) for name, own, _ in classes},
             "MACs": {name: (own.macs, own.bounded(text_in_units(own.macs, MACS))) for name, own, _ in classes},
