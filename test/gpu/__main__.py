@@ -51,7 +51,7 @@ PARTS = {
     "advice": tests("advice", "each planted fault is found", 40),
     "ranks": tests("ranks", "collectives of a job of one process", 30),
     "pipelines": tests("pipelines", "the times of a pipeline's stages, against the device's clock", 40),
-    "compiled": tests("compiled", "torch.compile in its modes, by layer", 150),
+    "compiled": tests("compiled", "torch.compile in its modes, by layer", 240),
 }
 """The most telling first: what comes last may run out of time."""
 
