@@ -350,18 +350,19 @@ def test_kernels_launched_before_the_recording_do_not_count() -> None:
     assert not [key for key in found if key.is_collective]
 
 
-def test_a_kernel_has_its_group() -> None:
+def test_a_kernel_that_only_its_arguments_call_a_collective_has_its_group_and_is_no_work() -> None:
     recorded = Signature(
         ((4,), (4,)), ("Float", "Float"), ("collective", "_allgather_base", "7", "mesh_tp", 4, "[0, 1, 2, 3]")
     )
     found = found_in(
         label(NET, 0, 50),
-        op("c10d::_allgather_base_", 5, 10, correlation=1),
-        kernel(ALL_REDUCE, 20, 30, 1)._replace(signature=1),
+        op("my::put", 5, 10, correlation=1),
+        kernel("multimem", 20, 30, 1)._replace(signature=1),
         signatures=[Signature((), ()), recorded],
     )
     group = GroupOfRanks("7", "mesh_tp", 4, "[0, 1, 2, 3]")
     assert found[LockstepKey(0, FORWARD, "device", "all_gather", group)].ns == (10,)
+    assert not any(figures for (_, _, what), figures in work(found, "device").items() if what == WORK)
 
 
 def test_a_collective_on_the_cpu_has_the_group_in_its_inputs() -> None:

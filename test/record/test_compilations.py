@@ -70,6 +70,11 @@ def test_the_parts_of_a_compilation_by_hand(monkeypatch: pytest.MonkeyPatch) -> 
     assert parts == (0, 0.5 * SECOND, 1.5 * SECOND, 0.5 * SECOND)
 
 
+def test_one_that_cannot_be_read_does_not_lose_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = record("1/0", 120.0, co_firstlineno=None)
+    assert read(monkeypatch, [FIRST, odd], [0.0]) == read(monkeypatch, [FIRST], [0.0]) != ()
+
+
 def test_a_backward_has_the_function_of_its_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     _, backward = read(monkeypatch, [FIRST, ITS_BACKWARD], [0.0])
     assert (backward.function, backward.file, backward.line) == ("forward", "net.py", 3)

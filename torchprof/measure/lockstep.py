@@ -204,7 +204,8 @@ class Locksteps:
             marks = bisect_right(self._marks, event.start_ns)
         known = self._of_kernels.get(place)
         if known is None:
-            known = self._of_kernels[place] = self._collective_of(place), not is_communication(place.frames)
+            key = self._collective_of(place)  # of some kernels only the arguments say that they are one
+            known = self._of_kernels[place] = key, key is None and not is_communication(place.frames)
         key, is_work = known
         if key is not None:
             self._note_collective(key, event.start_ns, event.end_ns, marks)

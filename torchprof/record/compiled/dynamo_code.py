@@ -201,13 +201,12 @@ def compilations(step_starts: Sequence[int]) -> tuple[Compilation, ...]:
     it does not tell. ``step_starts``: when the recording, and each step after the first, began, in ns since 1970."""
     if "torch._dynamo.convert_frame" not in sys.modules:
         return ()
-    try:
+    known: list[Compilation] = []
+    with suppress(Exception):  # these are private names of torch, which another version may change
         from torch._dynamo.utils import get_compilation_metrics
 
-        metrics = _compilations_of(get_compilation_metrics(), step_starts)
-        return tuple(sorted(metrics, key=lambda compilation: compilation.began_ns))
-    except Exception:  # these are private names of torch, which another version may change
-        return ()
+        known += _compilations_of(get_compilation_metrics(), step_starts)
+    return tuple(sorted(known, key=lambda compilation: compilation.began_ns))
 
 
 def _compilations_of(metrics: Sequence[Any], step_starts: Sequence[int]) -> Iterator[Compilation]:
