@@ -78,7 +78,7 @@ def tree(
         sort_entries(lines, sorting)
     down_to(lines, depth)
     if top is not None:
-        sentences.append(keep_top(lines, sorting or default_column(columns), top))
+        sentences += keep_top(lines, sorting or default_column(columns), top)
     wholes = [column.whole(figures) for column in columns]
     shares = wholes if percent else [None] * len(columns)
     rows = table_rows(lines, lambda line: map(Column.text, columns, repeat(line.figures), shares))
@@ -268,9 +268,9 @@ def down_to(lines: Sequence[Entry], depth: int | None) -> None:
         line.hidden, line.children = sum(1 for _ in all_entries(line.children)), []
 
 
-def keep_top(lines: list[Entry], column: Column, top: int) -> str:
-    """Hide all layers but those with the largest self of a column, and the layers above them. Returns a sentence that
-    says so. A layer with hidden layers below it is ranked by its total, because it stands for them."""
+def keep_top(lines: list[Entry], column: Column, top: int) -> list[str]:
+    """Hide all layers but those with the largest self of a column, and the layers above them. Returns a sentence
+    about them, if there are any. A layer with hidden layers below it is ranked by its total, because it stands for them."""
     by_self, by_total = column.ranking.of, replace(column, is_self=False).of
     layers = [line for line in all_entries(lines) if line.is_layer]
     known = [line for line in layers if line.figures.total and not line.figures.unknown]
@@ -282,11 +282,13 @@ def keep_top(lines: list[Entry], column: Column, top: int) -> str:
             kept.add(id(line))
     lines[:] = [line for line in lines if not line.is_layer or id(line) in kept]
     hidden = len(layers) - len(kept) + sum(line.hidden for line in layers)
+    if not hidden:
+        return []
     by = column.heading if column.ranking == column else f"self of {column.heading}"
     if any(line.hidden for line in layers):
         depth = next(len(line.path) for line in layers if line.hidden) - 1
         by += f", at depth {depth} with all below"
-    return f"{rows_hidden(hidden, top, 'largest')} by {by}, with the layers above."
+    return [f"{rows_hidden(hidden, top, 'largest')} by {by}, with the layers above."]
 
 
 def table_rows(lines: Sequence[Entry], cells: Callable[[Entry], Iterable[Cell]]) -> list[TableRow]:

@@ -191,7 +191,7 @@ def memory(
         if sorting is not None:
             sort_entries(lines, sorting)
         down_to(lines, depth)
-        hidden = [] if top is None else [keep_top(lines, sorting or columns[0], top)]
+        hidden = [] if top is None else keep_top(lines, sorting or columns[0], top)
         heading = "Module" if len(run.memory) == 1 else f"Module, on {name_of_device(run, device_memory)}"
         headings = [heading, *(column.heading for column in columns)]
         rows = table_rows(lines, lambda line: (column.text(line.figures, None) for column in columns))

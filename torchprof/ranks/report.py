@@ -14,6 +14,7 @@ from torchprof.analyze.report import (
     phase_cell,
     printable,
     report,
+    rows_hidden,
     spaced,
     stacked,
     time_cell,
@@ -250,7 +251,7 @@ def table_of_layers(run: Run, balance: Balance, sort_by: str | None, depth: int 
     ]
     if len(listed) > limit:
         which = "by how far Max is above the mean" if order is None else f"by {order.heading}"
-        sentences.append(f"{len(listed) - limit} rows are hidden: shown are the {limit} largest {which}.")
+        sentences.append(f"{rows_hidden(len(listed) - limit, limit, 'largest')} {which}.")
     if any(column.column.heading == _OF_FLOPS for column in columns) and any(row.more_flops for row in balance.layers):
         sentences.append("FLOPs are lower bounds: some operators have no formula.")
     headings = [column.column.heading for column in columns]
@@ -285,7 +286,7 @@ def table_of_collectives(run: Run, balance: Balance, limit: int) -> Section:
         "A collective waits for the last rank to arrive. A rank may compute, or wait in another one, meanwhile."
     ]
     if len(listed) > limit:
-        sentences.append(f"{len(listed) - limit} rows are hidden: shown are the {limit} in which ranks wait longest.")
+        sentences.append(f"{rows_hidden(len(listed) - limit, limit, 'largest by waiting')}.")
     if any(collective.waiting is None for collective in listed):
         sentences.append(
             f"{UNKNOWN} under Waiting: calls of different ranks could not be matched: their numbers differ, only one "

@@ -182,7 +182,8 @@ class Run:
         "recompute"; None for the sum of all. ``calls`` are those of the phase: the forward calls for None, and 0 for
         backward, which has no calls of layers. Raises TorchprofError for an unknown phase or root."""
         if not isinstance(root, int) or not 0 <= root < len(self.roots):
-            raise TorchprofError(f"This run has {len(self.roots)} model(s), numbered from 0. It has no root {root!r}.")
+            models = "1 model, number 0" if len(self.roots) == 1 else f"{len(self.roots)} models, numbered from 0"
+            raise TorchprofError(f"This run has {models}. It has no root {root!r}.")
         number = PHASES.index(FORWARD) if phase is None else number_of_phase(phase)
         layers, (own, total) = self.layers, self._costs(phase)
         top = layers.roots[root]
