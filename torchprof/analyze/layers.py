@@ -269,8 +269,9 @@ def down_to(lines: Sequence[Entry], depth: int | None) -> None:
 
 
 def keep_top(lines: list[Entry], column: Column, top: int) -> list[str]:
-    """Hide all layers but those with the largest self of a column, and the layers above them. Returns a sentence
-    about them, if there are any. A layer with hidden layers below it is ranked by its total, because it stands for them."""
+    """Hide all layers but those with the largest self of a column, and the layers above them. Returns a sentence about
+    what is hidden, if anything is. A layer with hidden layers below it is ranked by its total, because it stands for
+    them."""
     by_self, by_total = column.ranking.of, replace(column, is_self=False).of
     layers = [line for line in all_entries(lines) if line.is_layer]
     known = [line for line in layers if line.figures.total and not line.figures.unknown]
