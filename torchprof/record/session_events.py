@@ -1,6 +1,6 @@
-"""The events of one profiler session. This file and ``session`` are the only ones that use ``torch.autograd.profiler``.
+"""The events of one session of torch's profiler, ours or the user's.
 
-They hide all differences between the profilers of torch's versions.
+Here, in ``session`` and in ``session_columns`` are the differences between the profilers of torch's versions.
 """
 
 from __future__ import annotations
