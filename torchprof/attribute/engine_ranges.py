@@ -116,7 +116,7 @@ class _Pass:
         call = self.call
         if call is not None:  # it lasts until the call returns
             return thread == call.thread and start >= call.end_ns
-        if kind is Kind.ENGINE or start >= self._until.get(thread, inf):  # what made it began before its first node
+        if kind is Kind.ENGINE or start >= self._until.get(thread, inf):  # another call, or what called this one ended
             return True
         if kind not in _ENDS_A_PASS or busy.get(thread, 0) > start:  # inside a node, or no work
             return False
@@ -128,7 +128,7 @@ class _Pass:
         """The ENGINE events around the nodes; with nodes on other threads, also the parts of the call."""
         call, spans = self.call, self.spans
         name = "" if call is not None else "engine"
-        added = [
+        events = [
             Event(Kind.ENGINE, name, first, last, thread)
             for thread, (first, last, ns) in spans.items()
             if ns < last - first
@@ -136,8 +136,8 @@ class _Pass:
         if call is not None and spans:
             first, last = min(span[0] for span in spans.values()), max(span[1] for span in spans.values())
             ran = [event[1:3] for event in self.ran if event[3] == call.thread and event[0] != self.call_index]
-            added += _without_wait(call, first, last, ran)
-        return added
+            events += _without_wait(call, first, last, ran)
+        return events
 
 
 def _without_wait(call: Event, first: int, last: int, ran: Iterable[tuple[int, int]]) -> Iterator[Event]:

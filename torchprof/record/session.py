@@ -247,9 +247,6 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-# Other profilers, and devices that cannot be recorded
-
-
 class Guard:
     """While it is on, no other profiler session can start: it would end ours, or crash the process. ``give_way``: if
     given, it is called instead of raising an error, and has to end our session; then the other one starts. Guards may

@@ -1,7 +1,5 @@
-"""The events of one session of torch's profiler, ours or the user's.
-
-Here, in ``session`` and in ``session_columns`` are the differences between the profilers of torch's versions.
-"""
+"""The events of one session of torch's profiler, ours or the user's. What differs between the profilers of torch's
+versions is handled here, in ``session`` and in ``session_columns``."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Formulas of operators that multiply and add: matrix products, convolutions, distances, Fourier transforms, linear
-algebra, recurrent layers and attention."""
+"""Formulas: matrix products, convolutions, distances, FFT, linear algebra, recurrent layers and attention."""
 
 from __future__ import annotations
 
