@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torchprof.profile.flops import flops
     from torchprof.profile.profile import Profile
     from torchprof.profile.torch_profiler import annotate, from_profiler, log_stragglers, tensorboard_trace_handler
-    from torchprof.record.this_process import peak
+    from torchprof.record.peak import peak
     from torchprof.run.merge import merge
     from torchprof.run.run import Run
     from torchprof.run.saved import load, open_job
@@ -59,7 +59,7 @@ _FILES = {
     "profile.flops": "flops",
     "profile.profile": "Profile",
     "profile.torch_profiler": "annotate from_profiler log_stragglers tensorboard_trace_handler",
-    "record.this_process": "peak",
+    "record.peak": "peak",
     "run.merge": "merge",
     "run.run": "Run",
     "run.saved": "load open_job",

@@ -78,7 +78,7 @@ FEATURES = {
     ),
     "FLOPs": Feature(
         "FLOPs and MACs, flops() without computing, what the machine can do",
-        "measure/flops/ profile/flops run/meta:Peak",
+        "measure/flops/ profile/flops record/peak run/meta:Peak",
         "measure/test_flops measure/test_formulas analyze/test_uncounted profile/test_shapes record/test_peak"
         " build/architectures",
         "flops",

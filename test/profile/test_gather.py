@@ -703,6 +703,6 @@ def test_an_expected_sigterm_after_the_end_is_delayed() -> None:
 
 
 def test_the_job_is_kept_after_its_process_group_is_gone() -> None:
-    known = JobOfRank(3, 4, in_traces="{}")
+    known = JobOfRank(3, 4, metadata="{}")
     assert this_job((), known) == known
     assert this_job((), JobOfRank(3, 4)) == this_job(()) == JobOfRank()

@@ -11,8 +11,8 @@ import torch.utils.benchmark
 
 import torchprof
 from torchprof import TorchprofError
-from torchprof.record import this_process as peaks
-from torchprof.record.this_process import measured_peaks, peak
+from torchprof.record import peak as peaks
+from torchprof.record.peak import measured_peaks, peak
 from torchprof.run.meta import Peak
 
 PRODUCT_S = 0.5

@@ -1,4 +1,4 @@
-"""Parsing the events of a trace: times, signatures, threads, broken events, doubles."""
+"""Parsing the events of a trace: times, signatures, threads, broken events, duplicates."""
 
 from __future__ import annotations
 
@@ -292,8 +292,8 @@ def test_events_that_are_in_the_trace_twice_count_once(times: int, whole_us: boo
         return {**event, "ts": int(event["ts"])} if whole_us else event
 
     once, several = read(map(at, EVERYTHING)), read([*map(at, EVERYTHING)] * times)
-    assert once.table.drop_doubles() == 0
-    assert several.table.drop_doubles() == (times - 1) * len(EVERYTHING)
+    assert once.table.drop_duplicates() == 0
+    assert several.table.drop_duplicates() == (times - 1) * len(EVERYTHING)
     assert list(several.columns(()).events()) == list(once.columns(()).events())
     assert (several.wall_ns, len(several.table)) == (once.wall_ns, len(once.table))
 
@@ -310,8 +310,8 @@ def test_events_that_are_in_the_trace_twice_count_once(times: int, whole_us: boo
         [memory_event(10, 512), memory_event(10, 512)],
     ],
 )
-def test_different_events_with_equal_fields_are_no_doubles(events: list[Any]) -> None:
-    assert read(events).table.drop_doubles() == 0
+def test_different_events_with_equal_fields_are_no_duplicates(events: list[Any]) -> None:
+    assert read(events).table.drop_duplicates() == 0
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from torchprof.run.words import REPLAYS
 IN_NODE = 2
 """See ``EventColumns.groupable``."""
 IntColumn: TypeAlias = "array[int]"
-_BEYOND = 1 << 62
-"""No time is larger."""
+BEYOND = 1 << 62
+"""No time, no index and no other number of an event is larger."""
 _OF_COMPILED_CODE = frozenset({Kind.GUARDS, Kind.REGION, Kind.GRAPH, Kind.COMPILING, Kind.COMPILED_INPUTS})
 
 
@@ -207,7 +207,7 @@ class EventColumns:
                         place = find(self.start, start, *spans.get(thread, (0, 0)))
                     inserted.setdefault(thread, []).append((place + own, start, index + shift))
         for thread, begin, until in self.threads:
-            inserted[thread] += [(dropped + own, _BEYOND, -1) for dropped in without if begin <= dropped < until]
+            inserted[thread] += [(dropped + own, BEYOND, -1) for dropped in without if begin <= dropped < until]
         slices: list[slice] = []
         threads: list[ThreadEvents] = []
         count = 0

@@ -1,4 +1,4 @@
-"""The names of events: our labels and marks, and torch's bookkeeping; and the passes of a loop that marks no steps."""
+"""What the names of events say: our labels and marks, torch's bookkeeping, and the passes of a loop without steps."""
 
 from __future__ import annotations
 
@@ -106,6 +106,9 @@ def numbers_of_devices(of_work: Iterable[int], of_memory: Iterable[int]) -> dict
 def is_of_a_call(name: str) -> bool:
     """Whether one of our labels is around the forward of a module, and is neither a mark nor another range of ours."""
     return name.startswith(PREFIX) and not name.startswith(PREFIX + "!")
+
+
+# Marks of recordings and steps
 
 
 def keep_recorded(columns: EventColumns) -> int | None:

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from torchprof.run.layers import common_prefix
-from torchprof.run.words import FORWARD, NOT_SELECTED, OUTSIDE, OUTSIDE_NAME, Frame, FrameKind
+from torchprof.run.words import FORWARD, NOT_SELECTED, OUTSIDE, OUTSIDE_NAME, Frame, FrameKind, Signature
 
 PREFIX = "torchprof:"
 """Prefix of the names of all our labels."""
@@ -62,6 +62,26 @@ class Detail(Enum):
     SHAPES = 1
     ONES = 2  # shapes, and which scalars are 0 or 1; any other scalar reads as 2
     SCALARS = 3  # shapes, and the values of all scalars
+
+
+class SignatureTable:
+    """The inputs of operators. Those that are recorded alike share one number, an index in ``all``; number 0 is the
+    empty signature."""
+
+    def __init__(self) -> None:
+        self.all: list[Signature] = [Signature((), ())]
+        self._number_of: dict[Signature, int] = {self.all[0]: 0}
+        # By what was recorded, as bytes: as a key they need half of the memory of nested tuples. Version 2 of marshal's
+        # format writes no references between equal parts: the bytes depend on the values alone.
+        self._number_of_bytes: dict[bytes, int] = {}
+
+    def _number(self, signature: Signature) -> int:
+        number = self._number_of.get(signature)
+        if number is None:
+            number = len(self.all)
+            self.all.append(signature)
+            self._number_of[signature] = number
+        return number
 
 
 class Event(NamedTuple):

@@ -1,7 +1,7 @@
 """The rule of ownership: which layer an event worked for, and in which phase.
 
 ``Attribution.attribute`` walks over the events and keeps the open ranges of each thread. Most ops are attributed in
-groups. Each other kind of event has its own method: ``_op``, and those in the tables at the end of this file.
+groups, and the others by ``_op``. Each other kind of event has the method that a table at the end of this file names.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import compress
 
 from torchprof.attribute.compiled_graphs import CompiledGraphs
-from torchprof.attribute.event_columns import IN_NODE, EventColumns
+from torchprof.attribute.compiled_ranges import CompiledRanges
+from torchprof.attribute.engine_ranges import NodeGaps
+from torchprof.attribute.event_columns import BEYOND, IN_NODE, EventColumns
 from torchprof.attribute.event_names import OF_THE_PROFILER
 from torchprof.attribute.events import (
     ACCUMULATES,
@@ -30,7 +32,6 @@ from torchprof.attribute.events import (
 )
 from torchprof.attribute.launches import CollectiveOwners, Launches
 from torchprof.attribute.op_groups import LookAhead, OpGroup, OpTrees, ThreadWalk, next_walk, times_within
-from torchprof.attribute.torch_ranges import CompiledRanges, NodeGaps
 from torchprof.run.collectives import C10D_OPS
 from torchprof.run.words import (
     BACKWARD,
@@ -46,12 +47,10 @@ from torchprof.run.words import (
 _OP = FrameKind.OP  # members of an enum are found slowly before Python 3.12
 _GRAPH_NODE = "DifferentiableGraphBackward"
 
-_BEYOND = 1 << 62
-"""No time, and no index of an event, is larger."""
 _Open = tuple[int, "Place | None", "str | None", int, "Attributed | None", int]
 """A range that is open on a thread: its end; its place; the label of the innermost module around it; the layer of that
 module, whether selected or not; the range itself; the index of the first event of the thread after it."""
-_NOTHING_OPEN: _Open = (0, None, None, OUTSIDE, None, _BEYOND)
+_NOTHING_OPEN: _Open = (0, None, None, OUTSIDE, None, BEYOND)
 
 _Opened = tuple[Place, int, "str | None", int]
 """A range that begins: its place; 1 if it is a call, else 0; label and layer as in ``_Open``."""
@@ -166,7 +165,7 @@ class Attribution:
         place = around or self._outside
         tree = self._trees.of(first, after, place)
         starts, ends = columns.start[first:after].tolist(), columns.end[first:after].tolist()
-        ns = times_within(tree.parents, starts, ends, end or _BEYOND)
+        ns = times_within(tree.parents, starts, ends, end or BEYOND)
         group = tuple.__new__(OpGroup, (tree, columns, thread, first, ns, place, outer_range, self.places))
         if place.is_engine and tree.outermost:
             self._gaps.note_op(thread, outer_range, ends[tree.outermost[-1]])
@@ -217,7 +216,7 @@ class Attribution:
         else:
             place, calls, label, layer = _RANGES[kind](self, event, open_range)
         if around is not None and around.is_engine:
-            gap = self._gaps.before(event, place, around, outer_range)
+            gap = self._gaps.gap_before(event, place, around, outer_range)
             if gap is not None:
                 self._extra.append(gap)
         attributed = tuple.__new__(Attributed, (event, place, around, calls, end - start, outer_range))
@@ -240,7 +239,7 @@ class Attribution:
         kernels, frame, calls = self._ahead.kernels, outer.frame, 1
         if kernels and not outer.is_closed and (thread, event.start_ns, event.end_ns) in kernels:
             graph, number = kernels.pop((thread, event.start_ns, event.end_ns))
-            place = self._compiled.kernel(event, outer, layer, graph, number)
+            place = self._compiled.place_of_kernel(event, outer, layer, graph, number)
         elif outer.is_closed or (frame is not None and frame.name == name and frame.kind == _OP):
             place, calls = outer, 0
         else:
@@ -291,7 +290,7 @@ class Attribution:
 
     def _compiled_range(self, event: Event, open_range: _Open) -> _Opened:
         _, around, label, layer, _, _ = open_range
-        return self._compiled.range(event.kind, event.name, around or self._outside), 1, label, layer
+        return self._compiled.place_of_range(event.kind, event.name, around or self._outside), 1, label, layer
 
     def _label(self, event: Event, open_range: _Open) -> _Opened:
         """One of our labels: around a forward, around hooks, or of another active profile."""
@@ -340,7 +339,7 @@ class Attribution:
 
     def _engine(self, event: Event, open_range: _Open) -> _Opened:
         _, around, label, layer, _, _ = open_range
-        return self._gaps.call(around), int(bool(event.name)), label, layer
+        return self._gaps.place_of_call(around), int(bool(event.name)), label, layer
 
     def _node(self, event: Event, open_range: _Open) -> _Opened:
         """An autograd node with the engine's work around it: backward of the layer of the op that created the node."""

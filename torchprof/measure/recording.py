@@ -1,4 +1,5 @@
-"""What ``assemble`` works with: a recording, the plan of its layers, the options, and the protocol of observers."""
+"""What ``assemble`` works with: a recording with its live memory and CPU time, the plan of its layers, the options, the
+protocol of observers, and the step that is open where a cycle ends."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from torch.utils.benchmark import timer
 from torchprof.errors import TorchprofError
 from torchprof.profile.arguments import check_count, check_warmup
 from torchprof.record.modules import arguments_of
-from torchprof.record.this_process import clock_that_waits
+from torchprof.record.peak import clock_that_waits
 from torchprof.record.torch_internals import needed
 from torchprof.run.measures import quantile
 from torchprof.run.run import output

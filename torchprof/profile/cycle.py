@@ -114,7 +114,7 @@ class Cycle:
             self._stop_watching()
             self.look_at_job()
         finally:
-            self.session.stop(self.job.in_traces)
+            self.session.stop(self.job.metadata)
         self.seen.warnings += about_clock(self.session.clock_jump_ns, self.session.wall_ns)
         if self._called.knows_parameters:
             self.seen.warnings.append(RunWarning.of("layers_by_parameters", asked=setup.provenance is not None))

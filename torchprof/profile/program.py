@@ -203,7 +203,7 @@ class Program:
 
     def _go_on(self, cycle: Cycle, module: nn.Module) -> None:
         """Before a call of a model: end this cycle and start the next one, if this one has recorded enough."""
-        if cycle.job.in_traces is None:  # the script may destroy its process group soon
+        if cycle.job.metadata is None:  # the script may destroy its process group soon
             cycle.look_at_job()
         age = time.perf_counter() - self._since
         if self._calls == 1:

@@ -1,4 +1,4 @@
-"""A session of torch's profiler."""
+"""A session of torch's profiler, and what keeps it apart from others: one process has one at a time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _STARTS = (
     (torch_profiler.emit_nvtx, "__enter__"),
     (torch_profiler.emit_itt, "__enter__"),
 )
-"""The functions with which torch's profiler sessions begin. Older versions lack some of them."""
+"""The functions with which torch's profiler sessions begin."""
 
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
 _LOGS_SESSIONS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
@@ -262,9 +262,7 @@ class Guard:
         if self._give_way is not None:
             Guard._giving_way = self._give_way
         for cls, name in _STARTS:
-            original = cls.__dict__.get(name)
-            if original is not None:
-                self._restores.append(replaced(cls, name, self._guarded(original)))
+            self._restores.append(replaced(cls, name, self._guarded(cls.__dict__[name])))
 
     def off(self) -> None:
         if self._give_way is not None:

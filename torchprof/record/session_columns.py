@@ -14,7 +14,7 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
 from torchprof.attribute.event_columns import EventColumns, EventKind, Numbers, by_thread
 from torchprof.attribute.event_names import MEMORY, OVERHEAD, event_kind, is_a_common_name, numbers_of_devices
-from torchprof.attribute.events import ACCUMULATES, PREFIX, Detail, Event, Kind
+from torchprof.attribute.events import ACCUMULATES, PREFIX, Detail, Event, Kind, SignatureTable
 from torchprof.attribute.launches import first_correlation_id, threads_of_overhead
 from torchprof.record.torch_internals import needed, optional
 from torchprof.run.collectives import RECORDS_COLLECTIVE, signature_of
@@ -80,15 +80,13 @@ class RawEvents:
         return events if is_sorted else cls(sorted(raws, key=_start_ns))
 
 
-class InputSignatures:
-    """The shapes, types and scalars that the ops of one session were called on. Equal signatures share one number, an
-    index in ``all``; number 0 is the empty signature. ``with_stack``: whether signatures have source lines."""
+class InputSignatures(SignatureTable):
+    """The inputs of the operators and collectives of one session. ``with_stack``: whether signatures have source
+    lines."""
 
     def __init__(self, with_stack: bool) -> None:
-        self.all: list[Signature] = [Signature((), ())]
+        super().__init__()
         self._with_stack = with_stack
-        self._of_raw: dict[bytes, int] = {}  # by what torch gives for an event, as bytes
-        self._of_signature: dict[Signature, int] = {self.all[0]: 0}
         self._of_pair: dict[tuple[int, int], int] = {}  # see called_from
 
     def number_of(self, raw: Any, detail: Detail) -> int:
@@ -103,13 +101,11 @@ class InputSignatures:
         if not (shapes or dtypes or stack):
             return 0  # as in a trace: no inputs and inputs that were not recorded look the same
         try:
-            # As a key, bytes need half of the memory of nested tuples. Version 2 of the format writes no references
-            # between equal parts: the bytes depend on the values alone.
             key = marshal.dumps((shapes, dtypes, scalars, stack), 2)
         except ValueError:  # a scalar that is no plain value
             scalars = [value if isinstance(value, (bool, int, float, str, list)) else None for value in scalars]
             key = marshal.dumps((shapes, dtypes, scalars, stack), 2)
-        number = self._of_raw.get(key)
+        number = self._number_of_bytes.get(key)
         if number is None:
             known = [
                 None if dtype == "TensorList" and _shapes_of_lists is None else shape
@@ -118,7 +114,7 @@ class InputSignatures:
             # In this order: after Ctrl-C between any two lines, the events can be read again with what is here.
             number = len(self.all)
             self.all.append(Signature(_frozen(known), tuple(dtypes), _frozen(scalars), tuple(stack)))
-            self._of_raw[key] = number
+            self._number_of_bytes[key] = number
         return number
 
     def number_of_collective(self, raw: Any) -> int:
@@ -136,14 +132,6 @@ class InputSignatures:
         if number is None:
             number = self._number(self.all[signature]._replace(stack=self.all[source].stack))
             self._of_pair[signature, source] = number
-        return number
-
-    def _number(self, signature: Signature) -> int:
-        number = self._of_signature.get(signature)
-        if number is None:
-            number = len(self.all)
-            self.all.append(signature)
-            self._of_signature[signature] = number
         return number
 
 

@@ -1,7 +1,5 @@
-"""The events of one profiler session. This file and ``session`` are the only ones that use ``torch.autograd.profiler``.
-
-They hide all differences between the profilers of torch's versions.
-"""
+"""The events of one session of torch's profiler, ours or the user's. What differs between the profilers of torch's
+versions is handled here, in ``session`` and in ``session_columns``."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""This process: the peak of its devices; which rank of which job it is; its environment: torch, its build, the devices,
-the threads, the machine and the script; and the memory that a profiler session does not record."""
+"""What a run says of this process: its job, its environment, and the memory that is live in it."""
 
 from __future__ import annotations
 
@@ -9,11 +8,10 @@ import platform
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from functools import cache, partial
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from threading import get_ident
-from timeit import default_timer
 from typing import Any, NamedTuple
 from weakref import finalize
 
@@ -22,143 +20,29 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from torchprof.attribute.launches import mesh_of_groups, sole_group
-from torchprof.errors import TorchprofError
 from torchprof.measure.recording import Freed, LiveMemory
+from torchprof.record.peak import measured_peaks
 from torchprof.run.lockstep import GroupOfRanks
-from torchprof.run.meta import MeshDim, Meta, Peak, name_of_job
+from torchprof.run.meta import MeshDim, Meta, name_of_job
 from torchprof.run.processes import usable_cpus
 from torchprof.version import __version__
-
-_FIGURES = {
-    "allocated": "allocated_bytes.all.current",
-    "allocated at most": "allocated_bytes.all.peak",
-    "reserved": "reserved_bytes.all.current",
-    "reserved at most": "reserved_bytes.all.peak",
-}
-
-_SECONDS = 0.3  # for each of the two measurements
-_ENOUGH_SECONDS = 0.2  # for one product; a larger matrix would not be more exact
-_measured: dict[tuple[str, str, int], Peak] = {}
-
-# The peak of a device in FLOP/s and byte/s
-
-
-def peak(device: str | torch.device | None = None, dtype: torch.dtype = torch.float32) -> Peak:
-    """Measure the most FLOPs and bytes a second that a device does, with a product of matrices and a copy.
-
-    ``device``: "cpu", "cuda" (the current one), "cuda:1", …; None for CUDA where there is one, else the CPU. ``dtype``:
-    a floating-point type. Takes about a second; the result is kept for the process, and runs profiled later compare
-    themselves with it (``run.report("summary")``). The CPU's is that of the current number of threads.
-
-    The product is of square matrices (2·n³ FLOPs; n doubles from 256 until a product takes 0.2 s, up to 2048 on a CPU
-    and 8192 elsewhere), the copy of 256 MB (which reads and writes each byte once), each timed by
-    ``torch.utils.benchmark``; what counts is the fastest run.
-
-    Raises TorchprofError for a device that is not there, a type that it cannot multiply, and where memory runs out.
-    """
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise TorchprofError(f"dtype must be a floating-point type, for example torch.float32, not {dtype!r:.80}.")
-    where = _place(device)
-    threads = torch.get_num_threads() if where.type == "cpu" else 0
-    name = str(dtype).removeprefix("torch.")
-    key = (str(where), name, threads)
-    if key not in _measured:
-        now = clock_that_waits([where], default_timer)
-        try:
-            torch.empty(0, device=where)  # its message for a missing device is clearer than that of a generator
-            matrix = _largest_matrix(where, dtype, now)
-            source = torch.ones(64 * 2**20, dtype=torch.float32, device=where)
-            target = torch.empty_like(source)
-            product_s = _fastest("torch.mm(matrix, matrix)", {"torch": torch, "matrix": matrix}, now)
-            copy_s = _fastest("target.copy_(source)", {"target": target, "source": source}, now)
-        except (RuntimeError, AssertionError, ImportError) as error:
-            said = (str(error).split(". ")[0].splitlines() or [type(error).__name__])[0].rstrip(".")
-            raise TorchprofError(
-                f"The peak of {where} in {name} cannot be measured: {said}. Name a device that torch finds here and "
-                'that has 1 GB free, and a floating-point type: torchprof.peak("cpu", torch.float32).'
-            ) from error
-        size = matrix.shape[0]
-        _measured[key] = Peak(str(where), name, threads, 2 * size**3 / product_s, 2 * source.nbytes / copy_s)
-    return _measured[key]
-
-
-def measured_peaks() -> tuple[Peak, ...]:
-    """All peaks measured in this process."""
-    return tuple(_measured.values())
-
-
-def _place(device: str | torch.device | None) -> torch.device:
-    """The device with its index. The CPU has none."""
-    try:
-        where = torch.device("cuda" if torch.cuda.is_available() else "cpu") if device is None else torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise TorchprofError(
-            f'device={device!r:.80} is not a device of torch: use "cpu", "cuda", "cuda:1", …'
-        ) from error
-    if where.type == "meta":
-        raise TorchprofError("The meta device computes nothing: it has no peak.")
-    if where.type == "cpu":
-        return torch.device("cpu")
-    if where.index is None:
-        backend: Any = getattr(torch, where.type, None)
-        has_current = hasattr(backend, "current_device") and backend.is_available()
-        where = torch.device(where.type, backend.current_device() if has_current else 0)
-    return where
-
-
-def clock_that_waits(devices: Iterable[torch.device], clock: Callable[[], float]) -> Callable[[], float]:
-    """A clock that waits for all these devices. torch.utils.benchmark's clock waits only for the current device."""
-    waits = []
-    for device in devices:
-        wait = getattr(getattr(torch, device.type, None), "synchronize", None)
-        if wait is not None and device.type != "cpu":
-            waits.append(wait if device.type == "mps" else partial(wait, device))
-
-    def now() -> float:
-        for wait in waits:
-            wait()
-        return clock()
-
-    return now if waits else clock
-
-
-def _largest_matrix(where: torch.device, dtype: torch.dtype, now: Callable[[], float]) -> torch.Tensor:
-    """A square matrix whose product takes more than 0.2 s, or the largest that is tried. The size depends on the type:
-    some are 400 times slower than others."""
-    largest = 2048 if where.type == "cpu" else 8192
-    generator = torch.Generator(where).manual_seed(0)  # the user's random state must not change
-    size = 256
-    while True:
-        matrix = torch.rand(size, size, dtype=torch.float32, device=where, generator=generator).to(dtype)
-        torch.mm(matrix, matrix)  # the first product of a size can take much longer
-        start = now()
-        torch.mm(matrix, matrix)
-        if size == largest or now() - start > _ENOUGH_SECONDS:
-            return matrix
-        size *= 2
-
-
-def _fastest(statement: str, names: dict[str, object], now: Callable[[], float]) -> float:
-    """The seconds of the fastest run."""
-    from torch.utils.benchmark import Timer  # here, because the import takes 0.25 s
-
-    timer = Timer(statement, globals=names, timer=now, num_threads=torch.get_num_threads())
-    return min(timer.blocked_autorange(min_run_time=_SECONDS).times)
-
 
 # The job
 
 
 class Job(NamedTuple):
-    """``group``: the ranks of this rank's collectives; None if it is in groups of different ranks, or without a job.
-    ``in_traces``: the job as JSON, as ``torch.profiler.profile`` writes it into traces; None without a job. ``name``:
-    the job ID of torchrun or Slurm, "" without one."""
+    """The job of a process, and its place in it.
+
+    - ``group``: the ranks of this rank's collectives; None if it is in groups of different ranks, or without a job.
+    - ``metadata``: the job as JSON, as ``torch.profiler.profile`` writes it into traces; None without a process group.
+    - ``name``: the job ID of torchrun or Slurm, "" without one.
+    """
 
     rank: int = 0
     world_size: int = 1
     mesh: tuple[MeshDim, ...] = ()
     group: GroupOfRanks | None = None
-    in_traces: str | None = None
+    metadata: str | None = None
     name: str = ""
 
 
@@ -170,11 +54,11 @@ def this_job(models: Iterable[nn.Module], before: Job | None = None) -> Job:
     """
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
-        if before is not None and before.in_traces is not None:
+        if before is not None and before.metadata is not None:
             return before
-        of_process, of_job = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-        if of_process.isdecimal() and of_job.isdecimal() and int(of_process) < int(of_job):
-            return Job(int(of_process), int(of_job), name=name_of_job())
+        rank_text, size_text = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+        if rank_text.isdecimal() and size_text.isdecimal() and int(rank_text) < int(size_text):
+            return Job(int(rank_text), int(size_text), name=name_of_job())
         return Job()
     rank, size = distributed.get_rank(), distributed.get_world_size()
     groups = _groups()
@@ -272,6 +156,7 @@ def _build() -> str:
 
 
 def _cuda() -> str:
+    """The version of CUDA; if this process uses it, also its libraries and its devices."""
     version = f"{torch.version.cuda}"
     if not torch.cuda.is_available():
         return f"{version}, but no device was found"
@@ -316,47 +201,60 @@ def _quota() -> float | None:
         return None
 
 
-# Memory that a session does not record: that of models, and the statistics of torch's allocators
+# The memory that is live now, of which a session records only what is allocated later
+
+_ALLOCATOR_STATISTICS = {
+    "allocated": "allocated_bytes.all.current",
+    "allocated at most": "allocated_bytes.all.peak",
+    "reserved": "reserved_bytes.all.current",
+    "reserved at most": "reserved_bytes.all.peak",
+}
+"""torch's names of the statistics of an allocator, by ours."""
 
 
 def held_now(models: Iterable[nn.Module], watch: bool = False) -> LiveMemory:
     """The memory of parameters, buffers and gradients that is allocated now. A shared storage counts once.
 
-    ``watch``: note when each storage of the CPU is freed, until ``stop_watching``: torch's profiler does not record all
-    of that, as gradients that zero_grad frees; see ``add_frees``. Allocators of devices record all, with whole blocks.
+    ``watch``: note when each storage of the CPU is freed, until ``stop_watching``. torch's profiler does not record all
+    of these frees, such as those of gradients by zero_grad: ``measure.assemble`` adds them. Of devices it records all.
     """
     blocks: dict[tuple[str, int], int] = {}
     freed: list[Freed] = []
     watches: list[finalize[Any, Any]] = []
     sizes: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    held: dict[tuple[str, int], str] = {}  # device and address → kind
+    kind_of: dict[tuple[str, int], str] = {}  # by device and address
     home = get_ident()
-    for model in models:
-        params, buffers = (
-            [tensor for tensor in tensors if not is_lazy(tensor)] for tensors in (model.parameters(), model.buffers())
-        )
-        gradients = [param.grad for param in params if param.grad is not None]
-        for kind, tensors in (("parameters", params), ("buffers", buffers), ("gradients", gradients)):
-            for whole in tensors:
-                tensor = getattr(whole, "_local_tensor", whole)  # of a DTensor, the part that is on this rank
-                storage = _storage(tensor)
-                device = tensor.device.type  # as the profiler's events name it
-                device = device if device == "cpu" else f"{device}:{tensor.device.index or 0}"
-                if storage is None or (block := (device, storage.data_ptr())) in held:
-                    continue
-                held[block] = kind
-                sizes[device][kind] += storage.nbytes()
-                if device == "cpu":
-                    blocks[block] = storage.nbytes()
-                    if watch:  # not the tensor: views and autograd graphs may share its storage
-                        watches.append(finalize(storage, _note_freed, freed, home, block))
-                        watches[-1].atexit = False
+    for kind, tensor in _tensors_of(models):
+        storage = _storage(tensor)
+        device = tensor.device.type  # as the profiler's events name it
+        device = device if device == "cpu" else f"{device}:{tensor.device.index or 0}"
+        if storage is None or (block := (device, storage.data_ptr())) in kind_of:
+            continue
+        kind_of[block] = kind
+        sizes[device][kind] += storage.nbytes()
+        if device == "cpu":
+            blocks[block] = storage.nbytes()
+            if watch:  # not the tensor: views and autograd graphs may share its storage
+                watches.append(finalize(storage, _note_freed, freed, home, block))
+                watches[-1].atexit = False
     by_device = {device: tuple(of_device.items()) for device, of_device in sizes.items()}
-    addresses = frozenset(block for block, kind in held.items() if kind != "gradients")
+    addresses = frozenset(block for block, kind in kind_of.items() if kind != "gradients")
     return LiveMemory(by_device, addresses, _allocators(), blocks, freed, watches)
 
 
+def _tensors_of(models: Iterable[nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of models with their kinds; of a DTensor, the part that is on this rank."""
+    for model in models:
+        params = [param for param in model.parameters() if not is_lazy(param)]
+        buffers = [buffer for buffer in model.buffers() if not is_lazy(buffer)]
+        gradients = [param.grad for param in params if param.grad is not None]
+        for kind, tensors in (("parameters", params), ("buffers", buffers), ("gradients", gradients)):
+            for tensor in tensors:
+                yield kind, getattr(tensor, "_local_tensor", tensor)
+
+
 def _note_freed(freed: list[Freed], home: int, block: tuple[str, int]) -> None:
+    """Note that a block was freed just now. ``home``: the thread that watches."""
     freed.append(Freed(time.perf_counter_ns(), get_ident() == home, block))
 
 
@@ -370,9 +268,11 @@ def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
 
 
 def _allocators() -> dict[str, dict[str, int]]:
+    """The statistics of torch's caching allocator by device, in bytes. No device is initialized."""
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
         return {}
-    statistics = {f"cuda:{index}": torch.cuda.memory_stats(index) for index in range(torch.cuda.device_count())}
+    devices = {f"cuda:{index}": torch.cuda.memory_stats(index) for index in range(torch.cuda.device_count())}
     return {
-        device: {name: figures.get(key, 0) for name, key in _FIGURES.items()} for device, figures in statistics.items()
+        device: {name: statistics.get(key, 0) for name, key in _ALLOCATOR_STATISTICS.items()}
+        for device, statistics in devices.items()
     }

@@ -1,4 +1,4 @@
-"""The timeline (allocations, frees and spans), recorded on request; and the busy time of each device."""
+"""What a run has over time: the peak of memory and the busy time of each device, the timeline, and the pipeline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torchprof.run.part import RunPart, demand, demand_layer, fields_of, read_as, read_columns
 from torchprof.run.words import NOT_SELECTED
 
-# The memory of a run: the peak of each device, and what was live at it.
+# The peak of memory of each device, and what was live at it
 
 
 class Held(NamedTuple):
@@ -59,6 +59,9 @@ class Memory:
         for storage in self.held:
             demand_layer(storage, layers)
             demand(storage.kind in (*KINDS, "unknown"), f"{storage.kind!r} instead of a kind of memory")
+
+
+# The busy time of each device
 
 
 class StreamTime(NamedTuple):
@@ -131,6 +134,9 @@ class DeviceTime:
         parts = (self.idle_ns, self.compute_ns - self.overlap_ns, self.overlap_ns, self.exposed_ns, self.copy_alone_ns)
         least = min(*parts, self.copy_ns - self.copy_alone_ns, *(min(stream[1:]) for stream in self.streams))
         demand(least >= 0, f"the times of {self.device}")
+
+
+# The timeline, recorded on request: allocations, frees and spans
 
 
 class Lane(NamedTuple):
@@ -261,7 +267,7 @@ class TimelinePart(RunPart[Timeline | None]):
         return timeline
 
 
-# The pipeline of a rank: each forward and backward of a microbatch in a stage, and the waiting before it.
+# The pipeline of a rank: each forward and backward of a microbatch in a stage, and the waiting before it
 
 KEPT_STEPS = 100
 """Of so many steps, the last ones, a ``Pipeline`` has the times."""

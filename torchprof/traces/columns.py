@@ -1,4 +1,5 @@
-"""The events of a trace as columns of integers, read in the order of time. Knows no torch."""
+"""What a trace's events are read into: the groups of events, their columns, the values in their JSON, and signatures.
+Knows no torch."""
 
 from __future__ import annotations
 
@@ -11,161 +12,18 @@ from itertools import groupby
 from math import isfinite
 from typing import Any
 
-from torchprof.attribute.events import Detail
+from torchprof.attribute.event_columns import BEYOND
+from torchprof.attribute.events import Detail, SignatureTable
 from torchprof.run.collectives import signature_of
 from torchprof.run.words import Signature, is_collective
 
-RUNTIME_CALLS, MEMORY_EVENTS, DEVICE_WORK = "runtime", "memory", "device"
-"""Groups of events that are sorted in different ways: calls of a device's runtime, memory events, and device work."""
-OVERHEAD_EVENTS = "overhead"
-"""The group of what the profiler records as overhead. It has no thread in the file."""
-BEYOND = 1 << 62
-"""No valid number of an event is larger."""
-
-_ROUNDED = 1000  # ns: in traces of whole microseconds, rounding can make a shorter event this long
-_WINDOW = 1024  # events of each stretch that are sorted at a time
-_MANY_STRETCHES = 2000  # from here on, sorting everything at once is faster
-
-
-class Columns:
-    """Events in the order of the file, a column for each field. ``names``: group and name of an event by the number of
-    its name. ``stretches``: the first event of each stretch in which no event starts before the previous one."""
-
-    def __init__(self, names: Sequence[tuple[str, str]]) -> None:
-        self._names = names
-        self.start = array("q")
-        self.ns = array("q")  # the duration; of a memory event, the bytes
-        self.name = array("i")
-        self.lane = array("i")
-        self.sequence = array("q")  # the sequence number; of device work, the number of the operator that launched it
-        # The number of an operator ("External id"); of a runtime call and of device work, the correlation ID; of a
-        # memory event, the address.
-        self.number = array("q")
-        self.signature = array("i")
-        self.stretches = [0]
-
-    @property
-    def last(self) -> int:
-        return self.start[-1] if self.start else -BEYOND
-
-    def add(self, start: int, ns: int, name: int, lane: int, sequence: int, number: int, signature: int) -> None:
-        if start < self.last:
-            self.stretches.append(len(self.start))
-        self.start.append(start)
-        self.ns.append(ns)
-        self.name.append(name)
-        self.lane.append(lane)
-        self.sequence.append(sequence)
-        self.number.append(number)
-        self.signature.append(signature)
-
-    def _columns(self) -> tuple[array[int], ...]:
-        return self.start, self.ns, self.name, self.lane, self.sequence, self.number, self.signature
-
-    def in_order(self) -> Iterator[tuple[int, int, int, int, int, int, int]]:
-        """The events in the order of their start: start, ns, name, lane, sequence, number, signature."""
-        for window in self.windows():
-            yield from zip(*(map(column.__getitem__, window) for column in self._columns()))
-
-    def drop_doubles(self) -> int:
-        """Drop events that repeat an earlier one in all fields, and return how many were dropped.
-
-        In traces of whole microseconds, different short events can have equal fields. There, events of the CPU are
-        doubles only if they have a number. Device work is a double only if it took longer than rounding can explain: a
-        stream runs one thing at a time. An allocation, or a deallocation, is a double if it directly follows an equal
-        one at the same address.
-        """
-        doubles: set[int] = set()
-        for window in self.windows():
-            for start, alike in groupby(window, self.start.__getitem__):
-                several = list(alike)
-                if len(several) > 1:
-                    doubles.update(self._doubles(start, several))
-        if doubles:
-            kept = [index for index in range(len(self.start)) if index not in doubles]
-            for column in self._columns():
-                column[:] = array(column.typecode, map(column.__getitem__, kept))
-            self.stretches = [0, *(index for index in range(1, len(kept)) if self.start[index] < self.start[index - 1])]
-        return len(doubles)
-
-    def separate(self, threads: Sequence[int], is_left_out: Sequence[bool]) -> None:
-        """Let a range that ends shortly after the start of the next one on its thread end there: times are rounded.
-        Otherwise the next one would be inside it. That is so if both last longer without the time that they share, and
-        if that is below 1 us. ``threads``: by lane. ``is_left_out``: by name, whether an event is not a range of its
-        thread."""
-        starts, lengths, lanes, names = self.start, self.ns, self.lane, self.name
-        open_ranges: dict[int, list[int]] = {thread: [] for thread in threads}  # outer to inner
-        for window in self.windows():
-            for index in window:
-                if is_left_out[names[index]]:
-                    continue
-                start, end = starts[index], starts[index] + lengths[index]
-                stack = open_ranges[threads[lanes[index]]]
-                while stack:
-                    last = stack[-1]
-                    shared = starts[last] + lengths[last] - start
-                    if shared > 0:
-                        is_rounded = shared < _ROUNDED and 2 * shared < min(lengths[last], lengths[index])
-                        if not is_rounded or start + shared >= end:
-                            break
-                        lengths[last] -= shared
-                    stack.pop()
-                stack.append(index)
-
-    def _doubles(self, start: int, several: Sequence[int]) -> Iterator[int]:
-        """The doubles among events that start at the same time, given in their order."""
-        seen: set[tuple[int, ...]] = set()
-        last_at: dict[tuple[int, int, int], int] = {}  # by thread, device and address: bytes allocated or freed
-        for index in several:
-            ns, name, lane, number = self.ns[index], self.name[index], self.lane[index], self.number[index]
-            group = self._names[name][0]
-            if group is MEMORY_EVENTS:
-                if number and last_at.get((lane, name, number)) == ns:
-                    yield index
-                last_at[lane, name, number] = ns
-                continue
-            event = ns, name, lane, number, self.sequence[index], self.signature[index]
-            is_exact = start % 1000 or ns % 1000
-            if event in seen and (is_exact or (ns > _ROUNDED if group is DEVICE_WORK else number)):
-                yield index
-            seen.add(event)
-
-    def windows(self) -> Iterator[Sequence[int]]:
-        """The numbers of the events in the order of their start, in lists. A trace consists of sorted stretches, of one
-        thread or one kind of event. They are merged a window at a time, which takes little memory; a sorted list of all
-        events would take as much as the columns."""
-        start, ns, number = self.start, self.ns, self.number
-
-        def outer_first(index: int) -> tuple[int, int, bool, int]:
-            group = self._names[self.name[index]][0]
-            if group is MEMORY_EVENTS:  # inside the innermost operator that starts then; in the order of the file
-                return start[index], 1, False, 0
-            return start[index], -ns[index], group is RUNTIME_CALLS, number[index]
-
-        # In whole microseconds, as torch wrote them before 2.3, many events start at the same time.
-        key: Callable[[int], Any] = start.__getitem__ if any(time % 1000 for time in start) else outer_first
-        heads, ends = list(self.stretches), [*self.stretches[1:], len(start)]
-        if len(heads) > _MANY_STRETCHES:
-            yield sorted(range(len(start)), key=key)
-            return
-        waiting = [which for which, head in enumerate(heads) if head < ends[which]]
-        while waiting:
-            # No event of a later window starts before this time, or at it.
-            limit = min(start[min(heads[which] + _WINDOW, ends[which]) - 1] for which in waiting)
-            window: list[int] = []
-            for which in waiting:
-                after = bisect_right(start, limit, heads[which], ends[which])
-                window.extend(range(heads[which], after))
-                heads[which] = after
-            window.sort(key=key)
-            yield window
-            waiting = [which for which in waiting if heads[which] < ends[which]]
-
-
-# Kineto's event categories
+# The groups of events, and Kineto's categories
 
 OP, RANGE, OP_OR_RANGE, MODULE = "op", "range", "op or range", "module"
+RUNTIME_CALLS, MEMORY_EVENTS, DEVICE_WORK = "runtime", "memory", "device"
 SESSION, NO_WORK = "session", ""
+OVERHEAD_EVENTS = "overhead"
+"""The group of what the profiler records as overhead. It has no thread in the file."""
 MODULE_PREFIX = "nn.Module: "
 """The beginning of the names of modules among the Python functions that ``with_stack=True`` records."""
 MTIA_WORK = "mtia_ccp_events"
@@ -194,6 +52,151 @@ for another."""
 RUNTIMES = {"cuda": "cuda", "xpu": "xpu", "mtia": "mtia", "musa": "musa", "privateuse1": "privateuse1"}
 """The device kind by the first part of a runtime's category, which ends in ``_runtime`` or ``_driver``. HIP has the
 name cuda, as everywhere in torch."""
+
+
+# Columns
+
+_MICROSECOND = 1000  # ns: in traces of whole microseconds, rounding can make a shorter event this long
+_WINDOW = 1024  # events of each stretch that are sorted at a time
+_MANY_STRETCHES = 2000  # from here on, sorting everything at once is faster
+
+
+class Columns:
+    """Events in the order of the file, a column for each field.
+
+    - ``start``: in ns. ``ns``: the duration; of a memory event, the bytes.
+    - ``name``: the number of a name; ``names`` has the group and the name of an event by it.
+    - ``lane``: see ``EventTable``.
+    - ``sequence``: the sequence number; of device work, the number of the operator that launched it.
+    - ``number``: that of an operator ("External id"); of a runtime call and of device work, the correlation ID; of a
+      memory event, the address.
+    - ``signature``: see ``Signatures``.
+    - ``stretches``: the first event of each stretch in which no event starts before the previous one.
+    """
+
+    def __init__(self, names: Sequence[tuple[str, str]]) -> None:
+        self._names = names
+        self.start, self.ns = array("q"), array("q")
+        self.name, self.lane = array("i"), array("i")
+        self.sequence, self.number = array("q"), array("q")
+        self.signature = array("i")
+        self.stretches = [0]
+
+    @property
+    def last(self) -> int:
+        return self.start[-1] if self.start else -BEYOND
+
+    def add(self, start: int, ns: int, name: int, lane: int, sequence: int, number: int, signature: int) -> None:
+        if start < self.last:
+            self.stretches.append(len(self.start))
+        self.start.append(start)
+        self.ns.append(ns)
+        self.name.append(name)
+        self.lane.append(lane)
+        self.sequence.append(sequence)
+        self.number.append(number)
+        self.signature.append(signature)
+
+    def windows(self) -> Iterator[Sequence[int]]:
+        """The numbers of the events in the order of their start, in lists. A trace consists of sorted stretches, of one
+        thread or one kind of event. They are merged a window at a time, which takes little memory; a sorted list of all
+        events would take as much as the columns."""
+        start, ns, number = self.start, self.ns, self.number
+
+        def outer_first(index: int) -> tuple[int, int, bool, int]:
+            group = self._names[self.name[index]][0]
+            if group is MEMORY_EVENTS:  # inside the innermost operator that starts then; in the order of the file
+                return start[index], 1, False, 0
+            return start[index], -ns[index], group is RUNTIME_CALLS, number[index]
+
+        # In whole microseconds, as torch wrote them before 2.3, many events start at the same time.
+        key: Callable[[int], Any] = start.__getitem__ if any(time % _MICROSECOND for time in start) else outer_first
+        heads, ends = list(self.stretches), [*self.stretches[1:], len(start)]
+        if len(heads) > _MANY_STRETCHES:
+            yield sorted(range(len(start)), key=key)
+            return
+        waiting = [which for which, head in enumerate(heads) if head < ends[which]]
+        while waiting:
+            # No event of a later window starts before this time, or at it.
+            limit = min(start[min(heads[which] + _WINDOW, ends[which]) - 1] for which in waiting)
+            window: list[int] = []
+            for which in waiting:
+                after = bisect_right(start, limit, heads[which], ends[which])
+                window.extend(range(heads[which], after))
+                heads[which] = after
+            window.sort(key=key)
+            yield window
+            waiting = [which for which in waiting if heads[which] < ends[which]]
+
+    def _columns(self) -> tuple[array[int], ...]:
+        return self.start, self.ns, self.name, self.lane, self.sequence, self.number, self.signature
+
+    def in_order(self) -> Iterator[tuple[int, int, int, int, int, int, int]]:
+        """The events in the order of their start: start, ns, name, lane, sequence, number, signature."""
+        for window in self.windows():
+            yield from zip(*(map(column.__getitem__, window) for column in self._columns()))
+
+    def drop_duplicates(self) -> int:
+        """Drop events that repeat an earlier one in all fields, and return how many were dropped.
+
+        In traces of whole microseconds, different short events can have equal fields. There, events of the CPU are
+        duplicates only if they have a number. Device work is one only if it took longer than rounding can explain: a
+        stream runs one thing at a time. An allocation, or a deallocation, is one if it directly follows an equal one at
+        the same address.
+        """
+        duplicates: set[int] = set()
+        for window in self.windows():
+            for start, group in groupby(window, self.start.__getitem__):
+                indices = list(group)
+                if len(indices) > 1:
+                    duplicates.update(self._duplicates(start, indices))
+        if duplicates:
+            kept = [index for index in range(len(self.start)) if index not in duplicates]
+            for column in self._columns():
+                column[:] = array(column.typecode, map(column.__getitem__, kept))
+            self.stretches = [0, *(index for index in range(1, len(kept)) if self.start[index] < self.start[index - 1])]
+        return len(duplicates)
+
+    def _duplicates(self, start: int, indices: Sequence[int]) -> Iterator[int]:
+        """The duplicates among events that start at the same time, given in their order."""
+        seen: set[tuple[int, ...]] = set()
+        last_at: dict[tuple[int, int, int], int] = {}  # by thread, device and address: bytes allocated or freed
+        for index in indices:
+            ns, name, lane, number = self.ns[index], self.name[index], self.lane[index], self.number[index]
+            group = self._names[name][0]
+            if group is MEMORY_EVENTS:
+                if number and last_at.get((lane, name, number)) == ns:
+                    yield index
+                last_at[lane, name, number] = ns
+                continue
+            event = ns, name, lane, number, self.sequence[index], self.signature[index]
+            is_exact = start % _MICROSECOND or ns % _MICROSECOND
+            if event in seen and (is_exact or (ns > _MICROSECOND if group is DEVICE_WORK else number)):
+                yield index
+            seen.add(event)
+
+    def separate(self, threads: Sequence[int], is_left_out: Sequence[bool]) -> None:
+        """Let a range that ends shortly after the start of the next one on its thread end there: otherwise the next one
+        would be inside it. The overlap is taken for rounding if it is below 1 us, and shorter than the rest of either.
+        ``threads``: by lane. ``is_left_out``: by name, whether an event is not a range of its thread."""
+        starts, lengths, lanes, names = self.start, self.ns, self.lane, self.name
+        open_ranges: dict[int, list[int]] = {thread: [] for thread in threads}  # outer to inner
+        for window in self.windows():
+            for index in window:
+                if is_left_out[names[index]]:
+                    continue
+                start, end = starts[index], starts[index] + lengths[index]
+                stack = open_ranges[threads[lanes[index]]]
+                while stack:
+                    last = stack[-1]
+                    shared = starts[last] + lengths[last] - start
+                    if shared > 0:
+                        is_rounded = shared < _MICROSECOND and 2 * shared < min(lengths[last], lengths[index])
+                        if not is_rounded or start + shared >= end:
+                            break
+                        lengths[last] -= shared
+                    stack.pop()
+                stack.append(index)
 
 
 # Values in a trace's JSON, which may be anything
@@ -236,31 +239,32 @@ def _sizes(value: Iterable[Any]) -> tuple[int, ...] | None:
     return sizes if all(type(size) is int and 0 <= size < BEYOND for size in sizes) else None
 
 
-def frozen(value: Any) -> Any:
+def _frozen(value: Any) -> Any:
     """The value with tuples in place of lists, and None in place of values that JSON cannot hold (complex numbers)."""
     if isinstance(value, (list, tuple)):
-        return tuple(map(frozen, value))
+        return tuple(map(_frozen, value))
     known = value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and isfinite(value))
     return value if known else None
 
 
-class Signatures:
-    """The inputs of the operators and collectives of a trace. ``all``: each signature once, by its number; number 0 is
-    the empty one. ``operators``: the numbers of the names of operators, in traces that have one category for operators
-    and ranges. ``detail``: for the name of an operator, how much of its inputs is kept."""
+# The inputs of operators
+
+
+class Signatures(SignatureTable):
+    """The inputs of the operators and collectives of a trace. ``operators``: the numbers of the names of operators, in
+    traces that have one category for operators and ranges. ``detail``: for the name of an operator, how much of its
+    inputs is kept."""
 
     def __init__(self, detail: Callable[[str], Detail]) -> None:
-        self.all: list[Signature] = [Signature((), ())]
+        super().__init__()
         self.operators: set[int] = set()
         self._detail = detail
         self._details: dict[str, Detail] = {}
-        self._signature_of: dict[bytes, int] = {}
-        self._number_of = {self.all[0]: 0}
         self._scalars: dict[str, Any] = {"": None}
 
     @property
     def has_shapes(self) -> bool:
-        return any(self._signature_of.values())
+        return any(self._number_of_bytes.values())
 
     def of_operator(self, name: str, group: str, name_number: int, args: Mapping[str, Any]) -> int:
         """The number of the signature of an operator, or of a collective's range; equal signatures have one number."""
@@ -280,16 +284,16 @@ class Signatures:
         values = args.get("Concrete Inputs", ()) if detail in (Detail.ONES, Detail.SCALARS) else ()
         if detail is Detail.ONES and isinstance(values, list):
             values = [value if value in ("", "0", "1", "True", "False", "0.", "1.") else "2" for value in values]
-        key = marshal.dumps((shapes, dtypes, values), 2)  # the same kind of key as in record.raw_events
-        if (number := self._signature_of.get(key)) is None:
-            number = self._signature_of[key] = self._intern(self._checked(shapes, dtypes, values))
+        key = marshal.dumps((shapes, dtypes, values), 2)
+        if (number := self._number_of_bytes.get(key)) is None:
+            number = self._number_of_bytes[key] = self._number(self._checked(shapes, dtypes, values))
         return number
 
-    def _checked(self, shapes: Any, dtypes: Any, values: Any) -> Signature | None:
+    def _checked(self, shapes: Any, dtypes: Any, values: Any) -> Signature:
         """The signature from an event's args, each a list with an entry for each input; what torch would not write is
         unknown."""
         if not isinstance(shapes, list):
-            return None
+            return self.all[0]
 
         def each(entries: Any, read: Callable[[Any], Any]) -> tuple[Any, ...]:
             fits = isinstance(entries, list) and len(entries) == len(shapes)
@@ -303,22 +307,14 @@ class Signatures:
         if signature is None:
             return 0
         scalars = tuple(encodable_text(value) if isinstance(value, str) else value for value in signature.scalars)
-        return self._intern(signature._replace(dtypes=tuple(map(encodable_text, signature.dtypes)), scalars=scalars))
-
-    def _intern(self, signature: Signature | None) -> int:
-        if signature is None:
-            return 0
-        number = self._number_of.setdefault(signature, len(self.all))
-        if number == len(self.all):
-            self.all.append(signature)
-        return number
+        return self._number(signature._replace(dtypes=tuple(map(encodable_text, signature.dtypes)), scalars=scalars))
 
     def _scalar(self, text: Any) -> Any:
         """A value from torch's text of it; None if the text has no value."""
         text = encodable_text(text)
         if text not in self._scalars:
             try:
-                self._scalars[text] = frozen(ast.literal_eval(text))
+                self._scalars[text] = _frozen(ast.literal_eval(text))
             except (ValueError, SyntaxError, MemoryError, RecursionError):
                 self._scalars[text] = text
         return self._scalars[text]

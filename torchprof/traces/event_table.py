@@ -6,12 +6,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from torchprof.attribute.event_columns import BEYOND
 from torchprof.attribute.event_names import MEMORY
 from torchprof.attribute.events import Detail
 from torchprof.attribute.launches import threads_of_overhead
 from torchprof.run.words import is_host_collective
 from torchprof.traces.columns import (
-    BEYOND,
     DEVICE_WORK,
     GROUPS,
     MEMORY_EVENTS,
@@ -43,7 +43,7 @@ _MALFORMED = (AttributeError, KeyError, TypeError, ValueError, OverflowError)
 
 
 class EventTable:
-    """The events of one trace as columns. Add them piece by piece, then call ``drop_doubles``, ``place_overhead``
+    """The events of one trace as columns. Add them piece by piece, then call ``drop_duplicates``, ``place_overhead``
     and ``separate``.
 
     - ``cpu``, ``work``: the columns of the CPU's events (operators, ranges, runtime calls, memory), and of device work.
@@ -87,9 +87,9 @@ class EventTable:
         """The IDs of the processes that have events."""
         return tuple(sorted({process for process, _ in self._threads}))
 
-    def drop_doubles(self) -> int:
+    def drop_duplicates(self) -> int:
         """Drop the repetitions of events that the trace has several times, and return how many were dropped."""
-        return sum(columns.drop_doubles() for columns in (self.cpu, self.work))
+        return sum(columns.drop_duplicates() for columns in (self.cpu, self.work))
 
     def place_overhead(self) -> None:
         """Put the profiler's overhead on the threads that it was on. What comes before all operators is left out."""

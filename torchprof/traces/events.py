@@ -1,5 +1,6 @@
 """What is in a trace that torch's profiler wrote: marks, steps, modules, ranges, and all events, as in a live session.
-What differs between versions of torch and between devices is handled here, in ``event_table`` and ``trace_columns``."""
+What differs between versions of torch and between devices is handled here, and in ``event_table``, ``columns`` and
+``trace_columns``."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence, Set
 from functools import cached_property
 
-from torchprof.attribute.event_columns import EventColumns
+from torchprof.attribute.event_columns import BEYOND, EventColumns
 from torchprof.attribute.event_names import (
     ENDED,
     STARTED,
@@ -27,7 +28,7 @@ from torchprof.attribute.event_names import (
 from torchprof.attribute.events import HOOKS, PREFIX, Kind
 from torchprof.attribute.pipeline_ranges import folded_names
 from torchprof.run.words import NODE_PREFIX, is_collective
-from torchprof.traces.columns import BEYOND, DEVICE_WORK, MEMORY_EVENTS, MODULE, OP, OP_OR_RANGE, RANGE, RUNTIME_CALLS
+from torchprof.traces.columns import DEVICE_WORK, MEMORY_EVENTS, MODULE, OP, OP_OR_RANGE, RANGE, RUNTIME_CALLS
 from torchprof.traces.event_table import EventTable
 from torchprof.traces.layers import ModuleCall, RangeCall, traced_class_name
 from torchprof.traces.trace_columns import Line, TraceColumns, nested, ranges_in

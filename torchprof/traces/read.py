@@ -11,7 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from torchprof.attribute.event_columns import EventColumns
+from torchprof.attribute.event_columns import BEYOND, EventColumns
 from torchprof.attribute.events import Detail
 from torchprof.attribute.launches import sole_group
 from torchprof.errors import TorchprofError
@@ -22,7 +22,6 @@ from torchprof.run.meta import RunWarning
 from torchprof.run.processes import check_processes, in_processes, paused_gc
 from torchprof.run.run import Run
 from torchprof.run.saved import is_run_file
-from torchprof.traces.columns import BEYOND
 from torchprof.traces.event_table import EventTable
 from torchprof.traces.events import TraceEvents
 from torchprof.traces.file import TraceFile, meta_of_header, process_groups
@@ -202,12 +201,12 @@ def _read(
     file, table = TraceFile(path), EventTable(_detail)
     for piece in file.pieces(progress):
         table.add(piece)
-    doubles = table.drop_doubles()
+    duplicates = table.drop_duplicates()
     table.place_overhead()
     table.separate()
     base = file.header.get("baseTimeNanoseconds")
     events = TraceEvents(table, base if type(base) is int and abs(base) < BEYOND else 0)
-    seen = Observations(warnings=[*file.warnings, *_warnings(path, events, doubles)])
+    seen = Observations(warnings=[*file.warnings, *_warnings(path, events, duplicates)])
     if not len(table):
         raise TorchprofError(
             f"{path} holds no event of torch's profiler that can be read: no operator, no range and no kernel. "
@@ -288,10 +287,10 @@ def _outcomes(
         yield from (read(file, progress=partial(report, number)) for number, file in enumerate(files))
 
 
-def _warnings(path: Path, events: TraceEvents, doubles: int) -> Iterator[RunWarning]:
+def _warnings(path: Path, events: TraceEvents, duplicates: int) -> Iterator[RunWarning]:
     table = events.table
-    if doubles:
-        yield RunWarning.of("trace_events_twice", file=path.name, count=doubles)
+    if duplicates:
+        yield RunWarning.of("trace_events_twice", file=path.name, count=duplicates)
     if table.unread:
         yield RunWarning.of("trace_events_missing", file=path.name, count=table.unread)
     if len(table.processes) > 1:

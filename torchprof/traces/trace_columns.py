@@ -9,12 +9,12 @@ from itertools import compress, repeat
 from operator import add
 from typing import NamedTuple
 
-from torchprof.attribute.event_columns import EventColumns, EventKind, Numbers, by_thread
+from torchprof.attribute.event_columns import BEYOND, EventColumns, EventKind, Numbers, by_thread
 from torchprof.attribute.event_names import MEMORY, numbers_of_devices
 from torchprof.attribute.events import ACCUMULATES, Event, Kind, OpenRanges
 from torchprof.attribute.launches import first_correlation_id
 from torchprof.run.words import BEFORE
-from torchprof.traces.columns import BEYOND, RUNTIME_CALLS
+from torchprof.traces.columns import RUNTIME_CALLS
 from torchprof.traces.event_table import EventTable
 from torchprof.traces.layers import RangeCall
 

@@ -196,8 +196,9 @@ def windows_along(length: int, kernel: int, stride: int, dilation: int = 1, roun
     return (-(-free // stride) if round_up else free // stride) + 1
 
 
-# The ops that do no floating-point arithmetic: views, moves, new tensors, random numbers, selection, logic, queries,
-# and communication. They count 0; an op without a formula that is not here is uncounted.
+# The ops that do no floating-point arithmetic
+# Views, moves, new tensors, random numbers, selection, logic, queries, and communication. They count 0; an op without a
+# formula that is not here is uncounted.
 
 _OPS = """
 _amp_update_scale _assert_async _assert_scalar _assert_tensor_metadata _cast_Byte _cast_Float _cast_Half _chunk_cat

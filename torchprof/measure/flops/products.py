@@ -1,4 +1,4 @@
-"""Formulas: matrix products and convolutions."""
+"""Formulas: matrix products, convolutions, distances, FFT, linear algebra, recurrent layers and attention."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from torchprof.measure.flops.operation import (
 )
 from torchprof.run.torch_names import FORWARD_ATTENTION, without_aten
 
-# Matrix products. A bias is one addition for each element of the result.
+# Matrix products
+# A bias is one addition for each element of the result.
 
 
 @counts("mm", "_int_mm", "_scaled_mm", "_weight_int8pack_mm")
@@ -71,8 +72,9 @@ def _packed_linear(op: Operation) -> tuple[int, int]:
     return macs, macs // weight[1] if op.has(bias) else 0
 
 
-# Convolution. Each element of the result is a sum over the weights of one output channel. If it is transposed, each
-# element of the input is multiplied with the weights of one input channel.
+# Convolutions
+# Each element of the result is a sum over the weights of one output channel. If it is transposed, each element of the
+# input is multiplied with the weights of one input channel.
 
 
 def _convolved(op: Operation, *, stride: int, padding: int, dilation: int) -> int:
@@ -158,8 +160,8 @@ def _convolution_backward(op: Operation) -> tuple[int, int]:
     return forward * (of_input + of_weight), prod(grad) if of_bias else 0
 
 
-# Distances, Fourier transforms and linear algebra. Factorizations: counts of LAPACK Working Note 41. FFT: 5·n·log₂n,
-# the count that FFTW uses.
+# Distances, Fourier transforms and linear algebra
+# Factorizations: counts of LAPACK Working Note 41. FFT: 5·n·log₂n, the count that FFTW uses.
 
 
 @counts_flops("_cdist_forward")
@@ -223,7 +225,8 @@ def _solve_triangular(op: Operation) -> int:
     return op.numel(right) * op.shape(matrix)[-1]
 
 
-# Recurrent layers. For each token (a step of one sequence): weights · (input, state), then the gates.
+# Recurrent layers
+# For each token (a step of one sequence): weights · (input, state), then the gates.
 
 _LSTM_GATES = 13  # for each hidden unit: 4 sums, 4 gates, 3 products, 1 sum, 1 tanh
 _GRU_GATES = 10  # 2 sums, 2 gates; product, sum, tanh; and 3 to mix old state and new

@@ -258,8 +258,8 @@ def _lines(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-# Names that Dynamo gives to modules while it traces a function, as paths of modules. Such a name is a source: an
-# expression that starts at a variable of the compiled function (``torch/_dynamo/source.py``).
+# Dynamo's names of modules
+# Such a name is a source: an expression that starts at a variable of the compiled function (torch/_dynamo/source.py).
 
 _SOURCE = re.compile(r"([LG]\['[^']*'\])(.*)")
 """A source: a local or a global variable of the compiled function, and the steps from there."""

@@ -1,0 +1,192 @@
+"""Autograd's engine: where its calls begin and end if torch recorded only nodes, and the places of its time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from math import inf
+
+from torchprof.attribute.event_columns import EventColumns
+from torchprof.attribute.events import Attributed, Event, Kind, Place, Places
+from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, OUTSIDE, FrameKind
+
+_SUMS = frozenset({"aten::add", "aten::add_"})
+"""The engine adds gradients up with these operators, in old versions of torch between two nodes."""
+_ENDS_A_PASS = frozenset({Kind.OP, Kind.LABEL, Kind.USER_LABEL, Kind.REGION, Kind.STEP, Kind.ENGINE})
+"""The kinds of events that end a pass if they begin on a thread that waits for it, or on its thread between nodes."""
+
+
+def add_engine_calls(columns: EventColumns) -> None:
+    """Add an ENGINE event around the nodes of each backward pass.
+
+    - Nodes on the thread that called the engine are inside the call, if that was recorded.
+    - Other nodes with time between them get an ENGINE from the first of a pass to the end of its last, thread by
+      thread. A pass ends where its thread, or a thread that made its nodes, does other work, and where a range ends
+      that was open at its first node.
+    - A thread that called the engine waits while other threads run the nodes, unless it runs nodes itself, as for
+      parameters on the CPU of a model on a device. Its call becomes several events, without the wait: that time is
+      counted on the other threads.
+    """
+    if not _has_nodes_outside_calls(columns):
+        return
+    added: list[Event] = []
+    replaced: set[int] = set()
+    places: dict[tuple[int, int], int] = {}
+    for current in _passes(columns):
+        added += current.engine_events()
+        places.update(current.first_nodes)
+        if current.call is not None and current.spans:
+            replaced.add(current.call_index)
+            places[current.call.thread, current.call.start_ns] = current.call_index
+    columns.add(before=added, without=replaced, places=places)
+
+
+def _has_nodes_outside_calls(columns: EventColumns) -> bool:
+    """Whether there are nodes that are in no recorded call of the engine on their thread."""
+    until: dict[int, int] = {}
+    for index, thread in columns.of_kinds(Kind.NODE, Kind.BACKWARD_FUNCTION, Kind.ENGINE):
+        if until.get(thread, 0) <= columns.start[index]:
+            if columns.kinds[columns.number[index]].kind is not Kind.ENGINE:
+                return True
+            until[thread] = columns.end[index]
+    return False
+
+
+def _passes(columns: EventColumns) -> Iterator[_Pass]:
+    """The backward passes in the order of time: each from the engine's call, or its first node, to where it ends."""
+    busy: dict[int, int] = {}  # by thread: the end of the last node that is in no other, or of the engine's call
+    open_ends: defaultdict[int, list[float]] = defaultdict(lambda: [inf])  # by thread: the ends of the open ranges
+    current: _Pass | None = None
+    engine, node, backward = Kind.ENGINE, Kind.NODE, Kind.BACKWARD_FUNCTION
+    kinds, numbers, starts, ends = columns.kinds, columns.number, columns.start, columns.end
+    for index, thread in columns.in_time_order():
+        kind, name, _ = kinds[numbers[index]]
+        start, end, ends_around = starts[index], ends[index], open_ends[thread]
+        while ends_around[-1] <= start:
+            ends_around.pop()
+        if current is not None and current.is_ended_by(kind, name, start, thread, busy):
+            yield current
+            current = None
+        if (kind is node or kind is backward or kind is engine) and busy.get(thread, 0) <= start:
+            busy[thread] = end
+            if current is None:
+                current = _Pass()
+            current.add(columns.event(index, thread), index, ends_around[-1])
+        if end > start:
+            ends_around.append(end)
+        if current is not None:
+            current.ran.append((index, start, end, thread))
+    if current is not None:
+        yield current
+
+
+class _Pass:
+    """One backward pass.
+
+    - ``ran``: index, start, end and thread of all events since it began.
+    - ``call``, ``call_index``: the engine's call, if that was recorded, and its index.
+    - ``first_nodes``: by thread and start, the index of the first node of a thread.
+    - ``spans``: by thread, but for that of the call, the start of the first node, the end of the last, the time of all.
+    """
+
+    def __init__(self) -> None:
+        self.ran: list[tuple[int, int, int, int]] = []
+        self.call: Event | None = None
+        self.call_index = -1
+        self.first_nodes: dict[tuple[int, int], int] = {}
+        self.spans: dict[int, tuple[int, int, int]] = {}
+        self._until: dict[int, float] = {}  # by thread: the end of the range around the first node
+        self._makers: set[int] = set()  # the threads whose forward made the nodes
+
+    def add(self, event: Event, index: int, until: float) -> None:
+        """Add a node, or the call of the engine, inside a range that ends at ``until``. ``index``: its index."""
+        if event.kind is Kind.ENGINE:
+            self.call, self.call_index = event, index
+            return
+        if event.thread not in self.spans:
+            self.first_nodes[event.thread, event.start_ns] = index
+        first, last, ns = self.spans.get(event.thread, (event.start_ns, event.end_ns, 0))
+        self.spans[event.thread] = first, max(last, event.end_ns), ns + event.end_ns - event.start_ns
+        self._until.setdefault(event.thread, until)
+        if event.sequence >= 0:
+            self._makers.add(event.forward_thread)
+
+    def is_ended_by(self, kind: Kind, name: str, start: int, thread: int, busy: dict[int, int]) -> bool:
+        """Whether the pass is over when an event begins. ``busy``: see ``_passes``."""
+        call = self.call
+        if call is not None:  # it lasts until the call returns
+            return thread == call.thread and start >= call.end_ns
+        if kind is Kind.ENGINE or start >= self._until.get(thread, inf):  # another call, or what called this one ended
+            return True
+        if kind not in _ENDS_A_PASS or busy.get(thread, 0) > start:  # inside a node, or no work
+            return False
+        if thread in self.spans:  # between two nodes, only the engine works
+            return not (kind is Kind.OP and name in _SUMS)
+        return thread in self._makers  # such a thread waits for the pass
+
+    def engine_events(self) -> list[Event]:
+        """The ENGINE events around the nodes; with nodes on other threads, also the parts of the call."""
+        call, spans = self.call, self.spans
+        name = "" if call is not None else "engine"
+        events = [
+            Event(Kind.ENGINE, name, first, last, thread)
+            for thread, (first, last, ns) in spans.items()
+            if ns < last - first
+        ]
+        if call is not None and spans:
+            first, last = min(span[0] for span in spans.values()), max(span[1] for span in spans.values())
+            ran = [event[1:3] for event in self.ran if event[3] == call.thread and event[0] != self.call_index]
+            events += _without_wait(call, first, last, ran)
+        return events
+
+
+def _without_wait(call: Event, first: int, last: int, ran: Iterable[tuple[int, int]]) -> Iterator[Event]:
+    """The parts of a call outside the time from ``first`` to ``last``, in which other threads ran nodes; and the parts
+    inside it in which its own thread ``ran`` anything, from start to end. The first part has the name."""
+    part = call  # the current part
+    wait = max(first, call.start_ns)  # its end, unless its thread runs more until the wait begins
+    for start, end in ran:
+        if call.start_ns <= start < min(end, last) and wait < end:
+            if start > wait:
+                yield part._replace(end_ns=wait)
+                part = part._replace(name="", start_ns=start)
+            wait = end
+    if wait >= min(last, call.end_ns):
+        yield part
+        return
+    yield part._replace(end_ns=wait)
+    if last < call.end_ns:
+        yield part._replace(name="", start_ns=last)
+
+
+class NodeGaps:
+    """The places of the engine's time: of its calls, and between two nodes."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        # By thread: the call of the engine; the end of the last event directly inside it; its layer if that was a node.
+        self._last: dict[int, tuple[Attributed | None, int, int]] = {}
+
+    def place_of_call(self, around: Place | None) -> Place:
+        """The place of a call of the engine: backward of no layer. Inside a node it is a part of that node."""
+        in_node = around is not None and around.node is not None
+        outer = around if around is not None and in_node else self._places.of_layer(OUTSIDE, BACKWARD, around)
+        place = self._places.inside(outer, FrameKind.OP, AUTOGRAD_ENGINE)
+        place.is_engine = True
+        return place
+
+    def note_op(self, thread: int, engine: Attributed | None, end_ns: int) -> None:
+        """An op ran directly inside a call of the engine, up to this time."""
+        self._last[thread] = engine, end_ns, OUTSIDE
+
+    def gap_before(self, event: Event, place: Place, call: Place, engine: Attributed | None) -> Attributed | None:
+        """The engine's time between the last node and this event, if both are nodes of one layer and nothing ran in
+        between. ``call`` and ``engine``: the call around the event."""
+        last, since, layer = self._last.get(event.thread, (None, 0, OUTSIDE))
+        now = place.layer if place.is_node else OUTSIDE
+        self._last[event.thread] = engine, event.end_ns, now
+        if engine is None or engine is not last or layer != now or now < 0 or event.start_ns <= since:
+            return None
+        home = self._places.inside(self._places.of_layer(now, BACKWARD, engine.around), FrameKind.OP, AUTOGRAD_ENGINE)
+        gap = Event(Kind.ENGINE, "", since, event.start_ns, event.thread)
+        return Attributed(gap, home, call, 0, event.start_ns - since, engine)
