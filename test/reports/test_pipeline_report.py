@@ -19,10 +19,10 @@ from torchprof.advise.evidence import Evidence
 from torchprof.analyze.steps import time_parts
 from torchprof.first_screen.verdict import ran, short_gain
 from torchprof.ranks import balance_of
+from torchprof.ranks.compared import Compared
 from torchprof.ranks.pipeline_report import layers_of_stage, numbered_layers
 from torchprof.ranks.sentences import chosen_ranks, verdict_on_ranks, with_comparison
 from torchprof.ranks.slow import Slow
-from torchprof.ranks.values import Compared
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import EXCHANGES, LockstepKey
 from torchprof.run.measures import SampleKey, Spread
@@ -243,7 +243,7 @@ def test_the_step_of_some_ranks_is_theirs_whatever_was_asked_before() -> None:
         pipelines_of(one_f_one_b(2, count), [equal()] * 3, ranks=ranks, schedule=f"Of{count}")
         for count, ranks in ((4, [0, 1]), (8, [2, 3]))
     )
-    compared, asked = Compared(run_of_pipelines(small, large)), Compared(run_of_pipelines(small, large))
+    compared, asked = Compared.of(run_of_pipelines(small, large)), Compared.of(run_of_pipelines(small, large))
     assert asked.step_ns == 21 * MS
     assert asked.among((2, 3)).step_ns == compared.among((2, 3)).step_ns == 27 * MS
 
