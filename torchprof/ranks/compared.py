@@ -1,4 +1,4 @@
-"""What is compared between ranks: the figures of each rank, layer and collective; ``Compared`` takes them from a run."""
+"""What is compared between ranks: figures of each rank, layer and collective; ``Compared`` takes them from a run."""
 
 from __future__ import annotations
 
