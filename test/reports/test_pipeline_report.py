@@ -17,7 +17,7 @@ from torchprof import Run
 from torchprof.advise import Advice, advise
 from torchprof.advise.evidence import Evidence
 from torchprof.analyze.steps import time_parts
-from torchprof.first_screen.verdict import ran, short_gain
+from torchprof.first_screen.verdict import lines_of_run, short_gain
 from torchprof.ranks import balance_of
 from torchprof.ranks.compared import Compared
 from torchprof.ranks.pipeline_report import layers_of_stage, numbered_layers
@@ -89,7 +89,7 @@ def test_a_rank_alone_and_a_pipeline_without_ranks(golden: Callable[..., None]) 
     """A run of one rank has no comparison, but its own times."""
     alone = run_of_pipelines(four_stages()[1:2], blocks=FOUR)
     golden(alone.report("pipeline"))
-    assert ran(alone) and not any("idle" in line for line in ran(alone))
+    assert lines_of_run(alone) and not any("idle" in line for line in lines_of_run(alone))
     assert "This run recorded no pipeline" in replace(alone, pipelines=()).report("pipeline")
 
 
@@ -173,7 +173,7 @@ def test_a_stage_with_more_work_is_no_straggler(golden: Callable[..., None]) -> 
     balance = balance_of(run)
     assert balance.slow is balance.late is None
     assert "straggler" not in run.report("ranks").split("\n\n")[0].lower()
-    golden(ran(run)[-1], drawn(run, "ranks", depth=0))
+    golden(lines_of_run(run)[-1], drawn(run, "ranks", depth=0))
 
 
 def replicas(*slow: int, count: int = 3, by: float = 1.2, steps: int = 5) -> Run:
