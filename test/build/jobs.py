@@ -8,7 +8,7 @@ from typing import Any
 from build.hand_made_ranks import NOWHERE, everybody, lockstep, run_of_ranks
 
 from torchprof.ranks import Balance
-from torchprof.ranks.values import OneRank
+from torchprof.ranks.compared import OneRank
 from torchprof.run.lockstep import GAP, WORK, GroupOfRanks, LockstepKey
 from torchprof.run.run import Run
 from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE

@@ -19,7 +19,8 @@ from build.snapshots import snapshot
 from torch import Tensor, nn
 
 import torchprof
-from torchprof.integrations.flops_profiler import FlopsProfiler, duration_text, get_model_profile, rate_text
+from torchprof.integrations.conventions import duration_text, rate_text
+from torchprof.integrations.flops_profiler import FlopsProfiler, get_model_profile
 
 UNKNOWN = "–"
 

@@ -239,7 +239,7 @@ def test_what_is_compared_is_enough_for_the_verdict_on_all_ranks() -> None:
         if compared.slow is not None and expected.slow is not None:
             assert (compared.slow.work_ns, compared.slow.costs) == (expected.slow.work_ns, expected.slow.costs)
         assert all(rank.flops is None for rank in compared.ranks)  # not compared, and not 0
-        assert all(len(gathering._zipped(run.to_compare())) < 2000 for run in ranks)
+        assert all(len(gathering._sent(run.to_compare())) < 2000 for run in ranks)
     assert [balance_of(run).slow is None for run in (planted(), fed_slowly())] == [False, True]
 
 

@@ -17,8 +17,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from torchprof.ranks import Balance, balance_of
+from torchprof.ranks.compared import IN_NO_OP, OneLayer, OverRanks, Times
 from torchprof.ranks.slow import PARTS, Difference, Late, Slow
-from torchprof.ranks.values import IN_NO_OP, OneLayer, OverRanks, Times
 from torchprof.run.lockstep import EXCHANGES, GroupOfRanks, LockstepKey
 from torchprof.run.merge import merge
 from torchprof.run.meta import RunWarning
@@ -65,8 +65,8 @@ def test_waiting_is_the_time_of_a_collective_beyond_that_of_the_last_rank() -> N
     assert one.calls == 80
     assert one.waiting is not None
     assert one.waiting.values == tuple(waits)
-    assert one.last is not None
-    assert (one.last.highest, one.last.max, one.last.sum) == (2, 18, 20)
+    assert one.times_last is not None
+    assert (one.times_last.highest, one.times_last.max, one.times_last.sum) == (2, 18, 20)
 
 
 def test_how_often_a_rank_was_the_slowest() -> None:
@@ -366,7 +366,7 @@ def test_of_two_overlapping_buckets_only_the_rest_is_certain_waiting() -> None:
     }
     balance = balance_of(replace(run, lockstep=lockstep))
     (one,) = balance.collectives
-    assert (one.waiting, one.longer, one.calls) == (OverRanks((0, 1), (100 - 2 - 47, 0)), (0,), 20)
+    assert (one.waiting, one.waits_longer_on, one.calls) == (OverRanks((0, 1), (100 - 2 - 47, 0)), (0,), 20)
     assert [(rank.waiting_ns, rank.waits_longer) for rank in balance.ranks] == [(51, True), (0, False)]
 
 
@@ -382,13 +382,13 @@ def test_waiting_may_be_unknown_or_a_lower_bound() -> None:
     by_name = {one.name: one for one in balance.collectives}
     reduce, broadcast, gather = (by_name[name] for name in ("all_reduce", "broadcast", "all_gather"))
     assert reduce.waiting == OverRanks((0, 1), (20, 0))
-    assert (reduce.wait_longer, broadcast.waiting, broadcast.wait_longer) == (True, None, False)
-    assert (gather.waiting, gather.last, gather.calls) == (None, None, 9)
-    assert layer(balance, "Net.a").wait_longer
+    assert (reduce.waits_longer, broadcast.waiting, broadcast.waits_longer) == (True, None, False)
+    assert (gather.waiting, gather.times_last, gather.calls) == (None, None, 9)
+    assert layer(balance, "Net.a").waits_longer
     assert layer(balance, "Net.b").collectives
     assert layer(balance, "Net.b").waiting is None
     assert layer(balance, "Net").waiting == OverRanks((0, 1), (20, 0))
-    assert layer(balance, "Net").wait_longer
+    assert layer(balance, "Net").waits_longer
     assert [(one.waiting_ns, one.waits_longer) for one in balance.ranks] == [(20, True), (0, True)]
     nothing = balance_of(run_of_ranks(own, {("Net.a", FORWARD, "all_reduce", None): {0: [30] * 5, 1: [10] * 5}}))
     assert [(one.waiting_ns, one.last) for one in nothing.ranks] == [(None, None)] * 2
@@ -401,12 +401,12 @@ def test_device_time_is_compared_if_every_rank_measured_it() -> None:
     device = run_of_ranks({("Net.a", FORWARD): even(70)}, device="device")
     on_cpu = run_of_ranks({("Net.a", FORWARD): even(500)})
     both = replace(device, lockstep={**on_cpu.lockstep, **device.lockstep})
-    assert balance_of(both).time == "device"
+    assert balance_of(both).measured_on == "device"
     assert rank(balance_of(both), 0).work_ns == 70
     metas = [replace(meta, measured=("cpu_ns",)) if meta.rank == 2 else meta for meta in both.metas]
-    assert balance_of(replace(both, metas=tuple(metas))).time == "cpu"
+    assert balance_of(replace(both, metas=tuple(metas))).measured_on == "cpu"
     assert rank(balance_of(replace(both, metas=tuple(metas))), 0).work_ns == 500
-    assert balance_of(replace(both, lockstep={})).time is None
+    assert balance_of(replace(both, lockstep={})).measured_on is None
     assert balance_of(replace(both, lockstep={})).slow is None
 
 
@@ -422,7 +422,7 @@ def test_flops_of_ranks_and_of_all_together() -> None:
     balance = balance_of(run_of_ranks(own, flops=flops, uncounted={("Net.b", FORWARD, 1): 3}))
     assert [(one.flops, one.has_more_flops) for one in balance.ranks] == [(12, False), (100, True)]
     assert balance.flops == 112
-    assert layer(balance, "Net.b").more_flops
+    assert layer(balance, "Net.b").has_more_flops
     run = run_of_ranks(own, flops=flops, metas={1: {"measured": ("cpu_ns",)}})
     assert (rank(balance_of(run), 1).flops, balance_of(run).flops) == (None, None)
 

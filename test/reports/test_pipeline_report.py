@@ -17,12 +17,12 @@ from torchprof import Run
 from torchprof.advise import Advice, advise
 from torchprof.advise.evidence import Evidence
 from torchprof.analyze.steps import time_parts
-from torchprof.first_screen.verdict import ran, short_gain
+from torchprof.first_screen.verdict import lines_of_run, short_gain
 from torchprof.ranks import balance_of
+from torchprof.ranks.compared import Compared
 from torchprof.ranks.pipeline_report import layers_of_stage, numbered_layers
 from torchprof.ranks.sentences import chosen_ranks, verdict_on_ranks, with_comparison
 from torchprof.ranks.slow import Slow
-from torchprof.ranks.values import Compared
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import EXCHANGES, LockstepKey
 from torchprof.run.measures import SampleKey, Spread
@@ -89,7 +89,7 @@ def test_a_rank_alone_and_a_pipeline_without_ranks(golden: Callable[..., None]) 
     """A run of one rank has no comparison, but its own times."""
     alone = run_of_pipelines(four_stages()[1:2], blocks=FOUR)
     golden(alone.report("pipeline"))
-    assert ran(alone) and not any("idle" in line for line in ran(alone))
+    assert lines_of_run(alone) and not any("idle" in line for line in lines_of_run(alone))
     assert "This run recorded no pipeline" in replace(alone, pipelines=()).report("pipeline")
 
 
@@ -173,7 +173,7 @@ def test_a_stage_with_more_work_is_no_straggler(golden: Callable[..., None]) -> 
     balance = balance_of(run)
     assert balance.slow is balance.late is None
     assert "straggler" not in run.report("ranks").split("\n\n")[0].lower()
-    golden(ran(run)[-1], drawn(run, "ranks", depth=0))
+    golden(lines_of_run(run)[-1], drawn(run, "ranks", depth=0))
 
 
 def replicas(*slow: int, count: int = 3, by: float = 1.2, steps: int = 5) -> Run:
@@ -243,7 +243,7 @@ def test_the_step_of_some_ranks_is_theirs_whatever_was_asked_before() -> None:
         pipelines_of(one_f_one_b(2, count), [equal()] * 3, ranks=ranks, schedule=f"Of{count}")
         for count, ranks in ((4, [0, 1]), (8, [2, 3]))
     )
-    compared, asked = Compared(run_of_pipelines(small, large)), Compared(run_of_pipelines(small, large))
+    compared, asked = Compared.of(run_of_pipelines(small, large)), Compared.of(run_of_pipelines(small, large))
     assert asked.step_ns == 21 * MS
     assert asked.among((2, 3)).step_ns == compared.among((2, 3)).step_ns == 27 * MS
 

@@ -14,7 +14,7 @@ from build.warnings import run_warnings
 
 import torchprof
 from torchprof import Run, TorchprofError
-from torchprof.first_screen.verdict import ran
+from torchprof.first_screen.verdict import lines_of_run
 from torchprof.ranks import balance_of
 from torchprof.ranks.sentences import chosen_ranks, hanging_ranks, straggler, with_comparison
 from torchprof.ranks.slow import Slow
@@ -106,7 +106,7 @@ def test_the_sentences_on_ranks(golden: Callable[..., None]) -> None:
     }
     golden(
         {title: "\n".join(map(sentence, those)) for title, those in runs.items()},
-        {f"verdict: {title}": "\n".join(ran(run)) for title, run in verdicts.items()},
+        {f"verdict: {title}": "\n".join(lines_of_run(run)) for title, run in verdicts.items()},
     )
 
 

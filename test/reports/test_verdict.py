@@ -21,7 +21,7 @@ from torchprof.advise import Advice
 from torchprof.analyze.steps import device_parts, percents, time_parts
 from torchprof.analyze.top import largest_parts
 from torchprof.first_screen import verdict
-from torchprof.first_screen.verdict import parts_of_time, ran, what_ran, what_would_help
+from torchprof.first_screen.verdict import lines_of_run, parts_of_time, what_ran, what_would_help
 from torchprof.reports.documents import text_of
 from torchprof.run.formats import short_time
 from torchprof.run.layers import Layer
@@ -205,7 +205,7 @@ def test_what_torch_compile_did_is_said() -> None:
         row(0, region, graph, op("extern"), cpu_ns=45 * MS),
         row(0, Frame(FrameKind.REGION, COMPILING), cpu_ns=20 * MS),
     ]
-    assert ran(run_of(work, wall_ns=100 * MS))[1:] == [
+    assert lines_of_run(run_of(work, wall_ns=100 * MS))[1:] == [
         "torch.compile compiling 20% · forward 80%",
         "Compiled: 1 graph, 75% of the forward. 50ms of 60ms are in graphs, 10ms are torch.compile's own work.",
     ]

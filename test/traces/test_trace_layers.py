@@ -13,7 +13,7 @@ from torchprof.traces.layers import (
     layers_of_labels,
     layers_of_modules,
     layers_of_ranges,
-    path_of,
+    path_of_label,
     traced_class_name,
 )
 
@@ -36,7 +36,7 @@ def site(hierarchy, name: str) -> list[str]:
 
 @pytest.mark.parametrize("path", [("Net",), ("Net#2", "features", "0"), ("Né t", 'a"b', "x:y(1)", "%41")])
 def test_a_path_comes_back_from_its_label(path: tuple[str, ...]) -> None:
-    assert path_of(label_of(path)) == path
+    assert path_of_label(label_of(path)) == path
 
 
 def test_labels_give_their_layers_and_all_layers_above() -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from torchprof.advise import Advice, advise
+from torchprof.advise.evidence import Evidence
 from torchprof.first_screen.verdict import first_findings
 from torchprof.profile.program import Program
 from torchprof.run.run import Run
@@ -61,7 +62,7 @@ def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) ->
     accepted = dict(re.findall(r"^# (place|cause|remedy): (.+)$", text, re.MULTILINE))
     found: list[Advice] = []
     for _ in range(3):  # samples of a busy machine may be anywhere
-        found += [one for one in first_findings(recorded(name, monkeypatch)) if one.rule == RULES[name]]
+        found += [one for one in first_findings(Evidence(recorded(name, monkeypatch))) if one.rule == RULES[name]]
         if any(
             re.search(accepted["cause"], one.finding) and re.search(accepted["remedy"], one.remedy) for one in found
         ):
@@ -80,7 +81,7 @@ def test_nothing_is_found_where_the_fault_is_not(name: str, monkeypatch: pytest.
     for _ in range(3):  # times of a busy machine may be anywhere
         run = recorded(name, monkeypatch, "fixed")
         assert [one for one in advise(run) if one.rule == RULES[name]] == []
-        found = {one.rule for one in first_findings(run)} - OF_A_BUSY_MACHINE
+        found = {one.rule for one in first_findings(Evidence(run))} - OF_A_BUSY_MACHINE
         always = found if always is None else always & found
         if not always:
             return

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from torchprof.analyze.figures import BLANK, Figures, measured_by_all
 from torchprof.errors import TorchprofError, suggest
-from torchprof.run.formats import FORMATS, Bound, Cell, Figure, ReportCell, Unit, as_key, format_number, format_rate
+from torchprof.run.formats import FORMATS, Bound, Cell, Figure, ReportCell, Unit, format_number, format_rate
 from torchprof.run.measures import MEASURES, Measure
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD
@@ -19,6 +19,11 @@ from torchprof.run.words import FORWARD
 CALLS = "Number of Calls"
 MEASURE_OF = {measure.fields[0][0]: measure for measure in MEASURES}
 """The measures by their field of ``Cost``; those of memory by the allocated bytes."""
+
+
+def as_key(heading: str) -> str:
+    """A heading as users write it in options: ``Self CPU total`` is ``self_cpu_total``."""
+    return heading.lower().replace(" ", "_")
 
 
 @dataclass(frozen=True)

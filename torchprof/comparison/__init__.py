@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from os import PathLike, fspath
 
-from torchprof.analyze.columns import Column, catalogue
+from torchprof.analyze.columns import Column, as_key, catalogue
 from torchprof.analyze.figures import figure_of
 from torchprof.analyze.sentences import waited_share
 from torchprof.comparison.diff import (
@@ -29,7 +29,7 @@ from torchprof.comparison.diff import (
 from torchprof.comparison.layers import Side, match_layers
 from torchprof.comparison.notes import Denominator, differences_of, notes_on, warnings_of_both
 from torchprof.errors import TorchprofError
-from torchprof.run.formats import Bound, Figure, as_key
+from torchprof.run.formats import Bound, Figure
 from torchprof.run.run import Run
 from torchprof.run.saved import load
 from torchprof.run.words import NO_LAYERS, PHASES

@@ -25,11 +25,11 @@ from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, Frame, FrameKind
 
 FIRST_SHARE = 0.03
 """A finding with a smaller gain is not on the first screen."""
-_FINDINGS = 3
+_FINDINGS = 3  # at most, on the first screen
 _WIDTH = 100
-_LINES = 2  # of a finding, and of its remedy
+_LINES = 2  # at most, of a finding, and of its remedy
 _CALLS_FOR_PERCENTILES = 20  # with fewer calls, less than one is beyond the 95th
-_MOST = 0.5
+_MOSTLY_PRODUCTS = 0.5  # the share of the time in products from which on it is said
 _PRODUCTS = {*FACTORS, *CONVOLUTIONS}
 _NO_BATCH_FIRST = ("LSTM", "GRU", "RNN", "MultiheadAttention", "Transformer")
 """The classes whose input has its time, not the batch, in its first dimension unless ``batch_first=True``."""
@@ -43,13 +43,13 @@ def verdict(run: Run, width: int | None = None, findings: Sequence[Advice] | Non
     """
     width = min(width or _WIDTH, _WIDTH)
     uncertain = stacked(map(printable, about_times(run)))
-    return [stacked([*ran(run), headline(run)]), what_would_help(run, width, findings), uncertain]
+    return [stacked([*lines_of_run(run), headline(run)]), what_would_help(run, width, findings), uncertain]
 
 
 # What ran
 
 
-def ran(run: Run) -> list[str]:
+def lines_of_run(run: Run) -> list[str]:
     """What ran, and the parts of its time: a line each."""
     lines = [what_ran(run), *parts_of_time(run), compiled_in_short(run)]
     if len(run.metas) > 1:
@@ -66,25 +66,37 @@ def what_ran(run: Run) -> str:
 
 def _times(run: Run) -> str:
     """The median of a step, or of a call of the model, with the smallest and the largest."""
+    ranks = f"{count_of_ranks(run)} ranks" if len(run.metas) > 1 else ""
     steps = _spreads(run, OUTSIDE, "step_ns")
-    ranks = f"{count_of_ranks(run)} ranks, " if len(run.metas) > 1 else ""
-    if steps and (any(meta.marked_steps for meta in run.metas) or BACKWARD in run.phases()):
-        behind = max(ns_behind_the_cpu(run, meta) for meta in run.metas)
-        ahead = f" on the CPU, which runs ahead of {run.meta.device_heading}: {short_time(behind)}" if behind else ""
-        return f"{ranks}{_spread(steps, 'step')}{ahead}"
-    roots = [root for root in run.layers.roots if run.rows.forward_calls(root)]
-    if not roots:
-        return ranks.removesuffix(", ")
-    spreads = {root: _spreads(run, root, "cpu_ns") for root in roots}
-    root = max(roots, key=lambda index: sum(spread.sum for spread in spreads[index]))
-    others = f" (and {len(roots) - 1} more model{'s' * (len(roots) > 2)})" if len(roots) > 1 else ""
+    has_steps = steps and (any(meta.marked_steps for meta in run.metas) or BACKWARD in run.phases())
+    return ", ".join(filter(None, [ranks, _times_of_steps(run, steps) if has_steps else _times_of_calls(run)]))
+
+
+def _times_of_steps(run: Run, steps: Sequence[Spread]) -> str:
+    behind = max(ns_behind_the_cpu(run, meta) for meta in run.metas)
+    ahead = f" on the CPU, which runs ahead of {run.meta.device_heading}: {short_time(behind)}" if behind else ""
+    return f"{_spread(steps, 'step')}{ahead}"
+
+
+def _times_of_calls(run: Run) -> str:
+    """The calls of the model that took the most time, and how many others there are; "" without a call."""
+    models = _called_models(run)
+    if not models:
+        return ""
+    spreads = {root: _spreads(run, root, "cpu_ns") for root in models}
+    root = max(models, key=lambda index: sum(spread.sum for spread in spreads[index]))
+    others = f" (and {len(models) - 1} more model{'s' * (len(models) > 2)})" if len(models) > 1 else ""
     name = run.layers[root].name + others
     if run.layers[root].same_shapes is False:
         name += ", input shapes differ"
     if not spreads[root] or "cpu_ns" not in run.meta.measured:
-        calls = run.rows.forward_calls(root)
-        return f"{ranks}{calls:,} call{'s' * (calls != 1)} of {name}"
-    return f"{ranks}{_spread(spreads[root], 'forward call', f' of {name}')}"
+        return f"{models[root]:,} call{'s' * (models[root] != 1)} of {name}"
+    return _spread(spreads[root], "forward call", f" of {name}")
+
+
+def _called_models(run: Run) -> dict[int, int]:
+    """The forward calls of the models that were called, by the index of the layer."""
+    return {root: calls for root in run.layers.roots if (calls := run.rows.forward_calls(root))}
 
 
 def _spreads(run: Run, layer: int, measure: str) -> list[Spread]:
@@ -111,11 +123,11 @@ def _spread(spreads: Sequence[Spread], of: str, what: str = "") -> str:
 def _rate(run: Run) -> str:
     """Tokens or samples a second of recorded time, if all calls had the same batch and its dimension is known."""
     wall_ns = max((meta.wall_ns for meta in run.metas), default=0)
-    roots = [root for root in run.layers.roots if run.rows.forward_calls(root)]
-    if len(roots) != 1 or not wall_ns or "cpu_ns" not in run.meta.measured:
+    models = _called_models(run)
+    if len(models) != 1 or not wall_ns or "cpu_ns" not in run.meta.measured:
         return ""
-    [root] = roots
-    layer, calls = run.layers[root], run.rows.forward_calls(root)
+    [(root, calls)] = models.items()
+    layer = run.layers[root]
     if not layer.input_shapes or not (layer.same_shapes or calls == 1):
         return ""
     shape = layer.input_shapes[0]
@@ -143,10 +155,11 @@ def _params(run: Run) -> str:
 
 def _macs(run: Run) -> str:
     """The MACs of an average forward call, if one model was called."""
-    roots = [number for number, root in enumerate(run.layers.roots) if run.rows.forward_calls(root)]
-    if "flops" not in run.meta.measured or len(roots) != 1:
+    models = _called_models(run)
+    if "flops" not in run.meta.measured or len(models) != 1:
         return ""
-    tree = run.tree(FORWARD, roots[0])
+    [root] = models
+    tree = run.tree(FORWARD, run.layers.roots.index(root))
     bound = "≥ " if tree.total.uncounted else ""
     return f"{bound}{format_count(tree.total.macs / tree.calls)} MACs a call" if tree.calls else ""
 
@@ -189,20 +202,18 @@ def _line(name: str, shares: dict[str, int]) -> str:
 def what_would_help(run: Run, width: int = _WIDTH, findings: Sequence[Advice] | None = None) -> Part:
     """Up to three findings that are worth at least 3 % of the time or of the memory, the largest gain first, then those
     whose gain is unknown; or that there is none, and what bounds the run."""
-    first = first_findings(run, findings)
+    evidence = Evidence(run)
+    first = first_findings(evidence, findings)
     if not first:
         return textwrap.fill(_nothing(run), width)
-    evidence = Evidence(run)
     texts = (_drawn(number, *in_short(advice, evidence), width) for number, advice in enumerate(first, 1))
     return findings_table("\n".join(["What would help", *texts]), first)
 
 
-def first_findings(run: Run, findings: Sequence[Advice] | None = None) -> list[Advice]:
+def first_findings(evidence: Evidence, findings: Sequence[Advice] | None = None) -> list[Advice]:
     """The findings of the first screen. ``findings``: all findings, if they are known."""
-    evidence = Evidence(run)
-    shares = (
-        (advice, share_of(advice.gain, evidence)) for advice in (judge(run).advice if findings is None else findings)
-    )
+    known = judge(evidence.run).advice if findings is None else findings
+    shares = ((advice, share_of(advice.gain, evidence)) for advice in known)
     return [advice for advice, share in shares if share < 0 or share >= FIRST_SHARE][:_FINDINGS]
 
 
@@ -212,10 +223,10 @@ def in_short(advice: Advice, evidence: Evidence) -> tuple[str, str]:
 
 
 def _drawn(number: int, cause: str, remedy: str, width: int) -> str:
-    return "\n".join(
-        line
-        for text, indent in ((f"{number}. {cause}", ""), (f"→ {remedy}", "   "))
-        for line in textwrap.wrap(
+    """A finding and its remedy, each in two lines at most."""
+    lines = []
+    for text, indent in ((f"{number}. {cause}", ""), (f"→ {remedy}", "   ")):
+        lines += textwrap.wrap(
             printable(text),
             width,
             initial_indent=indent,
@@ -225,7 +236,7 @@ def _drawn(number: int, cause: str, remedy: str, width: int) -> str:
             break_long_words=False,
             break_on_hyphens=False,
         )
-    )
+    return "\n".join(lines)
 
 
 def short_gain(advice: Advice, evidence: Evidence) -> str:
@@ -254,6 +265,6 @@ def _nothing(run: Run) -> str:
     field = next(measures_of(run), ("cpu_ns", ""))[0]
     whole = run.rows.of_recording.total(field)
     ns = run.rows.total(field, frames=_has_product)
-    if whole <= 0 or ns < _MOST * whole:
+    if whole <= 0 or ns < _MOSTLY_PRODUCTS * whole:
         return nothing
     return f"{nothing} Matrix products and convolutions take {ns / whole:.0%} of it: to save time there, compute less."

@@ -318,6 +318,16 @@ def text_in_units(value: float | None, sizes: Mapping[str, float], units: str | 
     return f"{number} {units}".rstrip()
 
 
+def duration_text(seconds: float | None) -> str:
+    """Seconds as flops-profiler prints them: 0 has no unit."""
+    return "0.0" if seconds == 0 else duration_to_string(seconds)
+
+
+def rate_text(flops: float | None, seconds: float | None) -> str:
+    """Floating-point operations per second."""
+    return text_in_units(per_second(flops, seconds), RATES)
+
+
 def is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 

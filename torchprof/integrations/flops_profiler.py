@@ -18,14 +18,13 @@ from torchprof import TorchprofError
 from torchprof.integrations.conventions import (
     FLOPS_PROFILER,
     MACS,
-    RATES,
     Counted,
     at_least,
-    duration_to_string,
+    duration_text,
     is_number,
     number_to_string,
     params_to_string,
-    per_second,
+    rate_text,
     share_text,
     text_in_units,
 )
@@ -198,6 +197,126 @@ def _method(model: nn.Module, name: Any) -> Any:
     return method
 
 
+# The summary
+
+_HEADER = """
+-------------------------- Flops Profiler --------------------------
+Profile Summary at step {step}:
+Notations:
+params: parameters; MACs: multiply-accumulates; flops: floating-point operations; FLOPS: flops a second;
+dp_size, mp_size: over how many devices the data and the model are split; fwd, bwd: forward, backward;
+latency: how long it took; step: the optimizer's; iter: fwd, bwd and step together
+"""
+_CONVENTION = (
+    "Flops are counted as flops-profiler counts them: 2 for each multiply-accumulate, the bias of convolutions, and a "
+    "number for each element in norms, activations, softmax and pooling."
+)
+_LABEL_WIDTH = 60
+_WORLD_SIZE, _MODEL_PARALLEL, _BATCH = "world size", "model parallel size", "batch size per device"
+
+
+def _summary_lines(figures: ModelFigures, step: int, engine: Any, recompute: float) -> Iterator[str]:
+    """``engine``: a DeepSpeed engine or None. ``recompute``: the share of the forward that backward recomputes."""
+    yield _HEADER.format(step=step)
+    sizes = _sizes_of_job(engine, figures.model)
+    for label, value in (
+        *sizes.items(),
+        *_figures_of_model(figures, sizes.get(_MODEL_PARALLEL) or 1),
+        *_times(figures, sizes, _engine_seconds(engine), 2 + recompute),
+    ):
+        yield f"{label + ': ':<{_LABEL_WIDTH}}  {value}"
+    yield ""
+    own = figures.run.tree("forward").total
+    own_flops = at_least(number_to_string(own.flops or (None if own.uncounted else 0)), own.uncounted > 0)
+    yield f"{_CONVENTION} By torchprof's own convention, which counts all elementwise work, fwd: {own_flops}."
+    if figures.backward().work:
+        yield "Backward flops are torchprof's own count of what autograd ran."
+    yield from figures.sentences()
+
+
+def _figures_of_model(figures: ModelFigures, parts: int) -> Iterator[tuple[str, str]]:
+    """Parameters and work of this device, and of the whole model, which is split into ``parts``."""
+    params, whole = figures.params, figures.whole
+    of_model = (None if params is None else params * parts, None if whole.work is None else whole.work * parts)
+    yield "params per device", params_to_string(params)
+    yield "params of model = params per device * mp_size", params_to_string(of_model[0])
+    yield "fwd MACs per device", whole.bounded(text_in_units(whole.macs, MACS))
+    yield "fwd flops per device", whole.bounded(number_to_string(whole.work))
+    yield "fwd flops of model = fwd flops per device * mp_size", whole.bounded(number_to_string(of_model[1]))
+
+
+def _times(
+    figures: ModelFigures, sizes: Mapping[str, int], engine_seconds: tuple[float, ...] | None, factor: float
+) -> Iterator[tuple[str, str]]:
+    """Latency and throughput of forward, backward and step, if they were timed. ``factor``: how often backward does the
+    work of the forward, if only the engine has timed it."""
+    whole, backward = figures.whole, figures.backward()
+    fwd, bwd, step = engine_seconds or (whole.seconds or 0.0, backward.ns / 1e9, figures.optimizer_ns() / 1e9)
+    if not fwd:
+        return
+    yield "fwd latency", duration_text(fwd)
+    yield "fwd FLOPS per device = fwd flops per device / fwd latency", whole.bounded(rate_text(whole.work, fwd))
+    if not bwd:
+        return
+    flops: float = backward.work
+    bwd_label, both_label = "bwd flops per device", "fwd+bwd flops per device"
+    if backward.ns:
+        yield bwd_label, number_to_string(backward.work)
+    else:
+        flops = factor * (whole.work or 0)
+        bwd_label, both_label = f"{factor:g} * fwd flops per device", f"{factor + 1:g} * fwd flops per device"
+    yield "bwd latency", duration_text(bwd)
+    yield f"bwd FLOPS per device = {bwd_label} / bwd latency", rate_text(flops, bwd)
+    flops += whole.work or 0
+    yield f"fwd+bwd FLOPS per device = {both_label} / (fwd+bwd latency)", rate_text(flops, fwd + bwd)
+    if step:
+        yield "step latency", duration_text(step)
+        yield "iter latency", duration_text(fwd + bwd + step)
+        yield f"FLOPS per device = {both_label} / iter latency", rate_text(flops, fwd + bwd + step)
+        if _BATCH in sizes and _WORLD_SIZE in sizes:
+            yield "samples/second", f"{sizes[_BATCH] * sizes[_WORLD_SIZE] / (fwd + bwd + step):.2f}"
+
+
+def _sizes_of_job(engine: Any, model: nn.Module) -> dict[str, int]:
+    """The number of processes, over how many the data and the model are split, and the batch size, if they are known:
+    from a DeepSpeed engine, its ``mpu`` (Megatron's parallel units), or torch.distributed."""
+    units = getattr(engine, "mpu", None)
+    world_size = _first_attribute(engine, "world_size")
+    data = _first_attribute(engine, "dp_world_size") or _first_attribute(units, "get_data_parallel_world_size")
+    split = _first_attribute(engine, "mp_world_size") or _first_attribute(
+        units, "get_model_parallel_world_size", "get_tensor_model_parallel_world_size"
+    )
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        world_size = world_size or distributed.get_world_size()
+        group = getattr(model, "process_group", None)  # of DistributedDataParallel and of FSDP
+        data = data or (None if group is None else distributed.get_world_size(group))
+    batch = _first_attribute(engine, "train_micro_batch_size_per_gpu")
+    sizes = {_WORLD_SIZE: world_size, "data parallel size": data, _MODEL_PARALLEL: split, _BATCH: batch}
+    return {label: size for label, size in sizes.items() if size is not None}
+
+
+def _first_attribute(thing: Any, *names: str) -> Any:
+    """The first of these attributes that exists and is not None; a method is called. None if there is none."""
+    value = next((found for name in names if (found := getattr(thing, name, None)) is not None), None)
+    return value() if callable(value) else value
+
+
+def _engine_seconds(engine: Any) -> tuple[float, ...] | None:
+    """The seconds of forward, backward and step from an engine's timers; None if it does not time all three."""
+    timers = getattr(engine, "timers", None)
+    if timers is None or not _first_attribute(engine, "wall_clock_breakdown"):
+        return None
+
+    def read(*names: str) -> float:
+        known = [name for name in names if not hasattr(timers, "has_timer") or timers.has_timer(name)]
+        return max((timers(name).elapsed(False) / 1e3 for name in known), default=0.0)
+
+    # The timers' names in flops-profiler 0.1.2, and in DeepSpeed today.
+    times = read("forward", "fwd"), read("backward", "bwd"), read("step")
+    return times if all(times) else None
+
+
 # The text below the summary: by depth, and by module
 
 _AGGREGATED = """
@@ -263,131 +382,3 @@ def _functional_texts(counted: Counted, whole: LayerFigures) -> dict[str, Any]:
         "duration%/allfuncs": share_text(seconds, whole.functional_seconds),
         "duration%/e2e": share_text(seconds, whole.seconds),
     }
-
-
-def duration_text(seconds: float | None) -> str:
-    return "0.0" if seconds == 0 else duration_to_string(seconds)
-
-
-def rate_text(flops: float | None, seconds: float | None) -> str:
-    """Floating-point operations per second."""
-    return text_in_units(per_second(flops, seconds), RATES)
-
-
-# The summary
-
-_HEADER = """
--------------------------- Flops Profiler --------------------------
-Profile Summary at step {step}:
-Notations:
-params: parameters; MACs: multiply-accumulates; flops: floating-point operations; FLOPS: flops a second;
-dp_size, mp_size: over how many devices the data and the model are split; fwd, bwd: forward, backward;
-latency: how long it took; step: the optimizer's; iter: fwd, bwd and step together
-"""
-_CONVENTION = (
-    "Flops are counted as flops-profiler counts them: 2 for each multiply-accumulate, the bias of convolutions, and a "
-    "number for each element in norms, activations, softmax and pooling."
-)
-_WORLD_SIZE, _MODEL_PARALLEL, _BATCH = "world size", "model parallel size", "batch size per device"
-
-
-def _summary_lines(figures: ModelFigures, step: int, engine: Any, recompute: float) -> Iterator[str]:
-    """``engine``: a DeepSpeed engine or None. ``recompute``: the share of the forward that backward recomputes."""
-    yield _HEADER.format(step=step)
-    sizes = _sizes_of_job(engine, figures.model)
-    for label, value in (
-        *sizes.items(),
-        *_figures_of_model(figures, sizes.get(_MODEL_PARALLEL) or 1),
-        *_times(figures, sizes, _engine_seconds(engine), 2 + recompute),
-    ):
-        yield f"{label + ': ':<60}  {value}"
-    yield ""
-    own = figures.run.tree("forward").total
-    own_flops = at_least(number_to_string(own.flops or (None if own.uncounted else 0)), own.uncounted > 0)
-    yield f"{_CONVENTION} By torchprof's own convention, which counts all elementwise work, fwd: {own_flops}."
-    if figures.backward().work:
-        yield "Backward flops are torchprof's own count of what autograd ran."
-    yield from figures.sentences()
-
-
-def _figures_of_model(figures: ModelFigures, parts: int) -> Iterator[tuple[str, str]]:
-    """Parameters and work of this device, and of the whole model, which is split into ``parts``."""
-    params, whole = figures.params, figures.whole
-    of_model = (None if params is None else params * parts, None if whole.work is None else whole.work * parts)
-    yield "params per device", params_to_string(params)
-    yield "params of model = params per device * mp_size", params_to_string(of_model[0])
-    yield "fwd MACs per device", whole.bounded(text_in_units(whole.macs, MACS))
-    yield "fwd flops per device", whole.bounded(number_to_string(whole.work))
-    yield "fwd flops of model = fwd flops per device * mp_size", whole.bounded(number_to_string(of_model[1]))
-
-
-def _times(
-    figures: ModelFigures, sizes: Mapping[str, int], engine_seconds: tuple[float, ...] | None, factor: float
-) -> Iterator[tuple[str, str]]:
-    """Latency and throughput of forward, backward and step, if they were timed. ``factor``: how often backward does the
-    work of the forward, if only the engine has timed it."""
-    whole, backward = figures.whole, figures.backward()
-    fwd, bwd, step = engine_seconds or (whole.seconds or 0.0, backward.ns / 1e9, figures.optimizer_ns() / 1e9)
-    if not fwd:
-        return
-    yield "fwd latency", duration_text(fwd)
-    yield "fwd FLOPS per device = fwd flops per device / fwd latency", whole.bounded(rate_text(whole.work, fwd))
-    if not bwd:
-        return
-    flops: float = backward.work
-    of_bwd, of_both = "bwd flops per device", "fwd+bwd flops per device"
-    if backward.ns:
-        yield of_bwd, number_to_string(backward.work)
-    else:
-        flops = factor * (whole.work or 0)
-        of_bwd, of_both = f"{factor:g} * fwd flops per device", f"{factor + 1:g} * fwd flops per device"
-    yield "bwd latency", duration_text(bwd)
-    yield f"bwd FLOPS per device = {of_bwd} / bwd latency", rate_text(flops, bwd)
-    flops += whole.work or 0
-    yield f"fwd+bwd FLOPS per device = {of_both} / (fwd+bwd latency)", rate_text(flops, fwd + bwd)
-    if step:
-        yield "step latency", duration_text(step)
-        yield "iter latency", duration_text(fwd + bwd + step)
-        yield f"FLOPS per device = {of_both} / iter latency", rate_text(flops, fwd + bwd + step)
-        if _BATCH in sizes and _WORLD_SIZE in sizes:
-            yield "samples/second", f"{sizes[_BATCH] * sizes[_WORLD_SIZE] / (fwd + bwd + step):.2f}"
-
-
-def _sizes_of_job(engine: Any, model: nn.Module) -> dict[str, int]:
-    """The number of processes, over how many the data and the model are split, and the batch size, if they are known:
-    from a DeepSpeed engine, its ``mpu`` (Megatron's parallel units), or torch.distributed."""
-    units = getattr(engine, "mpu", None)
-    world_size = _first_attribute(engine, "world_size")
-    data = _first_attribute(engine, "dp_world_size") or _first_attribute(units, "get_data_parallel_world_size")
-    split = _first_attribute(engine, "mp_world_size") or _first_attribute(
-        units, "get_model_parallel_world_size", "get_tensor_model_parallel_world_size"
-    )
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        world_size = world_size or distributed.get_world_size()
-        group = getattr(model, "process_group", None)  # of DistributedDataParallel and of FSDP
-        data = data or (None if group is None else distributed.get_world_size(group))
-    batch = _first_attribute(engine, "train_micro_batch_size_per_gpu")
-    sizes = {_WORLD_SIZE: world_size, "data parallel size": data, _MODEL_PARALLEL: split, _BATCH: batch}
-    return {label: size for label, size in sizes.items() if size is not None}
-
-
-def _first_attribute(thing: Any, *names: str) -> Any:
-    """The first of these attributes that exists and is not None; a method is called. None if there is none."""
-    value = next((found for name in names if (found := getattr(thing, name, None)) is not None), None)
-    return value() if callable(value) else value
-
-
-def _engine_seconds(engine: Any) -> tuple[float, ...] | None:
-    """The seconds of forward, backward and step from an engine's timers; None if it does not time all three."""
-    timers = getattr(engine, "timers", None)
-    if timers is None or not _first_attribute(engine, "wall_clock_breakdown"):
-        return None
-
-    def read(*names: str) -> float:
-        known = [name for name in names if not hasattr(timers, "has_timer") or timers.has_timer(name)]
-        return max((timers(name).elapsed(False) / 1e3 for name in known), default=0.0)
-
-    # The timers' names in flops-profiler 0.1.2, and in DeepSpeed today.
-    times = read("forward", "fwd"), read("backward", "bwd"), read("step")
-    return times if all(times) else None

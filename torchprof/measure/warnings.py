@@ -1,4 +1,4 @@
-"""The warnings of a recording that do not follow from its run: about labels, calls and communication."""
+"""The warnings of a recording: about modules, labels, calls, shapes, communication and the clock."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ _LABELS_MATTER = 0.02  # warn if labels take more than this share of the recorde
 
 
 def recorded_warnings(run: Run, observations: Observations) -> Iterator[RunWarning]:
+    """All warnings of a cycle: those that came up while it was recorded, then those that its run shows. Reports have
+    them in this order."""
     yield from observations.warnings
     yield from about_modules(observations.added, observations.removed)
     if observations.unmatched:
@@ -29,21 +31,16 @@ def recorded_warnings(run: Run, observations: Observations) -> Iterator[RunWarni
     if observations.nothing:
         yield observations.nothing
         return
-    called = {layer for (layer, _), (_, calls) in run.rows.by_layer.items() if layer >= 0 and calls}
+    called = {layer for (layer, _phase), (_cost, calls) in run.rows.by_layer.items() if layer >= 0 and calls}
     inlined = {index for index, layer in enumerate(run.layers) if layer.compiled}
     silent = observations.callable_layers - called - {*observations.unobserved} - inlined
     yield from about_uncalled(run.rows, run.layers, called, silent)
-    yield from about_exported(run.layers, called)
+    yield from _about_exported(run.layers, called)
     callers = observations.callers
     yield from about_callers(run.layers, observations.callable_layers, called, callers, run.meta.wall_ns)
-    yield from about_shapes(run.rows)
+    yield from _about_shapes(run.rows)
     if observations.label_ns is not None:
         yield from about_cost(observations.labels, observations.label_ns, own_ns_of_layers(run.rows), run.meta.wall_ns)
-
-
-def own_ns_of_layers(rows: Rows) -> int:
-    """The self time of all labelled ranges, between ops. It includes the cost of the labels."""
-    return rows.total("cpu_ns", layer=lambda layer: layer != OUTSIDE, frames=())
 
 
 def about_modules(added: Sequence[str], removed: Sequence[str]) -> Iterator[RunWarning]:
@@ -51,12 +48,6 @@ def about_modules(added: Sequence[str], removed: Sequence[str]) -> Iterator[RunW
         yield RunWarning.of("modules_added", added)
     if removed:
         yield RunWarning.of("modules_removed", removed)
-
-
-def about_buckets(unordered: Sequence[str]) -> Iterator[RunWarning]:
-    """Models whose gradient buckets are not in the order in which gradients become ready."""
-    if unordered:
-        yield RunWarning.of("buckets_unordered", unordered)
 
 
 def about_labels(
@@ -72,13 +63,13 @@ def about_labels(
 
 def about_uncalled(rows: Rows, layers: Sequence[Layer], called: Set[int], silent: Set[int]) -> Iterator[RunWarning]:
     """Models without a call, and layers without a call that have parameters. Of such layers inside one another, the
-    outermost. Nothing of the layers whose parameters the layer around them probably uses in its own operators, as
-    nn.MultiheadAttention does, or that probably have the parameters of a called layer, as tied embeddings do.
+    outermost. Layers are left out whose parameters the layer around them probably uses in its own operators, as in
+    nn.MultiheadAttention, or whose parameters are probably those of a called layer, as in tied embeddings.
 
     ``called``: the layers with recorded calls. ``silent``: those whose calls would have been recorded.
     """
     tree = Layers.of(layers)
-    busy = {layers[index].path[:steps] for index in called for steps in range(1, len(layers[index].path))}
+    busy = {layers[index].path[:depth] for index in called for depth in range(1, len(layers[index].path))}
     busy |= {path for index in called for path in layers[index].shared_with}
     idle = {index for index in silent if layers[index].path not in busy}
     if not idle:
@@ -100,7 +91,7 @@ def about_uncalled(rows: Rows, layers: Sequence[Layer], called: Set[int], silent
         yield RunWarning.of("never_called", names)
 
 
-def about_exported(layers: Sequence[Layer], called: Set[int]) -> Iterator[RunWarning]:
+def _about_exported(layers: Sequence[Layer], called: Set[int]) -> Iterator[RunWarning]:
     """Graphs of torch.export, which run the operators of the layers below them themselves."""
     hiding = {layer.path[:-1] for index, layer in enumerate(layers) if layer.compiled and index not in called}
     modules = [
@@ -143,22 +134,7 @@ def about_callers(
         yield RunWarning.of("called_by_others", [layers[inner].name for _, inner in past], callers=tuple(names))
 
 
-def about_cost(calls: int, label_ns: float, own_ns: int, wall_ns: int) -> Iterator[RunWarning]:
-    """The time that the labels themselves took, if it is much of the recorded time. ``label_ns``: that of one label.
-    ``own_ns``: the self time of all labelled ranges, which includes the labels."""
-    cost = min(calls * label_ns, own_ns)
-    if cost > _LABELS_MATTER * wall_ns:
-        yield RunWarning.of("label_cost", calls=calls, cost_ns=cost, is_at_most=cost >= own_ns, wall_ns=wall_ns)
-
-
-def about_clock(jump_ns: int, wall_ns: int) -> list[RunWarning]:
-    """The system's clock was set during the recording. torch's profiler takes its times from this clock."""
-    if abs(jump_ns) <= max(_CLOCK_JUMP * wall_ns, _CLOCK_JUMP_NS):
-        return []
-    return [RunWarning.of("clock_set", jump_ns=jump_ns, wall_ns=wall_ns)]
-
-
-def about_shapes(rows: Rows) -> Iterator[RunWarning]:
+def _about_shapes(rows: Rows) -> Iterator[RunWarning]:
     """The operators that were not counted only because their shapes were not recorded. The number and layers of their
     calls follow from the run."""
     uncounted = rows.of_recording.summed("frames", "uncounted")
@@ -174,3 +150,32 @@ def about_shapes(rows: Rows) -> Iterator[RunWarning]:
         names = tuple(filter(has_formula, without))
         if names:
             yield RunWarning.of(WITHOUT_SHAPES, names=names)
+
+
+def about_cost(calls: int, label_ns: float, own_ns: int, wall_ns: int) -> Iterator[RunWarning]:
+    """The time that the labels themselves took, if it is much of the recorded time. ``label_ns``: that of one label.
+    ``own_ns``: the self time of all labelled ranges, which includes the labels."""
+    cost = min(calls * label_ns, own_ns)
+    if cost > _LABELS_MATTER * wall_ns:
+        yield RunWarning.of("label_cost", calls=calls, cost_ns=cost, is_at_most=cost >= own_ns, wall_ns=wall_ns)
+
+
+def own_ns_of_layers(rows: Rows) -> int:
+    """The self time of all labelled ranges, between ops. It includes the cost of the labels."""
+    return rows.total("cpu_ns", layer=lambda layer: layer != OUTSIDE, frames=())
+
+
+# What the observations do not have: ``profile`` adds these warnings itself
+
+
+def about_buckets(unordered: Sequence[str]) -> Iterator[RunWarning]:
+    """Models whose gradient buckets are not in the order in which gradients become ready."""
+    if unordered:
+        yield RunWarning.of("buckets_unordered", unordered)
+
+
+def about_clock(jump_ns: int, wall_ns: int) -> list[RunWarning]:
+    """The system's clock was set during the recording. torch's profiler takes its times from this clock."""
+    if abs(jump_ns) <= max(_CLOCK_JUMP * wall_ns, _CLOCK_JUMP_NS):
+        return []
+    return [RunWarning.of("clock_set", jump_ns=jump_ns, wall_ns=wall_ns)]

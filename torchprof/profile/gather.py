@@ -10,7 +10,6 @@ that of the reader, which then continues without the missing ranks, and that of 
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import time
@@ -27,7 +26,7 @@ import torch
 from torchprof.errors import TorchprofError, some
 from torchprof.profile.sigterm import DelayedSigterm
 from torchprof.record.torch_internals import needed
-from torchprof.run.file import json_of_run, run_of
+from torchprof.run.file import run_of, zipped_json
 from torchprof.run.formats import ranks_in_words
 from torchprof.run.merge import merge
 from torchprof.run.run import Run, output
@@ -197,8 +196,9 @@ def store_of_job(prefix: str) -> Any:
     return torch.distributed.distributed_c10d.PrefixStore(prefix, store)
 
 
-def _zipped(run: Run | None) -> bytes:
-    return b"" if run is None else gzip.compress(json_of_run(run).encode(), compresslevel=1, mtime=0)
+def _sent(run: Run | None) -> bytes:
+    """What of a run is written into the store; nothing if there is none."""
+    return b"" if run is None else zipped_json(run, level=1)
 
 
 class RunsInStore:
@@ -219,7 +219,7 @@ class RunsInStore:
 
     def put(self, rank: int, run: Run | None) -> None:
         """Write the run of a rank into the store. Warns if it is too late."""
-        data = _zipped(run)
+        data = _sent(run)
         pieces = range(0, len(data), _PIECE_BYTES)
         try:
             if self._store.check(["closed"]):
@@ -235,7 +235,7 @@ class RunsInStore:
     def put_comparison(self, rank: int, run: Run | None) -> None:
         """Write what is compared of the run of a rank into the store."""
         with suppress(RuntimeError):  # the store is gone: nothing will be chosen
-            self._store.set(f"{rank}/compared", _zipped(None if run is None else run.to_compare()))
+            self._store.set(f"{rank}/compared", _sent(None if run is None else run.to_compare()))
             self._store.add("compared", 1)
 
     def wait_for_comparisons(self, ranks: list[int], enough: int) -> list[int]:

@@ -32,9 +32,10 @@ from torchprof.run.meta import RunWarning
 from torchprof.run.run import Run
 
 _MOST_MODELS = 32
-_CYCLE_S = 10.0  # after this many seconds the cycle ends, as soon as no backward is outstanding …
-_CYCLE_EVENTS = 100_000  # … or after about this many events: each takes 2 to 3 KB until the cycle is read …
-_PATIENCE = 5  # … and after this many times the limit, it ends at the next call of a model in any case
+_CYCLE_S, _CYCLE_EVENTS = 10.0, 100_000
+"""After so many seconds, or about so many events, a cycle ends as soon as no backward is outstanding. An event takes 2
+to 3 KB until the cycle is read."""
+_PATIENCE = 5  # after this many times these limits, a cycle ends at the next call of a model in any case
 _FIRST_GUESS = 30.0  # events for each call of a module, before the first cycle was read
 _LONG_START = 0.1  # a larger share of the time before the first call of a model gives a warning
 _WORTH_SAYING = 0.01  # a larger share of start-up, which is left out, gives a warning
@@ -56,6 +57,7 @@ class Program:
     compilation and caches) if at least three calls follow. A step ends with that of an optimizer; without gradients it
     is one call. If no model is called, the run has everything. ``max_calls``: after this many recorded calls, recording
     ends where the next call would begin; it also ends, with a warning, where the program starts a profiler of its own.
+    The other arguments are as for ``Profile``.
 
     Raises TorchprofError for an invalid number of calls, and on entry while another profiler is active.
     """
@@ -103,8 +105,10 @@ class Program:
         self._elsewhere: Counter[str] = Counter()  # by class, calls of modules on threads that are not recorded
         self._start_ns = 0  # the recorded time before the first call of a model
         self._events_a_call = _FIRST_GUESS
+        self._since = 0.0  # when the cycle began, by time.perf_counter()
+        self._modules_before = 0  # the calls of modules before the cycle
         self._models = 0
-        self._guard = Guard(self._give_way)
+        self._guard = Guard(self._stop_for_other_profiler)
         self._outermost = OutermostCalls(self._before_call, self._note_elsewhere)
         self._undo = ExitStack()
         self._over = False
@@ -114,11 +118,11 @@ class Program:
         refuse_if_profiled()
         try:
             with DelayedSignals():
-                self._put_on()
+                self._attach()
             self._cycles.begin_recording()
             return self
         except BaseException:
-            uninterrupted(self._take_off)
+            uninterrupted(self._detach)
             raise
 
     def __exit__(self, *_: Any) -> None:
@@ -127,7 +131,7 @@ class Program:
         finally:
             uninterrupted(self._end)
 
-    def _put_on(self) -> None:
+    def _attach(self) -> None:
         self._guard.on()
         self._undo.callback(self._labels.detach)
         self._labels.attach()
@@ -141,7 +145,7 @@ class Program:
         if not self._warmup_calls:
             self._start_cycle()
 
-    def _take_off(self) -> None:
+    def _detach(self) -> None:
         try:
             self._cycles.abandon()
         finally:
@@ -170,7 +174,7 @@ class Program:
             return
         self._calls += 1
         if self._cycles.is_recording and self._cycles.last is not None:
-            self._go_on(self._cycles.last, module)
+            self._maybe_end_cycle(self._cycles.last, module)
         elif self._calls > self._warmup_calls:
             self._start_cycle()
         if torch.is_grad_enabled():
@@ -201,7 +205,7 @@ class Program:
 
     # Cycles
 
-    def _go_on(self, cycle: Cycle, module: nn.Module) -> None:
+    def _maybe_end_cycle(self, cycle: Cycle, module: nn.Module) -> None:
         """Before a call of a model: end this cycle and start the next one, if this one has recorded enough."""
         if cycle.job.metadata is None:  # the script may destroy its process group soon
             cycle.look_at_job()
@@ -213,7 +217,7 @@ class Program:
             with DelayedSignals():
                 self._set_start_up_aside(self._start_up)
             return
-        modules = self._calls + self._outermost.inner - self._modules_before
+        modules = self._modules_called - self._modules_before
         much = max(age / _CYCLE_S, modules * self._events_a_call / _CYCLE_EVENTS)
         if much > _PATIENCE or (much > 1 and self._settled):
             self._cycles.split_recording()
@@ -223,9 +227,13 @@ class Program:
 
     def _start_cycle(self) -> None:
         with DelayedSignals():
-            self._modules_before = self._calls + self._outermost.inner
+            self._modules_before = self._modules_called
             self._cycles.start()
             self._since = time.perf_counter()
+
+    @property
+    def _modules_called(self) -> int:
+        return self._calls + self._outermost.inner
 
     def _set_start_up_aside(self, start_up: _StartUp) -> None:
         """Before the first call of a model, and before the first call after the first step: start to record anew."""
@@ -240,12 +248,12 @@ class Program:
 
     def _end_cycle(self) -> None:
         cycle = self._cycles.end()
-        modules = self._calls + self._outermost.inner - self._modules_before
+        modules = self._modules_called - self._modules_before
         self._events_a_call = cycle.rows.total("calls") / max(modules, 1)
 
     # The end
 
-    def _give_way(self) -> None:
+    def _stop_for_other_profiler(self) -> None:
         uninterrupted(functools.partial(self._end, RunWarning.of("gave_way")))
 
     def _end(self, why: RunWarning | None = None) -> None:
@@ -265,11 +273,11 @@ class Program:
             self._cycles.run = start_up.first if run is None else add_cycle(start_up.first, run)
             start_up.first = None
         self._cycles.close()
-        self._note(why)
+        self._add_warnings(why)
         why_nothing = RunWarning.of("nothing_after_calls", warmup=self._warmup_calls, calls=self._calls)
         self._run = self._cycles.result(self._plan.layers(), why_nothing)
 
-    def _note(self, why: RunWarning | None) -> None:
+    def _add_warnings(self, why: RunWarning | None) -> None:
         """Add the warnings about the recording as a whole. ``why``: the reason if it ended before the program."""
         warnings, recorded = self._cycles.seen.warnings, self._cycles.run
         if why is not None:
@@ -294,7 +302,8 @@ class Program:
 class _StartUp:
     """What is left out as start-up: all before the first call of a model, and ``first``, the run of the first step.
 
-    ``calls``: the calls of models in the first step. ``following``: at least this many calls must follow it.
+    ``calls``: the calls of models in the first step. ``following``: at least this many calls must follow it. ``model``:
+    a weak reference to the model that was called first.
     """
 
     following: int

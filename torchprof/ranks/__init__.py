@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torchprof.analyze.report import kept_with_run
+from torchprof.ranks.compared import INFERRED, Compared, OneCollective, OneLayer, OneRank, OverRanks, Times
 from torchprof.ranks.slow import Late, Slow, compares_waiting, late_ranks, slow_among_peers
-from torchprof.ranks.values import INFERRED, Compared, OneCollective, OneLayer, OneRank, OverRanks, Times
 from torchprof.run.lockstep import NOT_RECORDED
 from torchprof.run.run import Run
 from torchprof.run.words import PHASES
@@ -16,14 +16,14 @@ from torchprof.run.words import PHASES
 
 @dataclass(frozen=True)
 class Balance:
-    """The comparison of the ranks of a run. ``time``: the time that is compared, "device" or "cpu"; None for none.
+    """The comparison of the ranks of a run. ``measured_on``: "device" or "cpu", whose time is compared; None for none.
     ``inferred``: the number of calls of collectives that recorded no group and are taken to be between all ranks.
     ``detectable``: a rank whose own work takes longer by this share would have been found; None: there was no test.
     ``peers``: the ranks that do the same work by design, together. ``compares_waiting``: the waiting of all ranks was
     compared, to find ``late``.
     """
 
-    time: str | None
+    measured_on: str | None
     ranks: tuple[OneRank, ...]
     layers: tuple[OneLayer, ...] = field(repr=False)
     collectives: tuple[OneCollective, ...] = field(repr=False)
@@ -45,10 +45,10 @@ class Balance:
 def balance_of(run: Run) -> Balance:
     """Compare the ranks of a run: ranks ascending, layers and collectives in the order of the run.
 
-    Own work comes from ``Run.lockstep``: of the device if every rank measured it and anything ran there, else of the
-    CPU. It excludes communication, so equally fast ranks with equal work have equal times.
+    Own work comes from ``Run.lockstep``. It excludes communication, so equally fast ranks with equal work have equal
+    times.
     """
-    compared = Compared(run)
+    compared = Compared.of(run)
     collectives = tuple(_collectives(compared))
     ranks = tuple(_ranks(compared, collectives))
     layers = tuple(_layers(compared, collectives))
@@ -57,7 +57,7 @@ def balance_of(run: Run) -> Balance:
     inferred = sum(of.calls for of in collectives if of.group is not None and of.group.description == INFERRED)
     knows_late = late is not None or compares_waiting(compared)
     return Balance(
-        compared.time, ranks, layers, collectives, slow, late, inferred, detectable, compared.peers, knows_late
+        compared.measured_on, ranks, layers, collectives, slow, late, inferred, detectable, compared.peers, knows_late
     )
 
 
@@ -68,7 +68,7 @@ def _collectives(compared: Compared) -> Iterator[OneCollective]:
         group, is_paired = key.group, lockstep.is_paired
         if group == NOT_RECORDED:
             group, is_paired = compared.all_ranks, compared.all_ranks is not None
-        size = compared.of_job if group is None or group.size is None else group.size
+        size = compared.ranks_of_job if group is None or group.size is None else group.size
         is_complete = len(lockstep.ranks) >= size
         once = all(count <= max(compared.steps[rank], 1) for rank, count in zip(lockstep.ranks, lockstep.counts))
         waiting = last = None
@@ -100,7 +100,7 @@ def _collectives(compared: Compared) -> Iterator[OneCollective]:
 
 
 def _ranks(compared: Compared, collectives: Sequence[OneCollective]) -> Iterator[OneRank]:
-    run, whole = compared.run, compared.whole
+    run, whole = compared.run, compared.step_work
     work, medians = dict(zip(whole.ranks, whole.ns)), compared.medians(whole)
     slowest = Counter(whole.last_rank)
     waits = _Waits()
@@ -108,10 +108,10 @@ def _ranks(compared: Compared, collectives: Sequence[OneCollective]) -> Iterator
     of: Counter[int] = Counter()
     for collective in collectives:
         waits.add(collective)
-        if collective.last is not None:
-            for rank, times in zip(collective.ranks, collective.last.values):
+        if collective.times_last is not None:
+            for rank, times in zip(collective.ranks, collective.times_last.values):
                 last[rank] += times
-                of[rank] += collective.of
+                of[rank] += collective.paired_calls
     flops, uncounted = (run.rows.summed("rank", name) for name in ("flops", "uncounted"))
     peaks: defaultdict[int, dict[str, int]] = defaultdict(dict)
     for memory in run.memory:
@@ -126,7 +126,7 @@ def _ranks(compared: Compared, collectives: Sequence[OneCollective]) -> Iterator
             medians.get(rank),
             Times(slowest[rank], len(whole.last_rank)) if compared.are_paired else None,
             waits.ns(rank),
-            rank in waits.are_longer,
+            rank in waits.waits_longer_on,
             Times(last[rank], of[rank]) if rank in of else None,
             tuple(sorted(peaks[rank].items())),
             flops.get(rank, 0) if "flops" in meta.measured else None,
@@ -135,7 +135,7 @@ def _ranks(compared: Compared, collectives: Sequence[OneCollective]) -> Iterator
 
 
 def _layers(compared: Compared, collectives: Iterable[OneCollective]) -> Iterator[OneLayer]:
-    work = compared.work(compared.time)
+    work = compared.work(compared.measured_on)
     has_flops = compared.have_measured("flops")
     flops, uncounted = (compared.rolled_up(name) if has_flops else {} for name in ("flops", "uncounted"))
     peaks = _peaks(compared)
@@ -163,7 +163,7 @@ def _layers(compared: Compared, collectives: Iterable[OneCollective]) -> Iterato
             peaks.get(key),
             key in waits,
             waits_here.over_ranks(),
-            bool(waits_here.are_longer),
+            bool(waits_here.waits_longer_on),
         )
 
 
@@ -190,18 +190,18 @@ class _Waits:
     """
 
     def __init__(self) -> None:
-        self.are_longer: set[int] = set()
+        self.waits_longer_on: set[int] = set()
         self._alone: Counter[int] = Counter()
         self._in_one: Counter[int] = Counter()
 
     def add(self, collective: OneCollective) -> None:
-        self.are_longer.update(collective.ranks if collective.waiting is None else collective.longer)
+        self.waits_longer_on.update(collective.ranks if collective.waiting is None else collective.waits_longer_on)
         if collective.waiting is not None:
             for rank, ns, beside in zip(collective.ranks, collective.waiting.values, collective.beside):
                 self._alone[rank] += max(0, ns - beside)
                 self._in_one[rank] = max(self._in_one[rank], ns)
                 if ns and beside:
-                    self.are_longer.add(rank)
+                    self.waits_longer_on.add(rank)
 
     def ns(self, rank: int) -> int | None:
         return max(self._alone[rank], self._in_one[rank]) if rank in self._alone else None

@@ -21,9 +21,9 @@ from torchprof.analyze.report import (
 )
 from torchprof.analyze.sentences import lacks_ranks, warnings_of
 from torchprof.ranks import Balance, balance_of
+from torchprof.ranks.compared import IN_NO_OP, OneCollective, OneLayer, OneRank, OverRanks, Times
 from torchprof.ranks.pipeline import stages_of
 from torchprof.ranks.sentences import name_of, often, sentences, unit_of
-from torchprof.ranks.values import IN_NO_OP, OneCollective, OneLayer, OneRank, OverRanks, Times
 from torchprof.run.formats import (
     AT_LEAST,
     UNKNOWN,
@@ -158,8 +158,8 @@ def _sentences_of_ranks(run: Run, balance: Balance) -> Iterator[str]:
     if any("flops" in meta.requested for meta in run.metas):
         has_more = any(rank.has_more_flops for rank in balance.ranks) or bool(run.missing_ranks)
         yield (f"FLOPs of all ranks together: {_counted(balance.flops, has_more)}.")
-    if balance.time is not None:
-        where = "CPU" if balance.time == "cpu" else run.meta.device_heading
+    if balance.measured_on is not None:
+        where = "CPU" if balance.measured_on == "cpu" else run.meta.device_heading
         of = "" if unit_of(run) else " in all that was recorded"
         yield (f"Own work is time of the {where}{of}, without communication.")
     if any(lockstep.times for lockstep in run.lockstep.values()):
@@ -200,7 +200,7 @@ def _layer_columns(run: Run, balance: Balance) -> list[_LayerColumn]:
             return UNKNOWN
         return text(row.work) if row.work.max > row.work.min else ""  # blank if all ranks are equal
 
-    has_work = balance.time is not None
+    has_work = balance.measured_on is not None
     columns = [
         text_column("Module", lambda row: name_of(run, row.layer)),
         text_column("Phase", lambda row: "" if row.layer == IN_NO_OP else phase_cell(phase_of(row.layer, row.phase))),
@@ -221,7 +221,7 @@ def _layer_columns(run: Run, balance: Balance) -> list[_LayerColumn]:
     if balance.collectives:
         waiting = column("Waiting", "waiting", "sum", format_time)
         columns.append(
-            waiting._replace(text=lambda row: _waiting(row.waiting, row.wait_longer) if row.collectives else "")
+            waiting._replace(text=lambda row: _waiting(row.waiting, row.waits_longer) if row.collectives else "")
         )
         columns.append(text_column("Waits most", lambda row: _highest(row.waiting) if row.collectives else ""))
     if any(layer.ranks for layer in run.layers):
@@ -252,7 +252,9 @@ def table_of_layers(run: Run, balance: Balance, sort_by: str | None, depth: int 
     if len(listed) > limit:
         which = "by how far Max is above the mean" if order is None else f"by {order.heading}"
         sentences.append(f"{rows_hidden(len(listed) - limit, limit, 'largest')} {which}.")
-    if any(column.column.heading == _OF_FLOPS for column in columns) and any(row.more_flops for row in balance.layers):
+    if any(column.column.heading == _OF_FLOPS for column in columns) and any(
+        row.has_more_flops for row in balance.layers
+    ):
         sentences.append("FLOPs are lower bounds: some operators have no formula.")
     headings = [column.column.heading for column in columns]
     return stacked([ReportTable.of_cells(headings, table).of("layers"), *sentences])
@@ -266,15 +268,15 @@ def table_of_collectives(run: Run, balance: Balance, limit: int) -> Section:
 
     def cells(collective: OneCollective) -> list[Cell]:
         last: list[Cell] = [UNKNOWN] * 2
-        if collective.last is not None and len(collective.ranks) > 1:
-            last = [_highest(collective.last), often(Times(collective.last.max, collective.of))]
+        if collective.times_last is not None and len(collective.ranks) > 1:
+            last = [_highest(collective.times_last), often(Times(collective.times_last.max, collective.paired_calls))]
         return [
             name_of(run, collective.layer),
             phase_cell(phase_of(collective.layer, collective.phase)),
             printable(collective.name),
             *_group(collective.group),
             format_number(collective.calls),
-            _waiting(collective.waiting, collective.wait_longer),
+            _waiting(collective.waiting, collective.waits_longer),
             _highest(collective.waiting),
             *last,
         ]
@@ -296,7 +298,7 @@ def table_of_collectives(run: Run, balance: Balance, limit: int) -> Section:
         sentences.append(
             f"{UNKNOWN} under Group: the ranks are in several groups, and which it was is not recorded, as with gloo."
         )
-    if any(collective.wait_longer for collective in listed):
+    if any(collective.waits_longer for collective in listed):
         sentences.append(
             f"{AT_LEAST}: several ran at once, or a rank of the group is not in this run and may be the last to arrive."
         )

@@ -9,11 +9,11 @@ from math import ceil
 from torchprof.analyze.report import name_of_layer, printable
 from torchprof.analyze.sentences import about_missing_ranks
 from torchprof.ranks import Balance, balance_of
+from torchprof.ranks.compared import IN_NO_OP, Times
 from torchprof.ranks.pipeline_bubble import judged_pipelines
 from torchprof.ranks.pipeline_report import about_pipeline
 from torchprof.ranks.significance import CLEARLY_SLOWER
 from torchprof.ranks.slow import PARTS, Difference, Late, Slow
-from torchprof.ranks.values import IN_NO_OP, Times
 from torchprof.run.collectives import Entered, Unfinished
 from torchprof.run.formats import UNKNOWN, format_time, ranks_in_words
 from torchprof.run.measures import SampleKey
@@ -142,7 +142,7 @@ def _about_slow(run: Run, slow: Slow, are_more: bool) -> Iterator[str]:
     if slow.may_be_chance:
         yield _MAY_BE_CHANCE
     if slow.others_wait_ns and not are_more:
-        least = "at least " if slow.wait_longer else ""
+        least = "at least " if slow.waits_longer else ""
         yield f"The others wait in collectives for {least}{format_time(slow.others_wait_ns)}{unit} (median)."
     if slow.difference is not None:
         yield _about_difference(run, slow.difference, slow.ranks)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, median_low
 
+from torchprof.ranks.compared import Compared, OneCollective, OneRank, Times
 from torchprof.ranks.significance import CLEARLY_SLOWER, WORTH_NAMING, Stragglers, stragglers
-from torchprof.ranks.values import Compared, OneCollective, OneRank, Times
 from torchprof.run.lockstep import EXCHANGES, NO_LAST_RANK, NOT_RECORDED
 from torchprof.run.words import OUTSIDE
 
@@ -45,7 +45,7 @@ class Slow:
 
     ``work_ns``: the own work of each in a step, the median over the steps; ``others_ns``: the median of the others.
     ``slowest``: in how many steps one of them was the slowest. ``last``: in how many collectives one of them came last.
-    ``others_wait_ns``: the median of what the other ranks wait in a step; a lower bound if ``wait_longer``.
+    ``others_wait_ns``: the median of what the other ranks wait in a step; a lower bound if ``waits_longer``.
     ``may_be_chance``: there are too few steps to exclude chance, or the steps of different ranks cannot be paired.
     ``costs``: by which share a step would be shorter, at most, if they were no slower than the slowest of the others:
     the median over the steps; None if the steps cannot be paired, in a run of chosen ranks, and in a pipeline, where
@@ -62,7 +62,7 @@ class Slow:
     slowest: Times | None = None
     last: Times | None = None
     others_wait_ns: float | None = None
-    wait_longer: bool = False
+    waits_longer: bool = False
     may_be_chance: bool = False
     costs: float | None = None
     difference: Difference | None = None
@@ -94,7 +94,7 @@ def _tested_work(compared: Compared, of: int) -> Stragglers | None:
 
     In a run of chosen ranks it is the test of all ranks of the job, which was made before.
     """
-    whole = compared.whole
+    whole = compared.step_work
     if (choice := compared.run.choice) is not None:
         slow, may_be_chance = choice.facts["slow"], choice.facts["may_be_chance"]
         return Stragglers(tuple(index for index, rank in enumerate(whole.ranks) if rank in slow), may_be_chance, None)
@@ -134,7 +134,7 @@ def _slow_ranks(
 ) -> Slow | None:
     """The ranks whose own work takes longer than that of the others, by ``tested``; without a test
     than that of the median rank by ``CLEARLY_SLOWER``, if one of them was the slowest in most steps."""
-    whole = compared.whole
+    whole = compared.step_work
     work = compared.typical(whole)
     if len(work) < max(2, len(ranks)):
         return None
@@ -156,9 +156,9 @@ def _slow_ranks(
     waits = [rank.waiting_ns for rank in others if rank.waiting_ns is not None]
     of_others = median(work[rank.rank] for rank in others)
     lasts = [
-        (collective.last, collective.of)
+        (collective.times_last, collective.paired_calls)
         for collective in collectives
-        if collective.last is not None and not set(slow).isdisjoint(collective.ranks)
+        if collective.times_last is not None and not set(slow).isdisjoint(collective.ranks)
     ]
     came_last = sum(times for over, _ in lasts for rank, times in zip(over.ranks, over.values) if rank in slow)
     return Slow(
@@ -171,14 +171,14 @@ def _slow_ranks(
         any(rank.waits_longer for rank in others),
         tested is None or tested.may_be_chance,
         _cost(compared, slow),
-        _difference(compared, compared.time or "cpu", slow, (work[slow[0]] - of_others) / 2),
+        _difference(compared, compared.measured_on or "cpu", slow, (work[slow[0]] - of_others) / 2),
         _times_the_flops(compared, ranks, slow),
     )
 
 
 def _cost(compared: Compared, slow: Sequence[int]) -> float | None:
     """See ``Slow.costs``."""
-    whole, is_chosen = compared.whole, compared.run.choice is not None  # then the slowest other rank may be missing
+    whole, is_chosen = compared.step_work, compared.run.choice is not None  # then the slowest other rank may be missing
     if is_chosen or not (compared.are_paired and whole.values) or compared.step_ns <= 0:
         return None
     longer = [
@@ -234,7 +234,7 @@ def late_ranks(compared: Compared, ranks: Sequence[OneRank], slow: Slow | None) 
     exceeds_slow = slow is not None and most > max(slow.work_ns[0] - slow.others_ns, *of_slow)
     difference = None
     peers = compared.among(next(ranks for ranks in compared.peers if slowest[0] in ranks))
-    for device in dict.fromkeys((compared.time or "cpu", "cpu")):
+    for device in dict.fromkeys((compared.measured_on or "cpu", "cpu")):
         difference = difference or _difference(peers, device, slowest, most / 2)
     late_ns = tuple(map(late.__getitem__, slowest))
     return Late(slowest, late_ns, most / compared.step_ns, may_be_chance, difference, exceeds_slow)
@@ -269,7 +269,7 @@ def _waiting_together(compared: Compared) -> Iterator[dict[int, list[int]]]:
 
     In one group, a rank waits for as long as it spends more in the collectives than the rank that spends least in them.
     """
-    whole = compared.whole
+    whole = compared.step_work
     if not (compared.are_paired and whole.values):
         return
     waits = {rank: [0] * len(whole.last_ns) for rank in compared.ranks}
@@ -279,7 +279,7 @@ def _waiting_together(compared: Compared) -> Iterator[dict[int, list[int]]]:
         group = compared.all_ranks if key.group == NOT_RECORDED else key.group
         if key.what != EXCHANGES or group is None or not lockstep.is_paired or lockstep.times != whole.times:
             continue
-        size = compared.of_job if group.size is None else group.size
+        size = compared.ranks_of_job if group.size is None else group.size
         if len(lockstep.ranks) < max(size, 2) or lockstep.counts[0] != whole.counts[0]:
             continue  # a rank that is missing here may have come even later
         if len({kind_of[rank] for rank in lockstep.ranks}) > 1:
@@ -334,7 +334,7 @@ def _excess(took: Mapping[int, float], rank: int, others: Sequence[int]) -> floa
 def _part(compared: Compared, device: str, measure: str) -> Counter[int]:
     """The median time of a part of the step, by rank. Without marks of steps, its time in a cycle."""
     if not all(meta.steps for meta in compared.metas):
-        return compared.outside(measure, f"{device}_ns")
+        return compared.outside(measure.removeprefix("step_").removesuffix("_ns"), f"{device}_ns")
     medians: Counter[int] = Counter()
     for key, spread in compared.run.samples.items():
         if key.measure == measure and (key.device == "cpu") == (device == "cpu"):

@@ -1,4 +1,4 @@
-"""Renderers of reports: text, data, HTML and files. ``render`` and ``export`` choose a report by its name."""
+"""Looks up a report by its name, checks its options, and renders it as text or writes its file."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from pkgutil import walk_packages
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from torchprof.analyze.report import OPTIONS, QUESTIONS, REPORTS, Part, Report
 from torchprof.errors import TorchprofError, suggest
 from torchprof.reports.documents import text_of
 from torchprof.run.processes import paused_gc
-from torchprof.run.run import ReportText, output
-from torchprof.run.saved import names_job_folder
+from torchprof.run.run import ReportText, Run
+from torchprof.run.saved import names_job_folder, write
 
-_FIRST = "overview"
-_LOOK = "tablefmt"
+_FIRST = "overview"  # in the list of reports
+_LOOK = "tablefmt"  # the option of all reports that only changes how they look
+Kind: TypeAlias = Literal["run", "diff"]
+"""What a report is of."""
 PARQUET_RUN = "parquet"
 """In place of the name of a report: a Parquet file, or a job folder, which ``Run.save`` writes."""
 
 
-def known(of: str = "run") -> Mapping[str, Report]:
+def known(of: Kind = "run") -> Mapping[str, Report]:
     """All reports of a "run" or of a "diff", by name."""
     _import_all()
     return REPORTS[of]
@@ -39,7 +41,7 @@ def _import_all() -> None:
             import_module(file.name)
 
 
-def list_of_reports(of: str = "run") -> str:
+def _list_of_reports(of: Kind = "run") -> str:
     """A line for each report, below the question that it answers: the overview first, the others from A to Z."""
     reports = known(of)
     width = max(map(len, reports))
@@ -55,19 +57,19 @@ def list_of_reports(of: str = "run") -> str:
 
 
 @paused_gc()
-def render(name: str | None, value: object, options: Mapping[str, Any], *, of: str = "run") -> ReportText:
+def render(name: str | None, value: object, options: Mapping[str, Any], *, of: Kind = "run") -> ReportText:
     """The text of the report of that name, the list of all reports without a name. Raises TorchprofError for an unknown
     name or option."""
     if name is None:
         if options:
             raise TorchprofError(f"Options are of one report: which one? {suggest('', known(of), every=True)}")
-        reports = list_of_reports(of)
+        reports = _list_of_reports(of)
         return ReportText(reports, "reports", reports)
     content = content_of(name, value, options, of=of)
     return ReportText(text_of(content, options.get(_LOOK)), name, content if known(of)[name].answers else None)
 
 
-def content_of(name: str, value: object, options: Mapping[str, Any], *, of: str = "run") -> Part:
+def content_of(name: str, value: object, options: Mapping[str, Any], *, of: Kind = "run") -> Part:
     """The report of that name. Raises TorchprofError as ``render``, and for a wrong value of an option."""
     accepted = options_of(name, of=of)
     for option, given in options.items():
@@ -78,7 +80,7 @@ def content_of(name: str, value: object, options: Mapping[str, Any], *, of: str 
     return known(of)[name].write(value, **{option: given for option, given in options.items() if option != _LOOK})
 
 
-def options_of(name: str, *, of: str = "run") -> list[str]:
+def options_of(name: str, *, of: Kind = "run") -> list[str]:
     """The names of a report's options. Raises TorchprofError for an unknown report."""
     reports = known(of)
     if name not in reports:
@@ -87,7 +89,7 @@ def options_of(name: str, *, of: str = "run") -> list[str]:
     return [*of_content, _LOOK] if reports[name].answers else of_content
 
 
-def export(path: str | PathLike[str], value: object, options: Mapping[str, Any], *, of: str = "run") -> None:
+def export(path: str | PathLike[str], value: object, options: Mapping[str, Any], *, of: Kind = "run") -> None:
     """Write a report to a file. The suffix of the file chooses the report; files ending in ``.gz`` are gzipped.
 
     Raises TorchprofError for a suffix without a report, for an unknown option and for a folder that does not exist;
@@ -97,7 +99,8 @@ def export(path: str | PathLike[str], value: object, options: Mapping[str, Any],
     if name == PARQUET_RUN:
         if options:
             raise TorchprofError(f"{path} is the whole run: it has no option {next(iter(options))!r}.")
-        output("write")(value, path)
+        assert isinstance(value, Run)  # a diff has no such file
+        write(value, path)
         return
     # Before the file is opened: an error must not leave an empty file.
     data = render(name, value, options, of=of).encode("utf-8", "backslashreplace")
@@ -107,7 +110,7 @@ def export(path: str | PathLike[str], value: object, options: Mapping[str, Any],
     path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
 
-def format_of(path: str | PathLike[str], *, of: str = "run") -> str:
+def format_of(path: str | PathLike[str], *, of: Kind = "run") -> str:
     """The name of the report that belongs to the suffix of a file. Raises TorchprofError if there is none."""
     file = Path(path).name.removesuffix(".gz")
     formats = {report.suffix: name for name, report in known(of).items() if report.suffix is not None}

@@ -13,6 +13,7 @@ from unicodedata import east_asian_width
 
 from tabulate import tabulate, tabulate_formats
 
+from torchprof.analyze.columns import as_key
 from torchprof.analyze.layers import fitting_depth, tree
 from torchprof.analyze.report import (
     HOT,
@@ -29,7 +30,7 @@ from torchprof.comparison.diff import Diff
 from torchprof.comparison.table import changes_of_layers, diff_headline, table_of, whole_of
 from torchprof.errors import TorchprofError, suggest
 from torchprof.first_screen.overview import overview
-from torchprof.run.formats import UNKNOWN, Cell, ReportCell, as_key, format_time
+from torchprof.run.formats import UNKNOWN, Cell, ReportCell, format_time
 from torchprof.run.processes import paused_gc
 from torchprof.run.run import Run
 

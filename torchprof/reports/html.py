@@ -28,7 +28,7 @@ from torchprof.comparison.layers import MOVED
 from torchprof.comparison.table import changes_of_layers, diff_headline, whole_of
 from torchprof.errors import TorchprofError
 from torchprof.first_screen.headline import headline
-from torchprof.first_screen.verdict import first_findings, in_short, ran
+from torchprof.first_screen.verdict import first_findings, in_short, lines_of_run
 from torchprof.ranks.sentences import MOST_WHOLE_RANKS, run_of_chosen
 from torchprof.reports.page.data import page_data
 from torchprof.reports.page.layers import Path, Take, Tree
@@ -67,7 +67,7 @@ def html(run: Run, *, beside: Mapping[str, Run] | None = None, compared: Run | N
     if len(run.metas) > MOST_WHOLE_RANKS and compared is None and run.choice is None and not beside:
         run, compared = run_of_chosen(run), run
     takes = [Take("this run", run), *(Take(str(name), other) for name, other in (beside or {}).items())]
-    return page(takes, {"headline": headline(run), "ran": ran(run)}, compared)
+    return page(takes, {"headline": headline(run), "ran": lines_of_run(run)}, compared)
 
 
 def page(takes: Sequence[Take], more: Mapping[str, Any], compared: Run | None = None) -> str:
@@ -95,7 +95,7 @@ def page(takes: Sequence[Take], more: Mapping[str, Any], compared: Run | None = 
         ],
         "moreFindings": max(len(findings) - _FINDINGS_SHOWN, 0),
         "ran": [],
-        "help": [in_short(finding, evidence) for finding in first_findings(run, findings)],
+        "help": [in_short(finding, evidence) for finding in first_findings(evidence, findings)],
         **more,
         **page_data(takes, compared),
     }

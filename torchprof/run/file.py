@@ -14,8 +14,6 @@ from dataclasses import astuple, replace
 from importlib.util import find_spec
 from io import BytesIO
 from itertools import chain
-from pathlib import Path
-from secrets import token_hex
 from typing import Any, BinaryIO, TypeAlias
 
 from torchprof.errors import TorchprofError
@@ -48,7 +46,7 @@ _json = json.JSONEncoder(separators=(",", ":"), default=array.tolist).encode
 
 def json_of_run(run: Run, *, strip: bool = False, computed: Mapping[str, Any] | None = None) -> str:
     """The text of the file of a run. ``strip`` leaves out the names of files, machines and jobs. ``computed``: more
-    keys, for other programs. ``load`` ignores them: their values follow from the run."""
+    keys, for other programs. ``run_of`` ignores them: their values follow from the run."""
     return "".join(_pieces(run, strip, computed or {}))
 
 
@@ -58,10 +56,16 @@ def stripped(run: Run) -> Run:
 
 
 def write_json(run: Run, file: BinaryIO, *, strip: bool = False, zipped: bool = False) -> None:
-    opened: Any = gzip.GzipFile("", "wb", fileobj=file, mtime=0) if zipped else nullcontext(file)
-    with opened as written:
+    """Write the text of ``json_of_run`` to an open file, in pieces."""
+    maybe_zipped: Any = gzip.GzipFile("", "wb", fileobj=file, mtime=0) if zipped else nullcontext(file)
+    with maybe_zipped as stream:
         for piece in _pieces(run, strip, {}):
-            written.write(piece.encode())
+            stream.write(piece.encode())
+
+
+def zipped_json(run: Run, level: int) -> bytes:
+    """The gzipped file of a run. ``level``: of compression, 1 to 9."""
+    return gzip.compress(json_of_run(run).encode(), level, mtime=0)
 
 
 def _pieces(run: Run, strip: bool, computed: Mapping[str, Any]) -> Iterator[str]:
@@ -100,8 +104,8 @@ def _content(run: Run, strip: bool) -> Iterator[tuple[str, Any]]:
 
 
 def run_of(data: bytes, path: str) -> Run:
-    """The run in the JSON of a file, gzipped or not; ``path`` is its name in error messages. Raises TorchprofError like
-    ``load``."""
+    """The run in the JSON of a file, gzipped or not; ``path`` is its name in error messages. Raises TorchprofError
+    if it is not the file of a run, is damaged or was written by a newer torchprof."""
     return _run_of_document(_document_of(data, path), path)
 
 
@@ -142,22 +146,22 @@ def _document_of(data: bytes, path: str) -> dict[str, Any]:
 def _run_of_document(
     document: dict[str, Any], path: str, part: Callable[[dict[str, Any]], dict[str, Any]] | None = None
 ) -> Run:
-    """The run of the JSON of a file. ``part``: what of it is read, None for all. Raises TorchprofError if it is damaged
-    or was written by a newer torchprof."""
+    """The run of the JSON of a file. ``part``: makes of it the part that is read, None for all; it fails for a damaged
+    document, too. Raises TorchprofError if it is damaged or was written by a newer torchprof."""
     schema = document.get("schema")
     if type(schema) is not int or not 1 <= schema <= SCHEMA:
         raise TorchprofError(
             f"{path} has schema {schema}; this torchprof reads up to {SCHEMA}. Read it with a newer torchprof."
         )
     try:
-        run = _run(part(document) if part else document)
+        run = _checked_run(part(document) if part else document)
         return run if schema >= _WITH_IDLE_TIME else _with_idle_time(run)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise TorchprofError(f"{path} is a damaged run file: {type(error).__name__} {error}.") from error
 
 
-def _run(document: dict[str, Any]) -> Run:
-    """The run of a file. Raises as described in ``run.part`` if the file contradicts itself."""
+def _checked_run(document: dict[str, Any]) -> Run:
+    """The run of a document that does not contradict itself. Raises as described in ``run.part`` if it does."""
     document = {"pipelines": [], **document}  # runs of torchprof 2.7 have none
     layers = Layers.from_json(document["layers"])
     names = [layer.name for layer in layers]
@@ -190,8 +194,6 @@ PARQUET = b"PAR1"
 
 _RUN = b"torchprof-run"
 """The key in the metadata of the file of a run. Its value is a run file without the calls and costs of the rows."""
-_WHOLE = "run"  # the column with the run file of a rank
-_LEVEL = 6  # of gzip: the highest one takes twice as long for 1 % less
 _MEASURED_WITH = {"collective_ns": "cpu_ns"}  # never requested alone
 _LONGEST_METADATA = 2**31 - 1  # bytes: a run of many ranks may have more than the 100 MB that pyarrow reads by default
 
@@ -226,47 +228,6 @@ def run_of_parquet(data: bytes, path: str) -> Run:
     return _run_of_document(document, path)
 
 
-def table_of_rank(run: Run) -> ParquetTable:
-    """How the only rank of a run was recorded, what is compared between ranks, and the whole run, the last two as
-    gzipped run files. It has one line."""
-    meta = run.meta
-    line: dict[str, tuple[str, Any]] = {
-        "rank": (_INT, meta.rank),
-        "world_size": (_INT, meta.world_size),
-        "job": (_TEXT, meta.job or None),
-        "host": (_TEXT, meta.machine or None),
-        "device": (_TEXT, meta.device or "cpu"),
-        "models": (_TEXTS, meta.model),
-        "measured": (_TEXTS, meta.measured),
-        "cycles": (_INT, meta.cycles),
-        "steps": (_INT, meta.steps),
-        "wall_ns": (_INT, meta.wall_ns),
-        "process_cpu_ns": (_INT, meta.process_cpu_ns),
-        "run_delay_ns": (_INT, meta.run_delay_ns),
-        "compared": (_BYTES, _zipped(run.to_compare())),
-        _WHOLE: (_BYTES, _zipped(run)),
-    }
-    return {name: (kind, [value]) for name, (kind, value) in line.items()}
-
-
-def _zipped(run: Run) -> bytes:
-    return gzip.compress(json_of_run(run).encode(), _LEVEL, mtime=0)
-
-
-def run_of_rank(data: bytes, path: str, read: Callable[[bytes, str], Run] = run_of) -> Run:
-    """The run that ``table_of_rank`` has, or what ``read`` reads of its file."""
-    (whole,) = values_of_rank(data, path, _WHOLE)
-    return read(whole, path)
-
-
-def values_of_rank(data: bytes, path: str, *names: str) -> list[Any]:
-    """The values of columns of ``table_of_rank``; ``path`` and errors: as of ``run_of_parquet``."""
-    parquet = _pyarrow().parquet
-    with _damaged(path):
-        (line,) = parquet.read_table(BytesIO(data), columns=[*names]).to_pylist()
-        return [line[name] for name in names]
-
-
 def table_of_rows(run: Run) -> ParquetTable:
     """The rows of a run, one line for each. A cost that its rank did not measure is None, as are the costs of a sampled
     line of Python, which has none."""
@@ -296,30 +257,6 @@ def table_of_rows(run: Run) -> ParquetTable:
             [value if value or (rank in measured and has_cost[chain]) else None for value, rank, chain in values],
         )
     return table
-
-
-def table_of_steps(run: Run) -> ParquetTable:
-    """The single times in the lockstep of the only rank of a run, one line for each."""
-    layers, _ = _names_of_layers(run)
-    lines: list[tuple[LockstepKey, GroupOfRanks, bool, int, int]] = []
-    for key, lockstep in run.lockstep.items():
-        is_of_layer = key.is_collective or key.what == WORK
-        group = key.group or NOT_RECORDED
-        numbers = lockstep.times or range(len(lockstep.last_ns))
-        lines += [(key, group, is_of_layer, number, ns) for number, ns in zip(numbers, lockstep.last_ns)]
-    return {
-        "rank": (_INT, [run.meta.rank] * len(lines)),
-        "layer": (_TEXT, [layers[key.layer] if is_of_layer else None for key, _, is_of_layer, _, _ in lines]),
-        "phase": (_TEXT, [phase_of(*key[:2]) if is_of_layer else None for key, _, is_of_layer, _, _ in lines]),
-        "device": (_TEXT, [key.device for key, *_ in lines]),
-        "what": (_TEXT, [key.what for key, *_ in lines]),
-        "group_name": (_TEXT, [group.name or None for _, group, *_ in lines]),
-        "group_description": (_TEXT, [group.description or None for _, group, *_ in lines]),
-        "group_size": (_INT, [group.size for _, group, *_ in lines]),
-        "group_ranks": (_TEXT, [group.ranks or None for _, group, *_ in lines]),
-        "number": (_INT, [number for *_, number, _ in lines]),
-        "ns": (_INT, [ns for *_, ns in lines]),
-    }
 
 
 def _names_of_layers(run: Run) -> tuple[list[str], list[str | None]]:
@@ -384,20 +321,68 @@ def _damaged(path: str) -> Iterator[None]:
         raise TorchprofError(f"{path} is a damaged Parquet file: {type(error).__name__} {error}.") from error
 
 
-@contextmanager
-def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, under another name until the block ends: then it replaces ``path``. An error removes it. A pipe
-    or a terminal is written directly. Raises OSError like ``open``."""
-    if path.exists() and not path.is_file():
-        with path.open("wb") as file:
-            yield file
-        return
-    # Processes of other machines, in containers with the same process number, may write a file of this name, too.
-    written = path.with_name(f".{path.name}.{token_hex(4)}.part")
-    try:
-        with written.open("wb") as file:
-            yield file
-        written.replace(path)
-    except BaseException:
-        written.unlink(missing_ok=True)
-        raise
+# The other tables of a job folder
+
+_WHOLE = "run"  # the column with the run file of a rank
+_LEVEL = 6  # of gzip: the highest one takes twice as long for 1 % less
+
+
+def table_of_rank(run: Run) -> ParquetTable:
+    """How the only rank of a run was recorded, what is compared between ranks (a gzipped run file), and the whole run
+    (another one). It has one line."""
+    meta = run.meta
+    line: dict[str, tuple[str, Any]] = {
+        "rank": (_INT, meta.rank),
+        "world_size": (_INT, meta.world_size),
+        "job": (_TEXT, meta.job or None),
+        "host": (_TEXT, meta.machine or None),
+        "device": (_TEXT, meta.device or "cpu"),
+        "models": (_TEXTS, meta.model),
+        "measured": (_TEXTS, meta.measured),
+        "cycles": (_INT, meta.cycles),
+        "steps": (_INT, meta.steps),
+        "wall_ns": (_INT, meta.wall_ns),
+        "process_cpu_ns": (_INT, meta.process_cpu_ns),
+        "run_delay_ns": (_INT, meta.run_delay_ns),
+        "compared": (_BYTES, zipped_json(run.to_compare(), _LEVEL)),
+        _WHOLE: (_BYTES, zipped_json(run, _LEVEL)),
+    }
+    return {name: (kind, [value]) for name, (kind, value) in line.items()}
+
+
+def run_of_rank(data: bytes, path: str, read: Callable[[bytes, str], Run] = run_of) -> Run:
+    """The run that ``table_of_rank`` has, or what ``read`` reads of its file."""
+    (whole,) = values_of_rank(data, path, _WHOLE)
+    return read(whole, path)
+
+
+def values_of_rank(data: bytes, path: str, *names: str) -> list[Any]:
+    """The values of columns of ``table_of_rank``; ``path`` and errors: as of ``run_of_parquet``."""
+    parquet = _pyarrow().parquet
+    with _damaged(path):
+        (line,) = parquet.read_table(BytesIO(data), columns=[*names]).to_pylist()
+        return [line[name] for name in names]
+
+
+def table_of_steps(run: Run) -> ParquetTable:
+    """The single times in the lockstep of the only rank of a run, one line for each."""
+    layers, _ = _names_of_layers(run)
+    lines: list[tuple[LockstepKey, GroupOfRanks, bool, int, int]] = []
+    for key, lockstep in run.lockstep.items():
+        is_of_layer = key.is_collective or key.what == WORK
+        group = key.group or NOT_RECORDED
+        numbers = lockstep.times or range(len(lockstep.last_ns))
+        lines += [(key, group, is_of_layer, number, ns) for number, ns in zip(numbers, lockstep.last_ns)]
+    return {
+        "rank": (_INT, [run.meta.rank] * len(lines)),
+        "layer": (_TEXT, [layers[key.layer] if is_of_layer else None for key, _, is_of_layer, _, _ in lines]),
+        "phase": (_TEXT, [phase_of(*key[:2]) if is_of_layer else None for key, _, is_of_layer, _, _ in lines]),
+        "device": (_TEXT, [key.device for key, *_ in lines]),
+        "what": (_TEXT, [key.what for key, *_ in lines]),
+        "group_name": (_TEXT, [group.name or None for _, group, *_ in lines]),
+        "group_description": (_TEXT, [group.description or None for _, group, *_ in lines]),
+        "group_size": (_INT, [group.size for _, group, *_ in lines]),
+        "group_ranks": (_TEXT, [group.ranks or None for _, group, *_ in lines]),
+        "number": (_INT, [number for *_, number, _ in lines]),
+        "ns": (_INT, [ns for *_, ns in lines]),
+    }

@@ -1,4 +1,5 @@
-"""How figures and ranks become text: units, bounds (``≥``, ``–``), cells of tables, and the format of each unit."""
+"""How figures and ranks become text (units, bounds, cells of tables, the format of each unit), and amounts as users
+write them become numbers."""
 
 from __future__ import annotations
 
@@ -9,6 +10,9 @@ from enum import Enum
 from fractions import Fraction
 from itertools import groupby
 from typing import NamedTuple, TypeAlias
+
+UNKNOWN = "–"
+AT_LEAST = "≥"
 
 Value = str | int | float | None
 """What a cell of a table stands for."""
@@ -37,7 +41,8 @@ class ReportCell:
 
     - ``text``: what a table shows; also ``str()`` of the cell.
     - ``value``: the number in ``unit``, or the id as files write it: the path of a layer. None: unknown.
-    - ``unit``: "ns", "bytes", "count", "per second", "share" (a fraction of 1), "ratio"; "" for text.
+    - ``unit``: that of a ``Unit`` as text ("ns", "bytes", "count"), or one that no amount is written in: "per second",
+      "share" (a fraction of 1), "ratio"; "" for text.
     - ``at_least``: the number is a lower bound.
     - ``ids``: more ids of the row, by name, such as the layer that an operator ran in.
     """
@@ -88,18 +93,9 @@ class Figure(NamedTuple):
         return cell.written(f"{self.lead} {cell}") if self.lead else cell
 
 
-UNKNOWN = "–"
-AT_LEAST = "≥"
-
-
 def as_lower_bound(cell: ReportCell) -> ReportCell:
     """The same figure as a lower bound."""
     return ReportCell(f"{AT_LEAST} {cell}", cell.value, cell.unit, True, cell.ids)
-
-
-def as_key(heading: str) -> str:
-    """A heading as users write it in options: ``Self CPU total`` is ``self_cpu_total``."""
-    return heading.lower().replace(" ", "_")
 
 
 def format_time(ns: float) -> ReportCell:

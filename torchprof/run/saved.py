@@ -9,16 +9,16 @@ import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from secrets import token_hex
+from typing import TYPE_CHECKING, BinaryIO
 
 from torchprof.errors import TorchprofError, some
 from torchprof.run.file import (
     PARQUET,
-    atomic_file,
     check_pyarrow,
     comparison_of,
     run_of,
@@ -156,7 +156,7 @@ def add_to_job(run: Run, path: str | PathLike[str], *, strip: bool = False) -> N
     make_room(folder, rank, run.meta.world_size, run.meta.job)
     with ExitStack() as stack:  # which closes the last one first: the files get their names in the order of the tables
         for name, table_of in reversed(_TABLES.items()):
-            write_table(table_of(run), stack.enter_context(atomic_file(_file_of(folder, name, rank))))
+            write_table(table_of(run), stack.enter_context(_atomic_file(_file_of(folder, name, rank))))
 
 
 def make_room(folder: Path, rank: int, world_size: int = 1, job: str = "") -> None:
@@ -213,7 +213,7 @@ def _make(folder: Path) -> None:
             )
         for name in _TABLES:
             (folder / name).mkdir(exist_ok=True)
-        with atomic_file(folder / _MARK) as file:
+        with _atomic_file(folder / _MARK) as file:
             file.write(json.dumps({"format": _FORMAT, "schema": _SCHEMA}).encode())
     _check(folder)
 
@@ -249,11 +249,30 @@ def write(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
     path = Path(os.path.realpath(path))  # write to the target of a link
     if not path.parent.is_dir():
         raise TorchprofError(f"{path} cannot be written: the folder {path.parent} does not exist. Make it first.")
-    with atomic_file(path) as file:
+    with _atomic_file(path) as file:
         if path.suffix == ".parquet":
             write_parquet(run, file, strip=strip)
         else:
             write_json(run, file, strip=strip, zipped=path.suffix == ".gz")
+
+
+@contextmanager
+def _atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, under another name until the block ends: then it replaces ``path``. An error removes it. A pipe
+    or a terminal is written directly. Raises OSError like ``open``."""
+    if path.exists() and not path.is_file():
+        with path.open("wb") as file:
+            yield file
+        return
+    # Processes of other machines, in containers with the same process number, may write a file of this name, too.
+    written = path.with_name(f".{path.name}.{token_hex(4)}.part")
+    try:
+        with written.open("wb") as file:
+            yield file
+        written.replace(path)
+    except BaseException:
+        written.unlink(missing_ok=True)
+        raise
 
 
 @paused_gc()

@@ -10,77 +10,6 @@ from typing import Any, NamedTuple
 
 from torchprof.errors import TorchprofError, suggest
 
-# torch.compile
-
-GUARDS = "TorchDynamo Cache Lookup"
-"""The range in which torch.compile checks the guards of all versions of a region, right before the region runs."""
-GRAPH = "CompiledFxGraph"
-"""The name here of all calls of compiled graphs. In torch, the key of the graph follows."""
-COMPILING = "compiling"
-"""The name of the region that stands for all ranges in which torch.compile compiles."""
-REPLAYS = frozenset({"cudaGraphLaunch", "hipGraphLaunch"})
-"""The runtime calls that replay a graph of kernels."""
-REPLAY = "CUDA graph replay"
-
-NOT_ATTRIBUTABLE = "not attributable"
-"""Prefix of the name of a group of kernels with unknown layers. ``: `` and one of the reasons below follow."""
-BETWEEN = "between: "
-"""Prefix of the name of a group of kernels of which only the layers before and after are known. Their names follow."""
-COMPILED_BEFORE = "compiled before"
-LAYERS_NOT_RECORDED = "layers not recorded"
-NESTED_GRAPHS = "nested graphs"
-GRAPH_NOT_READ = "graph not read"
-UNKNOWN_KERNEL = "unknown kernel"
-UNKNOWN_MODULE = "unknown module"
-OTHER_MODULE = "other module"
-AMBIGUOUS_MODULE = "ambiguous module"
-SHARED_PARAMETER = "shared parameter"
-REPLACED_PARAMETER = "replaced parameter"
-FROZEN_PARAMETER = "frozen parameter"
-IN_CPP = "C++ wrapper"
-
-COMPILE_IN_BLOCK = (
-    "compile the model inside the block (call torch.compiler.reset() before the block, or start a new process); "
-    "warmup=1 leaves the first call, which compiles, out of the figures"
-)
-"""How to have the layers of compiled code recorded."""
-
-WHY_UNKNOWN = {
-    COMPILED_BEFORE: f"they were compiled before the block. To see their layers, {COMPILE_IN_BLOCK}",
-    LAYERS_NOT_RECORDED: f"these were not recorded. To record them, use compile_layers=True, and {COMPILE_IN_BLOCK}",
-    NESTED_GRAPHS: "they are in graphs inside another graph (torch.cond, torch.while_loop, nested regions)",
-    GRAPH_NOT_READ: "their graphs could not be read during compilation",
-    UNKNOWN_KERNEL: "their names are in no graph, or several kernels have the same name",
-    UNKNOWN_MODULE: "torch does not record which module their operations come from",
-    OTHER_MODULE: "they belong to modules that are not profiled",
-    AMBIGUOUS_MODULE: "the compiled function may have called any of several modules of one class",
-    SHARED_PARAMETER: "their parameter is of several layers, or of an embedding that other code multiplies with",
-    REPLACED_PARAMETER: "their parameter was replaced or freed before the block ended",
-    FROZEN_PARAMETER: "torch._inductor.config.freezing is on, and the compiler made their weights anew",
-    IN_CPP: "torch._inductor.config.cpp_wrapper is on, and its calls of libraries have no events",
-}
-"""Why the layers of kernels of torch.compile are unknown, by the reason in the name of their row."""
-
-NODE_PREFIX = "autograd::engine::evaluate_function: "
-"""Prefix of the engine's range around an autograd node. The name of the node follows."""
-_OVERHEAD = re.compile(
-    rf"{GUARDS}|Pregraph bytecode|AOTDispatcher Runtime Wrapper Prologue"
-    rf"|({NODE_PREFIX})?CompiledFunction(Backward)?\d*"
-)
-_GENERATED = re.compile(r"(graph_\d+_)?(cpp|triton)_\w+")
-
-
-def is_overhead(op: str) -> bool:
-    """Whether an op in a compiled region is overhead of torch.compile, such as checking guards. The call of the graph
-    is not: its time includes that of C++ kernels that have no ranges of their own."""
-    return _OVERHEAD.fullmatch(op) is not None
-
-
-def is_generated(kernel: str) -> bool:
-    """Whether Inductor generated this kernel. Other kernels are from libraries."""
-    return _GENERATED.fullmatch(kernel) is not None
-
-
 # Layers and phases
 
 OUTSIDE = -1
@@ -248,6 +177,77 @@ def number_of_phase(phase: str) -> int:
     if phase not in PHASES:
         raise TorchprofError(f"There is no phase {phase!r}. {suggest(str(phase), PHASES)}")
     return PHASES.index(phase)
+
+
+# torch.compile
+
+GUARDS = "TorchDynamo Cache Lookup"
+"""The range in which torch.compile checks the guards of all versions of a region, right before the region runs."""
+GRAPH = "CompiledFxGraph"
+"""The name here of all calls of compiled graphs. In torch, the key of the graph follows."""
+COMPILING = "compiling"
+"""The name of the region that stands for all ranges in which torch.compile compiles."""
+REPLAYS = frozenset({"cudaGraphLaunch", "hipGraphLaunch"})
+"""The runtime calls that replay a graph of kernels."""
+REPLAY = "CUDA graph replay"
+
+NOT_ATTRIBUTABLE = "not attributable"
+"""Prefix of the name of a group of kernels with unknown layers. ``: `` and one of the reasons below follow."""
+BETWEEN = "between: "
+"""Prefix of the name of a group of kernels of which only the layers before and after are known. Their names follow."""
+COMPILED_BEFORE = "compiled before"
+LAYERS_NOT_RECORDED = "layers not recorded"
+NESTED_GRAPHS = "nested graphs"
+GRAPH_NOT_READ = "graph not read"
+UNKNOWN_KERNEL = "unknown kernel"
+UNKNOWN_MODULE = "unknown module"
+OTHER_MODULE = "other module"
+AMBIGUOUS_MODULE = "ambiguous module"
+SHARED_PARAMETER = "shared parameter"
+REPLACED_PARAMETER = "replaced parameter"
+FROZEN_PARAMETER = "frozen parameter"
+IN_CPP = "C++ wrapper"
+
+COMPILE_IN_BLOCK = (
+    "compile the model inside the block (call torch.compiler.reset() before the block, or start a new process); "
+    "warmup=1 leaves the first call, which compiles, out of the figures"
+)
+"""How to have the layers of compiled code recorded."""
+
+WHY_UNKNOWN = {
+    COMPILED_BEFORE: f"they were compiled before the block. To see their layers, {COMPILE_IN_BLOCK}",
+    LAYERS_NOT_RECORDED: f"these were not recorded. To record them, use compile_layers=True, and {COMPILE_IN_BLOCK}",
+    NESTED_GRAPHS: "they are in graphs inside another graph (torch.cond, torch.while_loop, nested regions)",
+    GRAPH_NOT_READ: "their graphs could not be read during compilation",
+    UNKNOWN_KERNEL: "their names are in no graph, or several kernels have the same name",
+    UNKNOWN_MODULE: "torch does not record which module their operations come from",
+    OTHER_MODULE: "they belong to modules that are not profiled",
+    AMBIGUOUS_MODULE: "the compiled function may have called any of several modules of one class",
+    SHARED_PARAMETER: "their parameter is of several layers, or of an embedding that other code multiplies with",
+    REPLACED_PARAMETER: "their parameter was replaced or freed before the block ended",
+    FROZEN_PARAMETER: "torch._inductor.config.freezing is on, and the compiler made their weights anew",
+    IN_CPP: "torch._inductor.config.cpp_wrapper is on, and its calls of libraries have no events",
+}
+"""Why the layers of kernels of torch.compile are unknown, by the reason in the name of their row."""
+
+NODE_PREFIX = "autograd::engine::evaluate_function: "
+"""Prefix of the engine's range around an autograd node. The name of the node follows."""
+_OVERHEAD = re.compile(
+    rf"{GUARDS}|Pregraph bytecode|AOTDispatcher Runtime Wrapper Prologue"
+    rf"|({NODE_PREFIX})?CompiledFunction(Backward)?\d*"
+)
+_GENERATED = re.compile(r"(graph_\d+_)?(cpp|triton)_\w+")
+
+
+def is_overhead(op: str) -> bool:
+    """Whether an op in a compiled region is overhead of torch.compile, such as checking guards. The call of the graph
+    is not: its time includes that of C++ kernels that have no ranges of their own."""
+    return _OVERHEAD.fullmatch(op) is not None
+
+
+def is_generated(kernel: str) -> bool:
+    """Whether Inductor generated this kernel. Other kernels are from libraries."""
+    return _GENERATED.fullmatch(kernel) is not None
 
 
 # Ranges of torch

@@ -21,21 +21,19 @@ from torchprof.traces.columns import MODULE_PREFIX
 _WRAPPING_STEPS = {*WRAPPERS.values()} - {"module"}  # no other module has an attribute of these names
 _PARALLEL = {kind for kind, step in WRAPPERS.items() if step == "module"}
 
-_MOST_PLACES = 4096
-"""How many places one module or range may have. With many parents on many levels their number grows exponentially."""
-_MOST_OTHERS = 100
-"""How many places of a name list each other. Together the lists are as long as the square of this number."""
+_MOST_PLACES = 4096  # of one module or range: with many parents on many levels their number grows exponentially
+_MOST_OTHERS = 100  # places of a name that list each other: the lists are as long as the square of this number
+_NOT_IN_TRACES = ("params", "trainable_params", "param_bytes", "buffers", "buffer_bytes", "training")
+"""The fields of a layer that only the model knows."""
 
-# Ranges that torch and its libraries set themselves, which are no part of a model.
 _BOOKKEEPING = (OPTIMIZER_STEP, ZERO_GRAD, LOADING, FSDP_RANGE, "c10d:")
+"""Prefixes of the ranges that torch and its libraries set themselves, which are no part of a model."""
 _NUMBER = re.compile(r"\d+")
-# A number after one of these words counts repetitions; after any other word, it counts parts of a model.
 _TIME = re.compile(
     r"(step|iter|iteration|epoch|batch|sample|token|request|chunk|frame|run|trial|call|round)s?[^a-z]*$", re.IGNORECASE
 )
-_NOT_IN_TRACES = ("params", "trainable_params", "param_bytes", "buffers", "buffer_bytes", "training")
-"""The fields of a layer that only the model knows."""
-_MANY_TIMES = 20
+"""A number after one of these words counts repetitions; after any other word, it counts parts of a model."""
+_MANY_TIMES = 20  # nobody reads a row for each of more repetitions
 _MANY_PARTS = 128  # no known model has more blocks than this
 
 
@@ -52,8 +50,11 @@ class ModuleCall(NamedTuple):
 
 
 class RangeCall(NamedTuple):
-    """A range that was set with ``record_function``. ``parents``: the names of the ranges directly around it, as for a
-    module; "" for none. ``has_ops``: whether an operator ran inside it, at any depth."""
+    """A range that was set with ``record_function``.
+
+    - ``parents``: the names of the ranges directly around it, each once, in the order of first occurrence; "" for none.
+    - ``has_ops``: whether an operator ran inside it, at any depth.
+    """
 
     name: str
     parents: tuple[str, ...]
@@ -69,7 +70,7 @@ class Hierarchy:
     warnings: tuple[RunWarning, ...] = ()
 
 
-def path_of(label: str) -> tuple[str, ...]:
+def path_of_label(label: str) -> tuple[str, ...]:
     """The path of a module from its label: the inverse of ``record.labels.label_of``."""
     return tuple(unquote(step) for step in label.removeprefix(PREFIX).split("."))
 
@@ -77,6 +78,10 @@ def path_of(label: str) -> tuple[str, ...]:
 def traced_class_name(name: str) -> str:
     """The class of a module in a trace: "Linear" for "nn.Module: Linear_0"."""
     return name.removeprefix(MODULE_PREFIX).rpartition("_")[0]
+
+
+def _strip_module_prefix(name: str) -> str:
+    return name.removeprefix(MODULE_PREFIX)
 
 
 def layers_of_labels(labels: Iterable[str], kinds: Mapping[str, str]) -> Hierarchy:
@@ -88,7 +93,7 @@ def layers_of_labels(labels: Iterable[str], kinds: Mapping[str, str]) -> Hierarc
     A wrapper that its path shows for certain is the same layer as the module in it, as in a live run. A wrapped model
     has the name of the wrapper, because no path contains the name of the model.
     """
-    path_by = {label: path_of(label) for label in filter(is_of_a_call, labels)}
+    path_by = {label: path_of_label(label) for label in filter(is_of_a_call, labels)}
     label_at = {path: label for label, path in path_by.items()}
     kind_at: dict[tuple[str, ...], str] = {}
     paths: dict[str, list[tuple[str, ...]]] = {}
@@ -181,20 +186,10 @@ def _wrappers(parents: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, str]]
                 yield name, wrapper
 
 
-def _about_crowded(names: Sequence[str]) -> Iterator[RunWarning]:
-    """The warning about modules or ranges that have too many places."""
-    if names:
-        yield RunWarning.of("too_many_places", most=_MOST_PLACES, modules=tuple(map(_strip_module_prefix, names)))
-
-
 def _last(name: str, following: Mapping[str, str]) -> str:
     while name in following:
         name = following[name]
     return name
-
-
-def _strip_module_prefix(name: str) -> str:
-    return name.removeprefix(MODULE_PREFIX)
 
 
 def _nearest_kept(
@@ -214,21 +209,24 @@ def _nearest_kept(
 
 def _folded(names: Sequence[str]) -> dict[str, str]:
     """The name of the layer for each name of a range: with N in place of each number that only counts."""
-    alike = Counter(around for name in set(names) for around in _around_numbers(name))
+    alike = Counter(_around(number) for name in set(names) for number in _NUMBER.finditer(name))
 
     def is_counter(around: tuple[str, str]) -> bool:
         return alike[around] > (_MANY_TIMES if _TIME.search(around[0]) else _MANY_PARTS)
 
     folded = {}
     for name in names:
-        folds = iter([is_counter(around) for around in _around_numbers(name)])
-        folded[name] = _NUMBER.sub(lambda number: "N" if next(folds) else number[0], name)  # noqa: B023
+        fold = name
+        for number in reversed([*_NUMBER.finditer(name)]):  # the last first, so that the others stay where they are
+            if is_counter(_around(number)):
+                fold = f"{fold[: number.start()]}N{fold[number.end() :]}"
+        folded[name] = fold
     return folded
 
 
-def _around_numbers(name: str) -> list[tuple[str, str]]:
-    """The text before and after each number in a name."""
-    return [(name[: number.start()], name[number.end() :]) for number in _NUMBER.finditer(name)]
+def _around(number: re.Match[str]) -> tuple[str, str]:
+    """The text before and after a number in a name."""
+    return number.string[: number.start()], number.string[number.end() :]
 
 
 def _places(parents: Mapping[str, tuple[str, ...]]) -> dict[str, list[tuple[str, ...]]]:
@@ -259,6 +257,12 @@ def _places(parents: Mapping[str, tuple[str, ...]]) -> dict[str, list[tuple[str,
     crowded = {name for name, paths in places.items() if len(paths) > _MOST_PLACES}
     clear = {name: [path for path in paths if crowded.isdisjoint(path)] for name, paths in places.items()}
     return {name: paths for name, paths in clear.items() if paths}
+
+
+def _about_crowded(names: Sequence[str]) -> Iterator[RunWarning]:
+    """The warning about modules or ranges that have too many places."""
+    if names:
+        yield RunWarning.of("too_many_places", most=_MOST_PLACES, modules=tuple(map(_strip_module_prefix, names)))
 
 
 def _hierarchy(

@@ -20,7 +20,7 @@ from torchprof.run.words import OUTSIDE
 from torchprof.traces.aligned_calls import UNALIGNED, AlignedCalls
 from torchprof.traces.alignment import Reference, align
 from torchprof.traces.events import TraceEvents
-from torchprof.traces.layers import layers_of_labels, layers_of_modules, layers_of_ranges, path_of
+from torchprof.traces.layers import layers_of_labels, layers_of_modules, layers_of_ranges, path_of_label
 
 if TYPE_CHECKING:
     from torchprof.record.plan import Plan
@@ -76,7 +76,7 @@ class ModelPlan:
     def of_stages(self, labels: Iterable[str]) -> ModelPlan:
         """The plan with the names that the models have in a trace of a pipeline: "Net (stage 1)" for "Net". If the
         labels name as many stages of a class as models of it were given, these are the stages, in their order."""
-        label_of = {path_of(label)[0]: label for label in (label.partition(".")[0] for label in labels)}
+        label_of = {path_of_label(label)[0]: label for label in (label.partition(".")[0] for label in labels)}
         stages = sorted((root for root in label_of if stage_of_root(root) is not None), key=_stage)
         models = {path[0]: layer for path, layer in self.modules.items() if len(path) == 1}
         named, shown = {}, {}  # real name of a model, and the name that users see → that in the trace
@@ -95,7 +95,7 @@ class ModelPlan:
 
         def in_trace_of(label: str) -> str:
             root, *below = label.split(".")
-            return ".".join([label_of.get(named.get(path_of(root)[0], ""), root), *below])
+            return ".".join([label_of.get(named.get(path_of_label(root)[0], ""), root), *below])
 
         sites = {
             in_trace_of(label): Site(site.layers, site.wrapper and in_trace_of(site.wrapper))
@@ -161,14 +161,14 @@ def _labelled(
     """The layers of the model that the labels name. A warning names the labels of other modules."""
     if set(labels).isdisjoint(model.plan.sites):
         given = ", ".join(path[0] for path in model.plan.layer_paths if len(path) == 1)
-        roots = sorted(dict.fromkeys(path_of(label)[0] for label in labels), key=_stage)
+        roots = sorted(dict.fromkeys(path_of_label(label)[0] for label in labels), key=_stage)
         are_stages = stage_of_root(roots[-1]) is not None
         what = "a list with the model of each stage of this trace, in this order," if are_stages else "the model"
         raise TorchprofError(
             f"{path} is of other modules than those of {given}: {some(roots)}. Give from_trace {what} and the "
             "paths of the recording; or no model: then the labels are the layers."
         )
-    foreign = [module for module in map(path_of, labels) if module not in model.modules]
+    foreign = [module for module in map(path_of_label, labels) if module not in model.modules]
     if foreign:
         seen.warnings.append(RunWarning.of("labelled_in_trace_only", [".".join(module) for module in foreign]))
     return model.plan, model.layers

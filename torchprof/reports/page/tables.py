@@ -13,12 +13,12 @@ from typing import Any
 from torchprof.analyze.memory import about_peak, samples_by_device
 from torchprof.analyze.report import QUESTIONS, Part, ReportTable, TableRow, printable, stacked, tables_and_sentences
 from torchprof.ranks import balance_of
+from torchprof.ranks.compared import IN_NO_OP, OneLayer, OverRanks
 from torchprof.ranks.pipeline import OnePipeline
 from torchprof.ranks.pipeline_bubble import judged_pipelines
 from torchprof.ranks.pipeline_report import about_alike
 from torchprof.ranks.report import table_of_ranks
 from torchprof.ranks.sentences import name_of, sentences, unit_of
-from torchprof.ranks.values import IN_NO_OP, OneLayer, OverRanks
 from torchprof.run.formats import (
     Cell,
     ReportCell,

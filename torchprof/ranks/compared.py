@@ -1,10 +1,9 @@
-"""Figures of the ranks of a run, per step, so that ranks can be compared."""
+"""What is compared between ranks: figures of each rank, layer and collective; ``Compared`` takes them from a run."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from copy import copy
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import add, attrgetter
@@ -20,6 +19,8 @@ from torchprof.run.words import FORWARD, OUTSIDE, PHASES
 
 INFERRED = "all ranks (inferred)"
 """The name of the group of collectives that recorded no group, and are taken to be between all ranks."""
+IN_NO_OP = -3
+"""Used as a layer's index: the time of a rank in no operator and no range, for example waiting for data."""
 
 
 class Times(NamedTuple):
@@ -73,11 +74,12 @@ class OverRanks:
 class OneRank:
     """The figures of one rank. Times are per step, the mean over the ``steps``; None: unknown.
 
-    ``work_ns``: its own work, in layers or not; ``typical_ns``: the median of that over the steps. ``slowest``: in how
-    many steps all others were faster, None if the steps of ranks cannot be paired. ``waiting_ns``: its waiting in
-    collectives for the last rank; a lower bound if ``waits_longer``, because not every collective can be measured.
-    ``last``: how often it was that last rank. ``peaks``: (kind of device, peak bytes above the start), the largest if
-    there are several devices of a kind. ``flops``: of the whole recording, a lower bound if ``has_more_flops``.
+    - ``work_ns``: its own work, in layers or not. ``typical_ns``: the median of that over the steps.
+    - ``slowest``: in how many steps all others were faster, None if the steps of ranks cannot be paired.
+    - ``waiting_ns``: its waiting in collectives for the last rank; a lower bound if ``waits_longer``, because not every
+      collective can be measured. ``last``: how often it was that last rank.
+    - ``peaks``: (kind of device, peak bytes above the start), the largest if there are several devices of a kind.
+    - ``flops``: of the whole recording, a lower bound if ``has_more_flops``.
     """
 
     rank: int
@@ -93,18 +95,17 @@ class OneRank:
     has_more_flops: bool = False
 
 
-IN_NO_OP = -3
-"""Used as a layer's index: the time of a rank in no operator and no range, for example waiting for data."""
-
-
 @dataclass(frozen=True)
 class OneLayer:
     """A layer (by its index, negative for none) with all layers below it in one phase, over the ranks that have it.
 
-    All figures are per step. ``work``: own work in ns, the mean over the steps. ``slowest``: how often the rank with
-    the most work was the slowest. ``flops``: a lower bound if ``more_flops`` were not counted. ``peak``: peak bytes
-    above the start of a call. ``waiting``: ns in the ``collectives`` of the layer and of those below, for the ranks
-    that took part; None if unknown or without collectives; a lower bound if ``wait_longer``.
+    All figures are per step.
+
+    - ``work``: own work in ns, the mean over the steps. ``slowest``: how often the rank with the most work was the
+      slowest.
+    - ``flops``: a lower bound if ``has_more_flops``. ``peak``: peak bytes above the start of a call.
+    - ``waiting``: ns in the ``collectives`` of the layer and of those below, for the ranks that took part; None if
+      unknown or without collectives; a lower bound if ``waits_longer``.
     """
 
     layer: int
@@ -112,22 +113,23 @@ class OneLayer:
     work: OverRanks | None = None
     slowest: Times | None = None
     flops: OverRanks | None = None
-    more_flops: bool = False
+    has_more_flops: bool = False
     peak: OverRanks | None = None
     collectives: bool = False
     waiting: OverRanks | None = None
-    wait_longer: bool = False
+    waits_longer: bool = False
 
 
 @dataclass(frozen=True)
 class OneCollective:
-    """A collective that a layer called, between the ranks of one group. ``ranks``: those that recorded it.
+    """A collective that a layer called, between the ranks of one group.
 
-    ``calls``: of all ranks. ``waiting``: ns per step of each rank; None if the calls of different ranks cannot be
-    paired. It is a lower bound for the ranks in ``longer``: for all ranks if ranks of the group are missing, else for
-    those on which several of these collectives overlapped. ``beside``: for how long per step another collective may
-    have overlapped, which is not part of ``waiting``. ``last``: how often each rank came last, in ``of`` calls; if
-    several ranks came last together, none counts.
+    - ``ranks``: those that recorded it. ``calls``: of all ranks.
+    - ``waiting``: ns per step of each rank; None if the calls of different ranks cannot be paired. It is a lower bound
+      for the ranks in ``waits_longer_on``: for all ranks if ranks of the group are missing, else for those on which
+      several of these collectives overlapped.
+    - ``beside``: for how long per step another collective may have overlapped, which is not part of ``waiting``.
+    - ``times_last``: how often each rank came last, in ``paired_calls``; if several came last together, none counts.
     """
 
     layer: int
@@ -137,35 +139,50 @@ class OneCollective:
     ranks: tuple[int, ...]
     calls: int
     waiting: OverRanks | None = None
-    longer: tuple[int, ...] = ()
+    waits_longer_on: tuple[int, ...] = ()
     beside: tuple[int, ...] = ()
-    last: OverRanks | None = None
-    of: int = 0
+    times_last: OverRanks | None = None
+    paired_calls: int = 0
 
     @property
-    def wait_longer(self) -> bool:
-        return bool(self.longer)
+    def waits_longer(self) -> bool:
+        return bool(self.waits_longer_on)
 
 
 class Compared:
-    """A run whose ranks are compared, ``of_job`` many with those that are missing. ``time``: the time that counts
-    ("cpu" or "device"); ``whole``: that of all steps."""
+    """Ranks of a run that are compared with each other.
 
-    def __init__(self, run: Run) -> None:
+    ``measured_on``: where the time that counts was measured, "cpu" or "device"; None for nowhere. ``step_work``: the
+    own work of the ranks in whole steps, on that. ``ranks_of_job``: how many ranks the job has, also those that are
+    missing.
+    """
+
+    def __init__(self, run: Run, ranks: Collection[int], measured_on: str | None, step_work: Lockstep) -> None:
         self.run = run
-        self.metas = sorted(run.metas, key=attrgetter("rank"))
+        self.metas = sorted((meta for meta in run.metas if meta.rank in ranks), key=attrgetter("rank"))
         self.ranks = tuple(meta.rank for meta in self.metas)
-        self.of_job = max(len(self.ranks), *(meta.world_size for meta in self.metas))
-        self.time: str | None = None
-        self.whole = Lockstep((), (), (), (), (), ())
-        for device, name in (("cpu", "cpu_ns"), ("device", "device_ns")):
-            whole = run.lockstep.get(LockstepKey(OUTSIDE, FORWARD, device, STEP))
-            if whole is not None and any(whole.ns) and self.have_measured(name):
-                self.time, self.whole = device, whole
+        self.ranks_of_job = max(len(run.metas), *(meta.world_size for meta in run.metas))
+        self.measured_on, self.step_work = measured_on, step_work
         self.steps = {meta.rank: meta.steps or meta.cycles for meta in self.metas}
-        self.steps |= dict(zip(self.whole.ranks, self.whole.counts))
-        self.are_paired = self.whole.is_paired and self.whole.ranks == self.ranks
+        self.steps |= dict(zip(step_work.ranks, step_work.counts))
+        self.are_paired = step_work.is_paired and step_work.ranks == self.ranks
         self._selected = None if run.meta.paths is None else set(run.meta.paths)
+
+    @classmethod
+    def of(cls, run: Run) -> Compared:
+        """All ranks of a run: on the device if all ranks measured its time and anything ran there, else on the CPU."""
+        ranks = {meta.rank for meta in run.metas}
+        for device, field in (("device", "device_ns"), ("cpu", "cpu_ns")):
+            work = run.lockstep.get(LockstepKey(OUTSIDE, FORWARD, device, STEP))
+            if work is not None and any(work.ns) and all(field in meta.measured for meta in run.metas):
+                return cls(run, ranks, device, work)
+        return cls(run, ranks, None, Lockstep((), (), (), (), (), ()))
+
+    def among(self, ranks: Collection[int]) -> Compared:
+        """The same, of some of the ranks: they are compared with each other alone."""
+        if len(ranks) == len(self.ranks):
+            return self
+        return Compared(self.run, ranks, self.measured_on, _of_some(self.step_work, ranks))
 
     def is_selected(self, layer: int) -> bool:
         return layer < 0 or self._selected is None or self.run.layers[layer].path in self._selected
@@ -183,21 +200,6 @@ class Compared:
         for rank in self.ranks:
             together[kinds.get(rank), self.stages.get(rank)].append(rank)
         return [*map(tuple, together.values())]
-
-    def among(self, ranks: Sequence[int]) -> Compared:
-        """The same, of some of the ranks: they are compared with each other alone."""
-        if len(ranks) == len(self.ranks):
-            return self
-        some = copy(self)
-        for of_all in ("step_ns", "all_ranks"):  # may be cached
-            vars(some).pop(of_all, None)
-        chosen = set(ranks)
-        some.metas = [meta for meta in self.metas if meta.rank in chosen]
-        some.ranks = tuple(meta.rank for meta in some.metas)
-        some.peers = [some.ranks]
-        some.whole = _of_some(self.whole, some.ranks)
-        some.are_paired = some.whole.is_paired and some.whole.ranks == some.ranks
-        return some
 
     def work(self, device: str | None) -> dict[tuple[int, str], Lockstep]:
         """Own work of the CPU or the device, by layer and phase."""
@@ -251,12 +253,12 @@ class Compared:
         ranks = (self.run.layers[layer].ranks if layer >= 0 else ()) or self.ranks
         return OverRanks(ranks, tuple(values.get(rank, 0) for rank in ranks))
 
-    def outside(self, part: str, name: str) -> Counter[int]:
-        """A column of the rows outside all layers that are one part of a step (``step_data_ns``), per step, by rank."""
+    def outside(self, purpose: str, name: str) -> Counter[int]:
+        """A column of the rows outside all layers for one purpose ("data"), per step, by rank."""
         rows = self.run.rows
         sums: Counter[int] = Counter()
         for (phase, chain, rank), value in rows.summed(("phase", "frames", "rank"), name, layer=OUTSIDE).items():
-            if value and part == f"step_{purpose_of(PHASES[phase], rows.frames[chain])}_ns":
+            if value and purpose == purpose_of(PHASES[phase], rows.frames[chain]):
                 sums[rank] += value
         return Counter({rank: self.per_step(rank, value) for rank, value in sums.items()})
 
@@ -277,7 +279,7 @@ class Compared:
         }
 
 
-def _of_some(times: Lockstep, ranks: Sequence[int]) -> Lockstep:
+def _of_some(times: Lockstep, ranks: Collection[int]) -> Lockstep:
     """The times of some ranks. Without the single times of each rank, those of the last rank are unknown."""
     chosen = set(ranks)
     places = [index for index, rank in enumerate(times.ranks) if rank in chosen]
