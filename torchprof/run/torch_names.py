@@ -172,6 +172,8 @@ DTYPES = (
     Dtype("bits16", "Bits16", 2, "", ("c10::bits16",)),
 )
 """Without types that pack several elements into a byte."""
+NO_TENSORS = ("", "Scalar", "ScalarList")
+"""The names that inputs which are no tensors, nor lists of tensors, have instead of a type."""
 
 
 def recorded_as(*names: str) -> frozenset[str]:
