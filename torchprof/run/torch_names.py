@@ -173,7 +173,7 @@ DTYPES = (
 )
 """Without types that pack several elements into a byte."""
 NO_TENSORS = ("", "Scalar", "ScalarList")
-"""The names that inputs which are no tensors, nor lists of tensors, have instead of a type."""
+"""The names in place of a type for inputs that are not tensors or lists of tensors."""
 
 
 def recorded_as(*names: str) -> frozenset[str]:
