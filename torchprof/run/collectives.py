@@ -1,5 +1,4 @@
-"""Which collective an event is, with its bytes and its ranks, by names and recorded arguments; and in which one a rank
-was when its recording ended."""
+"""Which collective an event is, with its bytes and its ranks; and in which one a rank was when its recording ended."""
 
 from __future__ import annotations
 
@@ -14,8 +13,6 @@ from torchprof.run.lockstep import GroupOfRanks
 from torchprof.run.part import PerRank, demand_layer
 from torchprof.run.torch_names import DTYPES, NO_TENSORS
 from torchprof.run.words import Frame, FrameKind, Signature
-
-# Names
 
 C10D_OPS = "c10d::"
 """Prefix of the names of torch's ops that call a collective (``torch/csrc/distributed/c10d/Ops.cpp``)."""
@@ -45,9 +42,8 @@ _NAMES = {name.replace("_", ""): name for name in COLLECTIVES}
 def name_of_collective(name: str) -> str:
     """The name that a collective has in all reports: "all_reduce" for "allreduce_coalesced", "nccl:all_reduce",
     "c10d::allreduce_" and "gloo:sparse_all_reduce". From any other name only the backend is removed. torch has
-    different names for each way to pass the tensors ("_allgather_base", "all_gather_into_tensor"), and in ops
-    (``torch/csrc/distributed/c10d/Ops.cpp``), ranges and records (``ProcessGroupNCCL.cpp``). "all_reduce_barrier", as
-    which NCCL runs a barrier, is a barrier."""
+    different names for each way to pass the tensors ("_allgather_base", "all_gather_into_tensor"), and in ops, ranges
+    and records (``ProcessGroupNCCL.cpp``). "all_reduce_barrier", as which NCCL runs a barrier, is a barrier."""
     match = COLLECTIVE_OP.search("barrier" if "barrier" in name else name)
     return _NAMES[match[0].replace("_", "")] if match else name.rpartition(":")[2]
 
@@ -56,7 +52,6 @@ def name_of_collective(name: str) -> str:
 
 _MARK = "collective"
 _NO_COLLECTIVES = ("wait", "init")  # recorded like collectives: waiting for one, making a group
-
 _ELEMENT_BYTES = {dtype.scalar_type: dtype.nbytes for dtype in DTYPES}
 _SCALAR_TYPES = {recorded: dtype.scalar_type for dtype in DTYPES for recorded in dtype.recorded}
 
