@@ -267,7 +267,7 @@ def share_of(gain: Gain, evidence: Evidence) -> float:
 
 # Findings as text
 
-_WIDTH = 100
+_LINE_WIDTH = 100
 _RECORDS = {
     "record_shapes": "record_shapes=True (shapes and types)",
     "profile_memory": "profile_memory=True (memory)",
@@ -294,12 +294,12 @@ def advice(run: Run, *, top: int | None = 20) -> Section:
     if failed:
         rules = ", ".join(f"{name} ({type(error).__name__}: {error})" for name, error in failed.items())
         parts.append(
-            textwrap.fill(printable(f"These rules failed and found nothing: {rules}. Please report this."), _WIDTH)
+            textwrap.fill(printable(f"These rules failed and found nothing: {rules}. Please report this."), _LINE_WIDTH)
         )
     missing = unrecorded(run)
     if missing:
         more = ", ".join(_RECORDS[name] for name in missing)
-        parts.append(textwrap.fill(f"More can be found in a run recorded with {more}.", _WIDTH))
+        parts.append(textwrap.fill(f"More can be found in a run recorded with {more}.", _LINE_WIDTH))
     return spaced(parts)
 
 
@@ -347,7 +347,7 @@ def _paragraphs(number: int, advice: Advice, evidence: Evidence, digits: int) ->
     return "\n".join(
         textwrap.fill(
             printable(sentence),
-            _WIDTH,
+            _LINE_WIDTH,
             initial_indent=lead if sentence is sentences[0] else " " * len(lead),
             subsequent_indent=" " * len(lead),
             break_long_words=False,

@@ -1,4 +1,5 @@
-"""Predicates on chains of frames: what rules ask of the place of a row. ``Evidence`` finds the chains that match."""
+"""Predicates on chains of frames: what rules ask of the place of a row. The docstring of each says when
+it holds; ``Evidence`` finds the chains that match."""
 
 from __future__ import annotations
 
@@ -77,7 +78,7 @@ def node_of(frames: Frames) -> str | None:
     return match[1].lower() if match else None
 
 
-# Predicates: a row matches if what their docstrings say is true
+# Predicates
 
 
 def inside(*names: str) -> Having:
@@ -102,6 +103,7 @@ is_op = Having(innermost_kind, frozenset({FrameKind.OP}))
 is_line = Having(innermost_kind, frozenset({FrameKind.PYTHON}))
 """It is a sampled line of Python."""
 has_label = Having(kinds_in, frozenset({FrameKind.LABEL}))
+"""It is in a label, of the user's or of torch."""
 is_interruption = Having(kinds_in, frozenset(INTERRUPTIONS))
 """It is a garbage collection, or work of the profiler itself."""
 is_collection = Among(is_interruption, lambda frames: frames[0].kind == FrameKind.GC)
@@ -132,7 +134,9 @@ def in_label(beginning: str, wider: Holds = has_label) -> Among:
 
 
 is_optimizer = in_label(OPTIMIZER_RANGE)
+"""It is in a label that torch puts around an optimizer's methods."""
 is_step = in_label(OPTIMIZER_STEP, is_optimizer)
+"""It is in the step of an optimizer."""
 is_loading = in_label(LOADING)
 """It is inside the label that torch puts around each batch of a DataLoader or a DataPipe."""
 

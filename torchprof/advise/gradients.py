@@ -1,4 +1,4 @@
-"""Avoidable work for gradients: recomputation, gradients that are not needed, forward calls without backward."""
+"""Avoidable work for gradients: slow optimizer steps, recomputation, gradients and graphs that nothing uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Layers with a cheaper way to do the same: cells over time, dropout, casts, growing tensors, memory layout."""
+"""Layers with a cheaper way to do the same: cells over time, dropout, casts, growing tensors, memory layout; tensors
+that they make in each call, and embeddings of large tables."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ _FUSED = 0.8
 _GROWTH = 10
 _ITEMS = 20
 _ITEM_NS = 400_000  # forward and backward
-# cuDNN's names; nhwcToFoldedNhwc is not such a conversion.
 _CONVERSION = re.compile(r"nchwto\w*nhwc|nhwcto\w*nchw", re.IGNORECASE)
+"""cuDNN's names; nhwcToFoldedNhwc is not such a conversion."""
 _is_conversion = Among(is_device_work, lambda frames: _CONVERSION.search(frames[-1].name) is not None)
 
 
@@ -185,7 +186,7 @@ def channels_last_missed(evidence: Evidence) -> Iterator[Advice]:
         )
 
 
-# Tensors that a layer makes anew in each call, though they depend only on sizes; and embeddings of large tables
+# Constants and embeddings
 
 _LEAST_CONSTANTS = 0.03  # of the recorded time
 _MAKES = inside(*aten("arange linspace eye tril triu tril_indices triu_indices"))

@@ -180,7 +180,7 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
     """
     if not evidence.ops_recorded or not evidence.recorded_ns:
         return
-    own = evidence.took_outside(_OWN_TIME_OF_LOOP, FORWARD)
+    own = evidence.took_outside(Among(is_own_time, _is_loop), FORWARD)
     gaps = [spread for _, spread in evidence.samples["step_gap_ns"]]
     unusual = sum(max(0, spread.sum - round(spread.median * spread.count)) for spread in gaps)
     waited = sum(pipeline.waited_ns for pipeline in evidence.run.pipelines if pipeline.device == "cpu")
@@ -293,9 +293,6 @@ def _small_operators(function: Function, evidence: Evidence) -> tuple[_Kind | No
 def _is_loop(frames: Frames) -> bool:
     """Whether work is that of the loop: not of data loading, an optimizer or the garbage collector."""
     return purpose_of(FORWARD, frames) not in (DATA, OPTIMIZER, GARBAGE)
-
-
-_OWN_TIME_OF_LOOP = Among(is_own_time, _is_loop)
 
 
 def _calls_of_models(evidence: Evidence) -> list[int]:

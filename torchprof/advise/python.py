@@ -29,6 +29,8 @@ from torchprof.run.formats import format_time
 from torchprof.run.layers import Layer
 from torchprof.run.words import FORWARD, FSDP_RANGE, LOADING, OUTSIDE, Frame, FrameKind, SourceLine, sampled_line
 
+# Python by function
+
 FEWEST_SAMPLES = 5
 """The samples from which a function is reported."""
 _ANY_LAYER, _ANY_OPERATOR = 0, Frame(FrameKind.OP, "any")

@@ -1,4 +1,4 @@
-"""The device report: busy and idle time of each device and of its streams, by kind of work."""
+"""The device report: busy and idle time of each device and of its streams, by kind of work; and the kernels report."""
 
 from __future__ import annotations
 
@@ -93,14 +93,14 @@ def _with_share(part: int, whole: int) -> str:
     return f"{format_time(part)} ({part / whole:.1%})" if whole else str(format_time(part))
 
 
-# The kernels report: work on devices by kernel, operator, layer and phase
+# The kernels report
 
-# Also casts; not the suffix of a copy ("Memcpy DtoH (…)"), which follows a space.
 _ARGUMENTS = re.compile(r"(?<=\S)\([^()]*\)|\([^()]*\)(?=\d)")
+"""Also casts; not the suffix of a copy ("Memcpy DtoH (…)"), which follows a space."""
 _LAMBDAS = re.compile(r"(?: const)?::(?:\{lambda#\d+\}|operator\b(?: const)?)")
 _NAMESPACES = re.compile(r"\b(?:at|c10)::(?:\w+::)*")
 _POINTERS = re.compile(r", Array<char\*, \d+>")
-_WIDTH = 64
+_KERNEL_WIDTH = 64
 
 
 @report("kernels", "every kernel of a device, by the operator that launched it", answers="time")
@@ -169,7 +169,7 @@ def short_kernel_name(name: str) -> str:
         before, name = name, _ARGUMENTS.sub("", name)
     for noise in (_LAMBDAS, _NAMESPACES, _POINTERS):
         name = noise.sub("", name)
-    return shortened(name.replace(" >", ">"), _WIDTH)
+    return shortened(name.replace(" >", ">"), _KERNEL_WIDTH)
 
 
 def _devices(run: Run) -> Iterator[str]:

@@ -1,4 +1,5 @@
-"""The figures of a row. The one rule for all views of a run: which figure is exact, ``≥``, ``–`` or blank."""
+"""The figures of a row. The one rule for all views of a run: which figure is exact, ``≥``, ``–`` or blank.
+And MFU; and whether the shapes of the calls of a layer vary."""
 
 from __future__ import annotations
 
@@ -186,7 +187,7 @@ def _inlined_below(run: Run, above: int) -> Collection[int]:
     return [index for index in below if run.layers[index].compiled and not run.rows.forward_calls(index)]
 
 
-# MFU: the FLOPs of a model over what its devices could have done in the same time.
+# MFU
 
 _DTYPES = {
     recorded: dtype.name
@@ -245,14 +246,15 @@ def dtype_of_most_macs(run: Run, model: str | None = None) -> str | None:
     return macs.most_common(1)[0][0] if macs else None
 
 
-# Whether all forward calls of a layer had inputs of the same shapes: only then can a mean be shown with a shape
+# Varying shapes
 
 _Path = tuple[str, ...]
 
 
 def varying_calls(run: Run, *, of_model: bool = False) -> dict[_Path, bool | None]:
     """For each layer, whether the shapes in its forward calls varied from call to call, layers below it included. A
-    layer that is used twice in each call of the model, on two shapes, varies.
+    layer that is used twice in each call of the model, on two shapes, varies. Only of one that does not can a mean be
+    shown with a shape.
 
     True: the model was called with different shapes (``Layer.same_shapes``), or an operator ran on some shapes only in
     some of the calls. None: unknown. The shapes of operators are known with ``record_shapes`` or ``with_flops``.

@@ -140,6 +140,8 @@ def _share(nbytes: int, memory: Memory) -> Cell:
     return format_share(nbytes / whole) if whole else ""
 
 
+# The memory report
+
 _LIVE_SHOWN = 10
 _ALLOCATED = Measure("Allocated", Unit.BYTES, (("cpu_allocated", 1), ("device_allocated", 1)))
 _FREED = Measure("Freed", Unit.BYTES, (("cpu_freed", 1), ("device_freed", 1)))
@@ -349,7 +351,7 @@ def _figures_of_calls(
 
 # Memory over time
 
-_WIDTH, _HEIGHT = 80, 10
+_PICTURE_WIDTH, _PICTURE_HEIGHT = 80, 10
 _FILLS = dict(zip(KINDS, "PG█O▒░"))
 
 
@@ -362,26 +364,26 @@ def picture(run: Run, memory: Memory) -> Iterator[str]:
     highest = max(sum(moment) for moment in moments)
     if highest <= 0:
         return
-    high = highest / _HEIGHT
+    high = highest / _PICTURE_HEIGHT
     columns = []
     for moment in moments:
         column, height = "", 0
         for fill, nbytes in zip(_FILLS.values(), moment):
             height += nbytes
             column += fill * (round(min(height, sum(moment)) / high) - len(column))
-        columns.append(column.ljust(_HEIGHT))
-    labels = [str(format_memory(highest)), *[""] * (_HEIGHT - 2), str(format_memory(round(high)))]
+        columns.append(column.ljust(_PICTURE_HEIGHT))
+    labels = [str(format_memory(highest)), *[""] * (_PICTURE_HEIGHT - 2), str(format_memory(round(high)))]
     width = max(map(len, labels))
     rows = [
         f"{label:>{width}} ┤{''.join(column[row] for column in columns)}".rstrip()
-        for label, row in zip(labels, range(_HEIGHT - 1, -1, -1))
+        for label, row in zip(labels, range(_PICTURE_HEIGHT - 1, -1, -1))
     ]
-    axis = f"{'0':>{width}} ┼{'─' * _WIDTH}"
-    times = f"{'':>{width}}  0{format_time(end)!s:>{_WIDTH - 1}}"
+    axis = f"{'0':>{width}} ┼{'─' * _PICTURE_WIDTH}"
+    times = f"{'':>{width}}  0{format_time(end)!s:>{_PICTURE_WIDTH - 1}}"
     seen = [kind for number, kind in enumerate(_FILLS) if any(moment[number] for moment in moments)]
     legend = "   ".join(f"{_FILLS[kind]} {kind}" for kind in seen)
     cycle = " of the last cycle" if run.meta.cycles > 1 else ""
-    scale = f"a column is {format_time(end / _WIDTH)}, a row {format_memory(round(high))}"
+    scale = f"a column is {format_time(end / _PICTURE_WIDTH)}, a row {format_memory(round(high))}"
     title = f"Memory on {memory.device} above the start{cycle}, over time: {scale}."
     if timeline.dropped:
         title += f" The last {timeline.dropped:,} allocations and frees were not kept."
@@ -397,10 +399,10 @@ def _moments(timeline: Timeline, device: int) -> tuple[list[list[int]], int]:
     now = [0] * (len(KINDS) + 1)
     moments = []
     index = 0
-    for column in range(1, _WIDTH + 1):
+    for column in range(1, _PICTURE_WIDTH + 1):
         most, total = list(now), sum(now)
         highest = total
-        while index < len(steps) and steps[index][0] * _WIDTH < column * end:
+        while index < len(steps) and steps[index][0] * _PICTURE_WIDTH < column * end:
             _, nbytes, kind = steps[index]
             now[kind] += nbytes  # index -1, the unknown kind, is the last
             total += nbytes

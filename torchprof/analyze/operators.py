@@ -13,9 +13,9 @@ from torchprof.run.measures import Cost
 from torchprof.run.operators import RowKey, Sums, Way, is_kernel, sum_operators
 from torchprof.run.rows import Rows
 from torchprof.run.run import Run
+from torchprof.run.torch_names import NO_TENSORS
 from torchprof.run.words import BETWEEN_OPS, NOT_SELECTED_NAME, PHASES, Frame, FrameKind, Signature, phase_of
 
-_NO_TENSORS = ("", "Scalar", "ScalarList")  # torch's names for the types of inputs that are no tensors
 _OWN_TIME = (Frame(FrameKind.OP, BETWEEN_OPS),)
 
 _Key = TypeVar("_Key", bound=Hashable)
@@ -81,7 +81,7 @@ def operators(
     def operator(scope: bool, frame: Frame) -> Operator:
         signature = frame.signature or Signature((), ())
         inputs = zip(signature.shapes, signature.dtypes) if group_by_input_shape else ()
-        shapes = tuple(shape for shape, dtype in inputs if dtype not in _NO_TENSORS or shape)
+        shapes = tuple(shape for shape, dtype in inputs if dtype not in NO_TENSORS or shape)
         return Operator(frame.name, frame.kind, shapes, signature.stack[:group_by_stack_n])
 
     return _summed(run.rows, is_selected, operator)

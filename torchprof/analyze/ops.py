@@ -1,4 +1,5 @@
-"""The ops report: the cost of each operator, in the whole run or in some layers; or the layers that use one."""
+"""The ops report: the cost of each operator, in the whole run or in some layers; or the layers that use one.
+And the sorted table of figures, which it shares with the report "kernels"."""
 
 from __future__ import annotations
 
@@ -28,13 +29,11 @@ from torchprof.run.operators import Sums
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD, LAUNCHED_BEFORE, FrameKind, range_in_words
 
-# A sorted table of figures: shared by the reports "ops" and "kernels".
+# A sorted table of figures
 
 _CALLS = "Calls"
 SUM_OF_PHASES = "the requested phases"
 """The key in ``Figures`` of the sum of all requested phases."""
-
-# torch's names of columns, and ours. "cpu" may be replaced by a kind of device in both.
 _TORCHS_NAMES = {
     "self_cpu_time_total": "self_cpu_total",
     "cpu_time_total": "cpu_total",
@@ -43,7 +42,8 @@ _TORCHS_NAMES = {
     "cpu_memory_usage": "cpu_mem",
     "count": "calls",
 }
-_WIDTH = 60
+"""torch's names of columns, and ours. "cpu" may be replaced by a kind of device in both."""
+_NAME_WIDTH = 60
 
 
 class Whole(NamedTuple):
@@ -189,7 +189,7 @@ def operator_name(operator: Operator) -> str:
     return range_in_words(operator.kind, shortened(operator.name))
 
 
-def shortened(name: str, width: int = _WIDTH) -> str:
+def shortened(name: str, width: int = _NAME_WIDTH) -> str:
     """A name of at most ``width`` characters, long ones without their middle; unprintable characters as escapes."""
     name = printable(name)
     if len(name) <= width:
@@ -197,6 +197,8 @@ def shortened(name: str, width: int = _WIDTH) -> str:
     head = (width - 1) * 3 // 5
     return f"{name[:head]}…{name[len(name) - (width - 1 - head) :]}"
 
+
+# The ops report
 
 _SHAPES_SHOWN = 4
 _LIST_SHOWN = 2

@@ -33,7 +33,7 @@ from torchprof.run.words import (
     is_left_over,
 )
 
-# All warnings of a run: those stored in it, and those computed from its figures.
+# All warnings of a run
 
 _SLOW_START = 2  # the first call over the mean of the later calls: above this it is a warning
 _SHARE_UNKNOWN = 0.01  # the share of the kernels' time with unknown layers: above this it is a warning
@@ -45,7 +45,8 @@ _OPERATORS = 8  # the most operators that have a warning of their own
 
 
 def all_warnings(run: Run) -> tuple[RunWarning, ...]:
-    """``Run.warnings``: each warning once, with the ranks that have it; warnings of most ranks first."""
+    """``Run.warnings``: those stored in it, and those computed from its figures. Each warning is there once, with the
+    ranks that have it; warnings of most ranks first."""
     of_one = [run] if len(run.metas) == 1 else run.of_ranks([meta.rank for meta in run.metas])
     ranks_of: dict[RunWarning, list[int]] = {}
     for of_rank in of_one:
@@ -177,6 +178,8 @@ def _reason(frames: Sequence[Frame], without_shapes: Set[str]) -> str:
     has_shapes = signature is not None and signature.shapes
     return WITHOUT_SHAPES if name in without_shapes and not has_shapes else _OPERATOR
 
+
+# Signs, warnings and sums in words
 
 LEGEND = {
     "–": "unknown: not measured, or not attributed to this place",

@@ -1,4 +1,5 @@
-"""The top report: the largest parts of all recorded time, by layer, phase and operator. The first report to read."""
+"""The top report: the largest parts of all recorded time, by layer, phase and operator. The first report to read.
+And the Python report: the time between operators, with its source lines."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ _USUAL_TYPE = "float32"
 _ALIKE = 3  # so many layers that are alike become one row
 _OUTLIER = 1.5  # so many times the median of layers that are alike, and a layer is named in the row of the others
 _FEWEST_SAMPLES = 5  # with fewer the line with the most samples may be there by chance
-_NEARLY_ALL = 0.9
+_NEARLY_ALL_SAMPLES = 0.9
 _GAP = len(" | ")
 _LEAST_NAME = 24
 _FOLDERS = re.compile(r"[^\s:]*[/\\](?=[^\s/\\:]+:\d+ )")
@@ -366,13 +367,13 @@ def most_sampled(seen: Counter[SourceLine]) -> tuple[str, float] | None:
     for at, times in lines.most_common(1):
         if times >= _FEWEST_SAMPLES:
             most = max((line for line in seen if line.at == at), key=seen.__getitem__)
-            return (most if seen[most] >= _NEARLY_ALL * times else at), times / lines.total()
+            return (most if seen[most] >= _NEARLY_ALL_SAMPLES * times else at), times / lines.total()
     owners = {line.owner for line in seen}
     is_known = len(owners) == 1 and not any(line.function == "<module>" for line in seen)
     return (owners.pop(), 1.0) if is_known else None
 
 
-# The Python report: the time between operators, by layer, and the source lines where it is spent.
+# The Python report
 
 
 @report("python", "the time between operators: Python and what it calls", answers="time")

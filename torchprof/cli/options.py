@@ -1,4 +1,5 @@
-"""Options that several commands share. Each is declared here once, together with its check."""
+"""Options that several commands share. Each is declared here once, together with its check. And the parser of the
+command line."""
 
 from __future__ import annotations
 
@@ -217,7 +218,7 @@ def wants_timeline(arguments: argparse.Namespace) -> bool:
     return any(format_of(file) in ("chrome-trace", "html") for file in arguments.output)
 
 
-# The parser of the command line: help that is ordered by questions, and errors with similar names.
+# The parser of the command line
 
 _HEADER = """\
 Which layer of a PyTorch model takes the time, the memory and the FLOPs?
@@ -252,7 +253,8 @@ Exit codes
 
 
 class MainParser(argparse.ArgumentParser):
-    """The parser of ``torchprof``. ``commands`` adds a command, whose help keeps the line breaks of its epilog."""
+    """The parser of ``torchprof``, whose help is ordered by questions. ``commands`` adds a command, whose help keeps
+    the line breaks of its epilog."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(usage="torchprof COMMAND ...", **options)

@@ -18,9 +18,7 @@ from torchprof.run.layers import Layer
 from torchprof.run.measures import quantile
 from torchprof.run.run import ReportText, Run, output
 
-# Whether two sets of times differ by more than noise: the rank test is that of Mann and Whitney (1947, Annals of
-# Mathematical Statistics 18), the false discovery rate that of Benjamini and Hochberg (1995, Journal of the Royal
-# Statistical Society B 57). The limits of both are in docs/compare.md.
+# Noise
 
 ALPHA = 0.05
 """The false discovery rate: the share of false alarms among the differences that are reported as real."""
@@ -34,7 +32,7 @@ _EXACT = 40  # up to so many values of both sides, p is exact; with more, the no
 
 class Noise(NamedTuple):
     """The comparison of two sets of times: their ``medians``, interquartile ranges (``spreads``) and numbers of values
-    (``counts``), and the ``p`` of the rank test."""
+    (``counts``), and the ``p`` of the rank test. Its limits are in docs/compare.md."""
 
     medians: tuple[float, float]
     spreads: tuple[float, float]
@@ -66,7 +64,7 @@ def noise_of(before: Sequence[float], after: Sequence[float]) -> Noise:
 
 
 def rank_test(first: Sequence[float], second: Sequence[float]) -> float:
-    """The two-sided p of the test of Mann and Whitney on two sets of sorted values.
+    """The two-sided p of the test of Mann and Whitney (1947, Annals of Mathematical Statistics 18) on two sorted sets.
 
     It is the probability that the rank sum of one set is at least as far from its expectation, if both sets are drawn
     from one distribution. Equal values share their mean rank. For up to 40 values it is exact: all ways to assign the
@@ -117,7 +115,8 @@ def _ways(n: int, ties: tuple[int, ...]) -> tuple[int, int]:
 
 
 def false_discovery_rates(ps: Sequence[float]) -> list[float]:
-    """For each p the smallest false discovery rate at which it is significant (Benjamini and Hochberg)."""
+    """For each p the smallest false discovery rate at which it is significant (Benjamini and Hochberg, 1995,
+    Journal of the Royal Statistical Society B 57)."""
     rates = [1.0] * len(ps)
     smallest = 1.0
     for rank, index in reversed(list(enumerate(sorted(range(len(ps)), key=ps.__getitem__), 1))):
@@ -125,9 +124,12 @@ def false_discovery_rates(ps: Sequence[float]) -> list[float]:
     return rates
 
 
-# The verdicts of a change: of exact quantities, and of times.
+# The comparison
+
 MORE, LESS, SAME = "more", "less", "same"
+"""The verdicts of a change of an exact quantity."""
 SLOWER, FASTER, WITHIN_NOISE, UNDECIDED = "slower", "faster", "within noise", "unknown"
+"""The verdicts of a change of a time."""
 BUSY = "unclear: the machine was busy"
 """The verdict of a change of elapsed time that waiting for a processor may explain."""
 

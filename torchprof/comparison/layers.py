@@ -1,4 +1,4 @@
-"""Matches the layers of two runs: by path, and where paths differ, by content."""
+"""Matches the layers of two runs: by path, and where paths differ, by content. And ``Side``: the figures of one run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torchprof.run.measures import Spread
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD, PHASES
 
-# How a layer after is related to the layer before.
 UNCHANGED, MOVED, RENAMED, ADDED, REMOVED = "same", "moved", "renamed", "added", "removed"
+"""How a layer after is related to the layer before."""
 
 _LEVELS = 3  # how items of lists are compared, strictest first: by content; by kind and settings; by kind
 
@@ -235,9 +235,9 @@ def _anchors(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[tuple[int
     return chain[::-1]
 
 
-# The figures of one of the two runs that are compared
+# The figures of a run
 
-_NEARLY_ALL = 0.99  # times of steps and of calls differ slightly by the cost of measuring them
+_NEARLY_ALL_TIME = 0.99  # times of steps and of calls differ slightly by the cost of measuring them
 
 
 class Side:
@@ -288,7 +288,7 @@ class Side:
             if key.measure == "step_cpu_ns" and key.phase == FORWARD:
                 in_steps[key.layer] += spread.sum
         totals = [self.run.tree(FORWARD, number).total.cpu_ns for number in range(len(self.run.roots))]
-        return all(in_steps[root] >= _NEARLY_ALL * total for root, total in zip(self.run.layers.roots, totals))
+        return all(in_steps[root] >= _NEARLY_ALL_TIME * total for root, total in zip(self.run.layers.roots, totals))
 
     def _sampled_steps(self) -> dict[int, tuple[int, ...]]:
         """The steps in the samples, by rank: each is identified by the hash of its start time."""

@@ -28,8 +28,8 @@ from torchprof.run.words import (
     torchs_range,
 )
 
-_NEARLY_ALL_OF_IT = 0.995  # of the part before: both would have the same share
-_NEARLY_ALL = 0.95  # a phase with this share of the total is treated as all of it
+_NEARLY_ALL_OF_PART = 0.995  # of the part before: both would have the same share
+_NEARLY_ALL_OF_TOTAL = 0.95  # a phase with this share of the total is treated as all of it
 _MOSTLY_IDLE = 0.5  # a device that is idle for more than this share of the time waits for the CPU
 
 _PHASES = {FORWARD: "the forward", BACKWARD: "the backward", RECOMPUTE: "the recomputation"}
@@ -122,7 +122,7 @@ def _about_phase(run: Run, measured: _Measured, phase: str, parts: Parts, everyt
     name += " of the selected layers" if run.meta.paths is not None else ""
     whole = sum(parts.values())
     of, total, clauses = name if measured.plain else f"the {measured.name} of {name}", whole, []
-    if whole < _NEARLY_ALL * everything:
+    if whole < _NEARLY_ALL_OF_TOTAL * everything:
         of, total, clauses = f"the {measured.name}", everything, [_Clause(whole, f"in {name}")]
     tree = _Tree.of(run.layers, parts)
     deepest = tree.deepest_with_most_of(whole)
@@ -294,7 +294,7 @@ def _sentence(run: Run, measured: _Measured, of: str, whole: int, clauses: Seque
     texts = [f"{_share(clauses[0].amount, whole)} of {of} {verb} {clauses[0].where}"]
     for (before, *_), clause in pairwise(clauses):
         share = _share(clause.amount, whole)
-        if clause.amount >= _NEARLY_ALL_OF_IT * before:
+        if clause.amount >= _NEARLY_ALL_OF_PART * before:
             share = "all of it" if clause.amount == before else "nearly all of it"
         texts.append(f"{share} {clause.where}")
     if len(texts) > 2:

@@ -1,3 +1,3 @@
-"""Interfaces for other tools, one file or package each. No other package of torchprof imports them."""
+"""Interfaces for other tools, and what several of them share. No other package of torchprof imports them."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""How flops-profiler and the early DeepSpeed profiler count: one table, a line for operators that count alike."""
+"""How flops-profiler and the early DeepSpeed profiler count: one table, a line for operators that count alike.
+And their figures as text."""
 
 from __future__ import annotations
 
@@ -264,9 +265,7 @@ def count(run: Run, convention: Convention, time: str) -> Counts:
     return counts
 
 
-# Figures as text, in the units that flops-profiler and DeepSpeed print. An unknown figure is None, and ``–`` as text.
-# The functions ``…_to_string`` are DeepSpeed's. ``units``: one of the units that the function knows; None selects the
-# largest that fits. ``precision``: the maximum number of decimals. They raise TorchprofError for other units.
+# Figures as text: the functions ``…_to_string`` are DeepSpeed's and work as ``text_in_units``
 
 UNKNOWN_TEXT = "–"
 _NUMBERS = {"G": 1e9, "M": 1e6, "K": 1e3, "": 1.0}
@@ -305,7 +304,8 @@ def number_to_string(num: float | None, units: str | None = None, precision: int
 
 def text_in_units(value: float | None, sizes: Mapping[str, float], units: str | None = None, precision: int = 2) -> str:
     """A value in one of the units; if none is given, in the first one that is not larger than it, or else in the last.
-    A whole number in a unit of 1 stays as it is."""
+    A whole number in a unit of 1 stays as it is; None, an unknown figure, is ``–``. ``sizes``: the size of each unit,
+    largest first. ``precision``: the maximum number of decimals. Raises TorchprofError for other units."""
     if value is None:
         return UNKNOWN_TEXT
     if not is_number(value):

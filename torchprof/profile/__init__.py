@@ -1,6 +1,6 @@
 """What users call to make a run: ``Profile``, whole programs, other profilers, FLOPs from shapes, benchmarks.
 
-The names that torchprof 1.4.0 had here are loaded on first use: to import one file does not import the others.
+The names that can be imported from here are loaded on first use: to import one file does not import the others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks of the arguments of ``Profile``, made when its block is entered."""
+"""Checks of the arguments of ``Profile``, made when its block is entered; and ``Profile`` as a decorator."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def checked_provenance(compile_layers: bool, warnings: list[RunWarning]) -> Prov
     return Provenance.if_supported(warnings) if compile_layers else None
 
 
-# ``Profile`` as a decorator: the first call of the function is profiled.
+# ``Profile`` as a decorator
 
 
 def decorated(function: Callable[..., Any], block: Callable[[], AbstractContextManager[object]]) -> Callable[..., Any]:

@@ -373,6 +373,7 @@ def _loss_of(output: Any, loss: Callable[[Any], Tensor] | None) -> Tensor:
 
 
 def _first_line(error: Exception) -> str:
+    """The first line of the message of an error, as it is."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 

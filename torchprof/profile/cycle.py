@@ -1,4 +1,4 @@
-"""A cycle is one recording, from the start of a profiler session to its stop, read into a ``Run``."""
+"""One recording, from the start of a profiler session to its stop, read into a ``Run``; and what a label costs."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ class Cycle:
                 each.callback(self._sampler.stop)
 
 
-# The time that one label takes, measured right after a recording.
+# The cost of a label
 
 _BLOCKS, _CALLS = 10, 20
 _calibration = threading.Lock()

@@ -27,8 +27,7 @@ from types import ModuleType, TracebackType
 from typing import Any, NamedTuple, NoReturn, cast
 
 from torchprof.profile.sigterm import SigtermAsError, Terminated
-
-_OUR_FILES = str(Path(__file__).parents[1]) + os.sep
+from torchprof.record.python_lines import OUR_FILES
 
 
 @dataclass(frozen=True)
@@ -256,7 +255,7 @@ def _remove_our_frames(error: BaseException) -> None:
         kept = []
         trace = raised.__traceback__
         while trace is not None:
-            if not trace.tb_frame.f_code.co_filename.startswith(_OUR_FILES):
+            if not trace.tb_frame.f_code.co_filename.startswith(OUR_FILES):
                 kept.append(trace)
             trace = trace.tb_next
         for outer, inner in zip(kept, [*kept[1:], None]):
@@ -380,7 +379,7 @@ def _functions_of(profile: cProfile.Profile) -> list[PythonFunction]:
     sums_of: dict[tuple[str, int, str], list[float]] = {}
     for code, calls, _, total_s, self_s, _ in profile.getstats():
         where = ("~", 0, code) if isinstance(code, str) else (code.co_filename, code.co_firstlineno, code.co_name)
-        if where[0].startswith(_OUR_FILES) or where[0] == cProfile.__file__ or "_lsprof.Profiler" in where[2]:
+        if where[0].startswith(OUR_FILES) or where[0] == cProfile.__file__ or "_lsprof.Profiler" in where[2]:
             continue
         sums = sums_of.setdefault(where, [0, 0, 0])  # a function that is defined in a loop has several code objects
         for column, value in enumerate((calls, self_s, total_s)):

@@ -178,9 +178,9 @@ def _data_of_row(keys: Sequence[str], row: Sequence[Cell]) -> dict[str, Any]:
 
 # GitHub Flavored Markdown (https://github.github.com/gfm)
 
-# A backslash escapes these characters. GitHub reads a user's name after "@" even if that is escaped, so an empty
-# comment separates them.
 _PLAIN = {ord(char): f"\\{char}" for char in "\\`*_[]<>|~&#$"} | {ord("@"): "@<!-- -->"}
+"""A backslash escapes these characters. GitHub reads a user's name after "@" even if that is escaped, so an empty
+comment separates them."""
 _BEFORE_A_BAR = re.compile(r"(\\*)\|")  # a bar ends the cell even inside code, unless it is escaped
 
 
@@ -271,13 +271,10 @@ def diff_markdown(diff: Diff, *, depth: int | None = None, sort_by: str | None =
     return "\n".join(lines)
 
 
-# HTML for notebooks: without a script, for light and dark themes
+# HTML for notebooks
 
 _ROWS_SHOWN = 500  # a row takes some hundred bytes of the notebook's file
 _FITS = 25  # characters fit in the first column of 50ch, also wide ones, which take 2ch
-
-# Headings and names stay visible while the table is scrolled, so they need opaque backgrounds: those of JupyterLab, VS
-# Code or Colab, elsewhere those of the browser. All other colors are transparent over the page's own.
 _STYLE = """
 .torchprof{--paper:var(--jp-layout-color0,var(--vscode-editor-background,var(--colab-primary-surface-color,Canvas)));\
 --ink:var(--jp-content-font-color1,var(--vscode-editor-foreground,var(--colab-primary-text-color,CanvasText)))}
@@ -301,13 +298,16 @@ background-image:linear-gradient(rgba(128,128,128,.15) 0 0)}
 .torchprof i{font-style:normal;opacity:.45}
 .torchprof p{margin:.4em .7em;font-size:12px;max-width:80em}
 """
-# The smallest share of each class; smaller ones have no bar.
+"""For light and dark themes. Headings and names stay visible while the table is scrolled, so they need opaque
+backgrounds: those of JupyterLab, VS Code or Colab, elsewhere those of the browser. All other colors are transparent
+over the page's own."""
 _BARS = ((0.5, ' class="hot"'), (0.1, ' class="warm"'), (0.01, ""))
+"""The smallest share of each class; smaller ones have no bar."""
 
 
 @report("notebook", "the table that a notebook shows")
 def notebook(run: Run, *, depth: int | None = None) -> str:
-    """The tree table as HTML: what a notebook shows for a run or a profile.
+    """The tree table as HTML without a script: what a notebook shows for a run or a profile.
 
     Rows, columns and sentences are those of ``tree``. The length of the bar behind a figure is its share of the
     column's sum. Without ``depth``, at most 500 layers are shown.

@@ -1,4 +1,5 @@
-"""The run itself, as JSON that ``torchprof.load`` reads (docs/run-file.md), and a comparison (docs/compare.md)."""
+"""Files of data: a run as JSON that ``torchprof.load`` reads (docs/run-file.md), a comparison (docs/compare.md), and
+the records of a run for spreadsheets and data frames (docs/exports.md)."""
 
 from __future__ import annotations
 
@@ -94,11 +95,11 @@ def _change(change: Change) -> dict[str, Any]:
     }
 
 
-# The records of a run, for spreadsheets and data frames (docs/exports.md)
+# CSV and data frames
 
-# Characters at which a spreadsheet reads a cell as a formula (OWASP, "CSV Injection"), with their full-width forms; and
-# the apostrophe that prevents it.
 _STARTS_A_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠", "'")
+"""Characters at which a spreadsheet reads a cell as a formula (OWASP, "CSV Injection"), with their full-width forms;
+and the apostrophe that prevents it."""
 
 
 @report("csv", "the layers, or other records, as CSV", suffix=".csv")

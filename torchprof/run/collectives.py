@@ -1,5 +1,4 @@
-"""Which collective an event is, with its bytes and its ranks, by names and recorded arguments; and in which one a rank
-was when its recording ended."""
+"""Which collective an event is, with its bytes and its ranks; and in which one a rank was when its recording ended."""
 
 from __future__ import annotations
 
@@ -12,13 +11,47 @@ from typing import Any, NamedTuple
 
 from torchprof.run.lockstep import GroupOfRanks
 from torchprof.run.part import PerRank, demand_layer
-from torchprof.run.torch_names import DTYPES
+from torchprof.run.torch_names import DTYPES, NO_TENSORS
 from torchprof.run.words import Frame, FrameKind, Signature
 
-_MARK = "collective"
-_NO_TENSORS = ("", "Scalar", "ScalarList")  # torch's type names for inputs that are not tensors
-_NO_COLLECTIVES = ("wait", "init")  # recorded like collectives: waiting for one, making a group
+C10D_OPS = "c10d::"
+"""Prefix of the names of torch's ops that call a collective (``torch/csrc/distributed/c10d/Ops.cpp``)."""
+RECORDS_COLLECTIVE = "record_param_comms"
+"""The op in which torch records the inputs of a collective that runs as kernels."""
 
+COLLECTIVES = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "barrier",
+    "send",
+    "recv",
+)
+"""The names of collectives and of the two halves of a point-to-point exchange, as in ``torch.distributed``."""
+POINT_TO_POINT = ("send", "recv", "coalesced")
+"""Prefixes of the names of operations between two ranks, which do different things in it."""
+COLLECTIVE_OP = re.compile("|".join(name.replace("_", "_?") for name in COLLECTIVES))
+_NAMES = {name.replace("_", ""): name for name in COLLECTIVES}
+
+
+def name_of_collective(name: str) -> str:
+    """The name that a collective has in all reports: "all_reduce" for "allreduce_coalesced", "nccl:all_reduce",
+    "c10d::allreduce_" and "gloo:sparse_all_reduce". From any other name only the backend is removed. torch has
+    different names for each way to pass the tensors ("_allgather_base", "all_gather_into_tensor"), and in ops, ranges
+    and records (``ProcessGroupNCCL.cpp``). "all_reduce_barrier", as which NCCL runs a barrier, is a barrier."""
+    match = COLLECTIVE_OP.search("barrier" if "barrier" in name else name)
+    return _NAMES[match[0].replace("_", "")] if match else name.rpartition(":")[2]
+
+
+# The collective of an event
+
+_MARK = "collective"
+_NO_COLLECTIVES = ("wait", "init")  # recorded like collectives: waiting for one, making a group
 _ELEMENT_BYTES = {dtype.scalar_type: dtype.nbytes for dtype in DTYPES}
 _SCALAR_TYPES = {recorded: dtype.scalar_type for dtype in DTYPES for recorded in dtype.recorded}
 
@@ -167,7 +200,7 @@ def _of_range(frame: Frame) -> Collective:
     """The collective of the range of a backend (``nccl:all_reduce``), with its size if the inputs were recorded."""
     name = name_of_collective(frame.name)
     signature = frame.signature or Signature((), ())
-    tensors = [(shape, dtype) for shape, dtype in zip(signature.shapes, signature.dtypes) if dtype not in _NO_TENSORS]
+    tensors = [(shape, dtype) for shape, dtype in zip(signature.shapes, signature.dtypes) if dtype not in NO_TENSORS]
     dtypes = {dtype for _, dtype in tensors}
     if len(dtypes) != 1 or not all(_is_known(shape) for shape, _ in tensors):
         return Collective(name)
@@ -181,39 +214,7 @@ def _is_known(shape: Any) -> bool:
     return shape is not None and all(type(size) is int and size >= 0 for size in shape)
 
 
-C10D_OPS = "c10d::"
-"""Prefix of the names of torch's ops that call a collective (``torch/csrc/distributed/c10d/Ops.cpp``)."""
-RECORDS_COLLECTIVE = "record_param_comms"
-"""The op in which torch records the inputs of a collective that runs as kernels."""
-
-COLLECTIVES = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-    "barrier",
-    "send",
-    "recv",
-)
-"""The names of collectives and of the two halves of a point-to-point exchange, as in ``torch.distributed``."""
-POINT_TO_POINT = ("send", "recv", "coalesced")
-"""Prefixes of the names of operations between two ranks, which do different things in it."""
-COLLECTIVE_OP = re.compile("|".join(name.replace("_", "_?") for name in COLLECTIVES))
-_NAMES = {name.replace("_", ""): name for name in COLLECTIVES}
-
-
-def name_of_collective(name: str) -> str:
-    """The name that a collective has in all reports: "all_reduce" for "allreduce_coalesced", "nccl:all_reduce",
-    "c10d::allreduce_" and "gloo:sparse_all_reduce". From any other name only the backend is removed. torch has
-    different names for each way to pass the tensors ("_allgather_base", "all_gather_into_tensor"), and in ops
-    (``torch/csrc/distributed/c10d/Ops.cpp``), ranges and records (``ProcessGroupNCCL.cpp``). "all_reduce_barrier", as
-    which NCCL runs a barrier, is a barrier."""
-    match = COLLECTIVE_OP.search("barrier" if "barrier" in name else name)
-    return _NAMES[match[0].replace("_", "")] if match else name.rpartition(":")[2]
+# The collective in which a recording ended
 
 
 class Entered(NamedTuple):

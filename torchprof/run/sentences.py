@@ -329,7 +329,7 @@ _UNCOUNTED = {
     "uncounted_no_operator": "{count} kernel{s} that no operator launched: {names} (in {layers})",
     "uncounted_no_launch": "{count} kernel{s} whose launch was not recorded: {names} (in {layers})",
 }
-_WIDTH = 60  # of a name
+_NAME_WIDTH = 60
 
 
 def _of_uncounted(text: str) -> Sentence:
@@ -345,5 +345,5 @@ SENTENCES.update((code, _of_uncounted(text)) for code, text in _UNCOUNTED.items(
 
 def _short(name: str) -> str:
     """A long name without its middle."""
-    head = _WIDTH * 3 // 5
-    return name if len(name) <= _WIDTH else f"{name[:head]}…{name[len(name) - (_WIDTH - 1 - head) :]}"
+    head = _NAME_WIDTH * 3 // 5
+    return name if len(name) <= _NAME_WIDTH else f"{name[:head]}…{name[len(name) - (_NAME_WIDTH - 1 - head) :]}"

@@ -172,6 +172,8 @@ DTYPES = (
     Dtype("bits16", "Bits16", 2, "", ("c10::bits16",)),
 )
 """Without types that pack several elements into a byte."""
+NO_TENSORS = ("", "Scalar", "ScalarList")
+"""The names in place of a type for inputs that are not tensors or lists of tensors."""
 
 
 def recorded_as(*names: str) -> frozenset[str]:

@@ -1,10 +1,10 @@
-// Numbers as text, with the same result as the functions of torchprof/run/cost.py.
+// Numbers as text, with the same result as the functions of torchprof/run/formats.py.
 
 const UNKNOWN = "–";
 const AT_LEAST = "≥ ";
 
-// Whether a figure is exact, a lower bound, unknown or blank: the numbers of `Bound` in torchprof/run/cost.py. NO_ROW: the
-// table has no such row.
+// Whether a figure is exact, a lower bound, unknown or blank: the numbers of `Bound` in torchprof/run/formats.py. NO_ROW:
+// the table has no such row.
 const BOUND = { EXACT: 0, AT_LEAST: 1, UNKNOWN: 2, BLANK: 3, NO_ROW: 4 };
 
 /** @typedef {{ value: number, bound: number }} Figure A number with its bound. */
