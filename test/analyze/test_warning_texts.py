@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
-from build.hand_made import op, row, run_of
+from build.hand_made import kernel, label, op, row, run_of
 from build.warnings import run_warnings
 
 from torchprof.analyze.sentences import about_flops, about_processors, about_start, about_sums, warnings_of
@@ -22,7 +22,7 @@ from torchprof.run.layers import Layer
 from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.meta import Meta, RunWarning
 from torchprof.run.run import Run
-from torchprof.run.words import NOT_SELECTED, OUTSIDE, PHASES
+from torchprof.run.words import LAUNCH_NOT_RECORDED, NOT_SELECTED, OUTSIDE, PHASES
 
 NET, A, B = (Layer(path, "Module", 9) for path in [("Net",), ("Net", "a"), ("Net", "b")])
 
@@ -125,6 +125,16 @@ def test_a_run_without_faults_has_no_warnings() -> None:
     assert list(about_callers(LAYERS, ALL, ALL, dict.fromkeys([(OUTSIDE, 0), (0, 1), (0, 2), (1, 1)], 50), 100)) == []
     assert list(about_start(called(samples))) == []
     assert list(about_cost(1000, 1_000.0, 10**9, 10**9)) == []
+
+
+@pytest.mark.parametrize(("ns", "operators", "is_said"), [(50, 1, True), (49, 1, False), (50, 0, False)])
+def test_kernels_without_a_launch_have_a_warning(ns: int, operators: int, is_said: bool) -> None:
+    """From 5 % of the time of all kernels, unless the device alone was recorded."""
+    rows = [row(OUTSIDE, label(LAUNCH_NOT_RECORDED), kernel("gemm"), device_ns=ns), row(0, device_ns=1000 - ns)]
+    rows += [row(0, op("aten::mm"), cpu_ns=1)] * operators
+    sentences = warnings_of(run_of(rows, device="cuda", measured=("cpu_ns", "device_ns")))
+    said = f"0.{ns:03}us of 1.000us CUDA time are kernels whose launch was not recorded: they are of no layer."
+    assert any(said in str(sentence) for sentence in sentences) is is_said
 
 
 def test_a_layer_that_was_never_called_has_a_warning() -> None:

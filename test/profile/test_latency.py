@@ -93,7 +93,7 @@ def test_the_clock_waits_for_all_devices_in_use(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(benchmark_module, "timer", lambda: waited.append("timer") or 5.0)
     on = [SimpleNamespace(device=torch.device(name)) for name in ("cpu", "cuda:1", "cuda:1", "meta")]
     model = SimpleNamespace(parameters=lambda: on[:2], buffers=lambda: on[2:])
-    timing = benchmark_module._Timing(model, False, None, None, 0, 2, lambda text: None, [])
+    timing = benchmark_module._Timing(model, [*model.parameters()], False, None, None, 0, 2, lambda text: None, [])
     clock = timing._clock(SimpleNamespace(tensors=[SimpleNamespace(device=torch.device("mps"))]))
     assert waited == []
     assert clock() == 5.0
@@ -191,6 +191,28 @@ def test_the_loss_gets_the_output() -> None:
     x = torch.full((1, 1), 3.0)
     benchmark(model, x, (1, 4), warmup=0, repeat=2, train=True, loss=lambda output: output.square().mean())
     assert gradients == [90.0] * 4
+
+
+class Weighted(nn.Module):
+    """A loss with a parameter: w · the sum of the outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, output: torch.Tensor) -> torch.Tensor:
+        return self.weight * output.sum()
+
+
+def test_gradients_of_a_loss_do_not_accumulate_and_are_restored() -> None:
+    loss, accumulated = Weighted(), []
+    loss.weight.grad = before = torch.tensor(1.0)
+    optimizer = torch.optim.SGD(loss.parameters(), lr=0.0)
+    optimizer.register_step_pre_hook(lambda *_: accumulated.append(loss.weight.grad.item()))
+    x = torch.full((2, 1), 3.0)
+    benchmark(nn.Identity(), x, (2,), warmup=0, repeat=3, train=True, loss=loss, optimizer=optimizer)
+    assert accumulated == [6.0] * 3
+    assert loss.weight.grad is before
 
 
 def test_without_a_loss_all_outputs_with_a_gradient_are_summed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container
+from functools import reduce
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -329,6 +330,18 @@ def test_equal_layers_fill_the_time_between_backward_passes(tmp_path: Path) -> N
     x = torch.rand(2, 8)
     share, run = compared(recorded(tmp_path, model, lambda: back(model(x)), steps=3), model, (x,))
     assert share == 1
+    assert [node.calls for node in run.tree().walk()] == [3] * 5
+
+
+def test_equal_layers_that_are_called_one_by_one_fill_the_ranges_of_users(tmp_path: Path) -> None:
+    """Each layer is an outermost call of a module then: no call has all of a forward."""
+    model, x = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))), torch.rand(2, 8)
+    with torch.profiler.profile(with_stack=True) as prof, torch.no_grad():
+        for _ in range(3):
+            with torch.profiler.record_function("step"):
+                reduce(lambda value, layer: layer(value), model, x)
+    prof.export_chrome_trace(str(tmp_path / "trace.json"))
+    run = torchprof.from_trace(tmp_path / "trace.json", model, inputs=(x,))
     assert [node.calls for node in run.tree().walk()] == [3] * 5
 
 

@@ -6,6 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
+from itertools import chain
 from pathlib import PurePath
 
 from torchprof.analyze.compiled_regions import compiled_in
@@ -35,6 +36,7 @@ from torchprof.run.words import (
 
 # All warnings of a run
 
+_MUCH_OF_THE_DEVICE = 0.05  # of its time
 _SLOW_START = 2  # the first call over the mean of the later calls: above this it is a warning
 _SHARE_UNKNOWN = 0.01  # the share of the kernels' time with unknown layers: above this it is a warning
 _TOO_BUSY = 0.05  # the share of the time for which a thread waits for a processor: above this it is a warning
@@ -68,6 +70,13 @@ def following_from(run: Run, is_merged: bool = False) -> Iterator[RunWarning]:
     if kernels := run.rows.total("calls", frames=is_left_over):
         device, left, whole = run.meta.device_heading, run.left_over.device_ns, run.rows.total("device_ns")
         yield RunWarning.of("launched_before", kernels=kernels, device=device, device_ns=left, all_ns=whole)
+    if ns := run.rows.total("device_ns", frames=_has_no_launch):
+        frames = chain.from_iterable(run.rows.frames)
+        has_operators = any(frame.kind == FrameKind.OP and "::" in frame.name for frame in frames)
+        whole = run.rows.total("device_ns")
+        if has_operators and ns >= _MUCH_OF_THE_DEVICE * whole:  # a trace of the device alone has no launches
+            device = run.meta.device_heading
+            yield RunWarning.of("launch_not_recorded", device=device, device_ns=ns, all_ns=whole)
     yield from about_compiled(run)
     if "flops" in run.meta.measured:
         yield from about_uncounted(run.rows, operators_without_shapes(run.meta.warnings))
@@ -162,13 +171,16 @@ def _uncounted(code: str, calls: Counter[str], layers: Sequence[str]) -> RunWarn
     return RunWarning.of(code, layers, names=tuple(name for name, _ in calls.most_common()), count=calls.total())
 
 
+def _has_no_launch(frames: Sequence[Frame]) -> bool:
+    return bool(frames) and frames[0].kind == FrameKind.LABEL and frames[0].name == LAUNCH_NOT_RECORDED
+
+
 def _reason(frames: Sequence[Frame], without_shapes: Set[str]) -> str:
     kind, name, signature = frames[-1]
     if kind == FrameKind.KERNEL:
         if any(frame.kind == FrameKind.KERNELS and frame.name == REPLAY for frame in frames):
             return "uncounted_replayed"
-        has_no_launch = frames[0].kind == FrameKind.LABEL and frames[0].name == LAUNCH_NOT_RECORDED
-        return "uncounted_no_launch" if has_no_launch else "uncounted_no_operator"
+        return "uncounted_no_launch" if _has_no_launch(frames) else "uncounted_no_operator"
     if name in REPLAYS:
         return "uncounted_replay"
     if name == GRAPH:

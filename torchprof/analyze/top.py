@@ -170,7 +170,8 @@ def _table(run: Run, field: str, heading: str, limit: int, width: int | None) ->
     parts = parts_of(run, field)
     whole = sum(parts.values())
     rows = sorted(_alike_as_one(run, parts), key=lambda row: -row.amount)
-    shown, hidden = rows[:limit], rows[limit:]
+    shown = rows[:limit]
+    hidden = rows[len(shown) :]
     lines = source_lines(run)
     show = format_count if field == "flops" else format_time
     headings = ["Share", heading, "Layer", "Type", "Phase", "In"]

@@ -172,10 +172,11 @@ def assemble(recording: Recording, plan: LayerPlan, options: Options) -> Run:
     attribution.places.close()
     if not options.on_cpu:
         busy.pop("cpu", None)
-    parts: dict[str, Any] = {"samples": samples | dict(_without_gradients(recording, plan))}
+    parts: dict[str, Any] = {"samples": samples}
     for observer in (*observers, *of_steps):
         for name, value in observer.result().items():
             parts[name] = parts[name] | value if name in parts else value
+    parts["samples"] |= dict(_without_gradients(recording, plan))
     _note_end(recording, parts.pop("open", None))
     _note_observations(recording, plan, attribution)
 

@@ -148,10 +148,10 @@ def benchmark(
     """
     train = bool(train)
     _check(model, batch_sizes, warmup, repeat, train, loss, optimizer)
-    batch_of = batches_of(inputs)
+    batch_of, parameters = batches_of(inputs), _parameters(model, loss, optimizer)
     # The caller may be in inference mode: tensors copied there could not be used for training.
-    with torch.inference_mode(False), _in_mode(model, train) as warnings, _progress() as show:
-        timing = _Timing(model, train, loss, optimizer, warmup, repeat, show, warnings)
+    with torch.inference_mode(False), _in_mode(model, train, parameters) as warnings, _progress() as show:
+        timing = _Timing(model, parameters, train, loss, optimizer, warmup, repeat, show, warnings)
         rows = tuple(timing.row(size, batch_of) for size in batch_sizes)
     step = "inference" if not train else "training step"
     return BenchmarkResult(
@@ -255,12 +255,22 @@ def ran_out_of_memory(error: Exception) -> bool:
 # The calls
 
 
+def _parameters(
+    model: nn.Module, loss: Callable[[Any], Tensor] | None, optimizer: torch.optim.Optimizer | None
+) -> list[Tensor]:
+    """What a call can give a gradient: the parameters of the model, of a loss that is a module, of the optimizer."""
+    of_loss = loss.parameters() if isinstance(loss, nn.Module) else ()
+    of_optimizer = [tensor for group in optimizer.param_groups for tensor in group["params"]] if optimizer else []
+    return list({id(tensor): tensor for tensor in (*model.parameters(), *of_loss, *of_optimizer)}.values())
+
+
 @contextmanager
-def _in_mode(model: nn.Module, train: bool) -> Iterator[list[str]]:
-    """In the block, the model is in train or eval mode; then its modes and gradients are as before. Yields warnings."""
+def _in_mode(model: nn.Module, train: bool, parameters: Sequence[Tensor]) -> Iterator[list[str]]:
+    """In the block, the model is in train or eval mode; then its modes, and the gradients, are as before. Yields
+    warnings."""
     # A frozen ScriptModule has no attribute ``training``.
     modes = [(module, module.training) for module in model.modules() if hasattr(module, "training")]
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    gradients = [(parameter, parameter.grad) for parameter in parameters]
     warnings = []
     try:
         if getattr(model, "training", train) is not train:
@@ -283,6 +293,7 @@ class _Timing:
     """Times the calls of a model, and collects ``devices`` and ``warnings`` while it does."""
 
     model: nn.Module
+    parameters: Sequence[Tensor]
     train: bool
     loss: Callable[[Any], Tensor] | None
     optimizer: torch.optim.Optimizer | None
@@ -326,7 +337,7 @@ class _Timing:
             for number in range(calls):
                 self.show(f"batch size {size}, call {number + 1} of {calls}")
                 if self.train:
-                    for tensor in (*self.model.parameters(), *batch.tensors):
+                    for tensor in (*self.parameters, *batch.tensors):
                         tensor.grad = None
                 torch.clear_autocast_cache()  # under autocast, each call casts the weights, as in a training loop
                 with self.grad_mode():

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 from torchprof.analyze.report import OPTIONS, QUESTIONS, REPORTS, Part, Report
 from torchprof.errors import TorchprofError, suggest
-from torchprof.reports.documents import text_of
+from torchprof.reports.documents import checked_look, text_of
 from torchprof.run.processes import paused_gc
 from torchprof.run.run import ReportText, Run
 from torchprof.run.saved import names_job_folder, write
@@ -66,7 +66,8 @@ def render(name: str | None, value: object, options: Mapping[str, Any], *, of: K
         reports = _list_of_reports(of)
         return ReportText(reports, "reports", reports)
     content = content_of(name, value, options, of=of)
-    return ReportText(text_of(content, options.get(_LOOK)), name, content if known(of)[name].answers else None)
+    text = text_of(content, checked_look(options.get(_LOOK)))
+    return ReportText(text, name, content if known(of)[name].answers else None)
 
 
 def content_of(name: str, value: object, options: Mapping[str, Any], *, of: Kind = "run") -> Part:

@@ -57,9 +57,14 @@ def text_of(part: Part, look: str | None = None) -> str:
         return part.text
     if look is None:
         return _in_own_look(part.headings, [_painted(row, part) if part.in_color else _texts(row) for row in part.rows])
-    if look in tabulate_formats:
-        rows = [*map(_texts, part.rows)]
-        return str(tabulate(rows, part.headings, look, disable_numparse=True, preserve_whitespace=True))
+    rows = [*map(_texts, part.rows)]
+    return str(tabulate(rows, part.headings, checked_look(look), disable_numparse=True, preserve_whitespace=True))
+
+
+def checked_look(look: str | None) -> str | None:
+    """The look of tables in text: None is torchprof's own. Raises TorchprofError for one that tabulate does not know."""
+    if look is None or look in tabulate_formats:
+        return look
     raise TorchprofError(f"tabulate has no format {look!r}. {suggest(str(look), tabulate_formats)}")
 
 

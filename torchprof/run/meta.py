@@ -282,9 +282,9 @@ class RunWarning:
         are_known = all(type(layer) is not int or 0 <= layer < len(names) for layer in layers)
         demand(are_known, f"the layers of a warning: {layers!r:.80}")
         layers = [names[layer] if type(layer) is int else layer for layer in layers]
-        if stored["code"] == WITHOUT_SHAPES:  # analyze.warnings computes with these
+        if stored["code"] == WITHOUT_SHAPES:  # analyze.sentences computes with these
             read_as(tuple[str, ...], facts.get("names", []))
-        if stored["code"] == RANKS_CHOSEN:  # so does analyze.ranks
+        if stored["code"] == RANKS_CHOSEN:  # so does ranks
             for name in ("slow", "late"):
                 read_as(tuple[int, ...], facts[name])
             read_as(bool, facts["may_be_chance"])

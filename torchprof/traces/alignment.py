@@ -178,8 +178,17 @@ class _Search:
         return first - last - 1 <= lead and (before.span, before.ranges) == (after.span, after.ranges)
 
     def _filling(self, group: list[int], spans: Sequence[OpSpan]) -> list[int]:
+        starts, are_all = self._whole(group, spans)
+        if not are_all:  # where the layers of a model are called one by one, each is an outermost call
+            starts, are_all = self._whole(group, [(nodes, ranges, None) for nodes, ranges, _ in spans])
+        self.is_ambiguous |= not are_all
+        return starts
+
+    def _whole(self, group: list[int], spans: Sequence[OpSpan]) -> tuple[list[int], bool]:
+        """The starts of forwards that fill a span, and whether forwards fill all spans."""
         size, known = len(self._classes), set(group)
         starts: list[int] = []
+        are_all = True
         for _, alike in groupby(range(group[0], group[-1] + size), spans.__getitem__):
             segment = [*alike]
             first, last = segment[0], segment[-1]
@@ -190,8 +199,8 @@ class _Search:
             if begins and ends and is_whole and (len(whole) == 1 or not self._repeats_blocks):
                 starts += whole
             else:
-                self.is_ambiguous = True
-        return starts
+                are_all = False
+        return starts, are_all
 
     def _has_same_parameters(self, traced: Sequence[TracedOp]) -> bool:
         for place, op in zip(self._places, traced):
