@@ -38,7 +38,7 @@ class Feature(NamedTuple):
 FEATURES = {
     "run": Feature(
         "the run as a value: layers, rows, sums, warnings, its file",
-        "run/ analyze/sentences",
+        "run/ run/saved:_atomic_file analyze/sentences",
         "run/ analyze/test_warning_texts build/messages",
         "run-file warnings",
     ),

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from torchprof.analyze.report import OPTIONS, QUESTIONS
 from torchprof.cli.models import SPECS
 from torchprof.errors import TorchprofError, suggest
-from torchprof.reports import PARQUET_RUN, Kind, format_of, known, options_of
+from torchprof.reports import PARQUET_RUN, Reported, format_of, known, options_of
 from torchprof.run.file import check_pyarrow
 from torchprof.run.formats import Unit, parse_amount
 from torchprof.run.saved import make_room, names_job_folder
@@ -170,7 +170,7 @@ def report_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def check_output(
-    arguments: argparse.Namespace, of: Kind = "run", rank: int = 0, world_size: int = 1, job: str = ""
+    arguments: argparse.Namespace, of: Reported = "run", rank: int = 0, world_size: int = 1, job: str = ""
 ) -> None:
     """Check that all files of ``-o`` can be written. Call this before any work, since the work may take long.
 
@@ -193,7 +193,7 @@ def check_output(
         raise TorchprofError("\n".join(problems))
 
 
-def _check_file(file: str, of: Kind, rank: int, world_size: int, job: str) -> None:
+def _check_file(file: str, of: Reported, rank: int, world_size: int, job: str) -> None:
     """Raise TorchprofError if it is known now that a file cannot be written."""
     path = Path(file).absolute()
     is_job = of == "run" and names_job_folder(file)

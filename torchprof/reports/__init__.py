@@ -21,13 +21,12 @@ from torchprof.run.saved import names_job_folder, write
 
 _FIRST = "overview"  # in the list of reports
 _LOOK = "tablefmt"  # the option of all reports that only changes how they look
-Kind: TypeAlias = Literal["run", "diff"]
-"""What a report is of."""
+Reported: TypeAlias = Literal["run", "diff"]  # what a report is of
 PARQUET_RUN = "parquet"
 """In place of the name of a report: a Parquet file, or a job folder, which ``Run.save`` writes."""
 
 
-def known(of: Kind = "run") -> Mapping[str, Report]:
+def known(of: Reported = "run") -> Mapping[str, Report]:
     """All reports of a "run" or of a "diff", by name."""
     _import_all()
     return REPORTS[of]
@@ -41,7 +40,7 @@ def _import_all() -> None:
             import_module(file.name)
 
 
-def _list_of_reports(of: Kind = "run") -> str:
+def _list_of_reports(of: Reported = "run") -> str:
     """A line for each report, below the question that it answers: the overview first, the others from A to Z."""
     reports = known(of)
     width = max(map(len, reports))
@@ -57,7 +56,7 @@ def _list_of_reports(of: Kind = "run") -> str:
 
 
 @paused_gc()
-def render(name: str | None, value: object, options: Mapping[str, Any], *, of: Kind = "run") -> ReportText:
+def render(name: str | None, value: object, options: Mapping[str, Any], *, of: Reported = "run") -> ReportText:
     """The text of the report of that name, the list of all reports without a name. Raises TorchprofError for an unknown
     name or option."""
     if name is None:
@@ -70,7 +69,7 @@ def render(name: str | None, value: object, options: Mapping[str, Any], *, of: K
     return ReportText(text, name, content if known(of)[name].answers else None)
 
 
-def content_of(name: str, value: object, options: Mapping[str, Any], *, of: Kind = "run") -> Part:
+def content_of(name: str, value: object, options: Mapping[str, Any], *, of: Reported = "run") -> Part:
     """The report of that name. Raises TorchprofError as ``render``, and for a wrong value of an option."""
     accepted = options_of(name, of=of)
     for option, given in options.items():
@@ -81,7 +80,7 @@ def content_of(name: str, value: object, options: Mapping[str, Any], *, of: Kind
     return known(of)[name].write(value, **{option: given for option, given in options.items() if option != _LOOK})
 
 
-def options_of(name: str, *, of: Kind = "run") -> list[str]:
+def options_of(name: str, *, of: Reported = "run") -> list[str]:
     """The names of a report's options. Raises TorchprofError for an unknown report."""
     reports = known(of)
     if name not in reports:
@@ -90,7 +89,7 @@ def options_of(name: str, *, of: Kind = "run") -> list[str]:
     return [*of_content, _LOOK] if reports[name].answers else of_content
 
 
-def export(path: str | PathLike[str], value: object, options: Mapping[str, Any], *, of: Kind = "run") -> None:
+def export(path: str | PathLike[str], value: object, options: Mapping[str, Any], *, of: Reported = "run") -> None:
     """Write a report to a file. The suffix of the file chooses the report; files ending in ``.gz`` are gzipped.
 
     Raises TorchprofError for a suffix without a report, for an unknown option and for a folder that does not exist;
@@ -111,7 +110,7 @@ def export(path: str | PathLike[str], value: object, options: Mapping[str, Any],
     path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
 
-def format_of(path: str | PathLike[str], *, of: Kind = "run") -> str:
+def format_of(path: str | PathLike[str], *, of: Reported = "run") -> str:
     """The name of the report that belongs to the suffix of a file. Raises TorchprofError if there is none."""
     file = Path(path).name.removesuffix(".gz")
     formats = {report.suffix: name for name, report in known(of).items() if report.suffix is not None}

@@ -25,9 +25,7 @@ _MOST_PLACES = 4096  # of one module or range: with many parents on many levels 
 _MOST_OTHERS = 100  # places of a name that list each other: the lists are as long as the square of this number
 _NOT_IN_TRACES = ("params", "trainable_params", "param_bytes", "buffers", "buffer_bytes", "training")
 """The fields of a layer that only the model knows."""
-
-_BOOKKEEPING = (OPTIMIZER_STEP, ZERO_GRAD, LOADING, FSDP_RANGE, "c10d:")
-"""Prefixes of the ranges that torch and its libraries set themselves, which are no part of a model."""
+_BOOKKEEPING = (OPTIMIZER_STEP, ZERO_GRAD, LOADING, FSDP_RANGE, "c10d:")  # ranges of torch, which belong to no model
 _NUMBER = re.compile(r"\d+")
 _TIME = re.compile(
     r"(step|iter|iteration|epoch|batch|sample|token|request|chunk|frame|run|trial|call|round)s?[^a-z]*$", re.IGNORECASE
