@@ -59,6 +59,7 @@ FACTS: dict[str, dict[str, Any]] = {
     "too_many_places": {"most": 4096, "modules": NAMES},
     "trace_left_out": {"file": "t.json", "why": "t.json is cut off."},
     "slow_start": {"first_ns": 900, "later_ns": 100.5, "shapes": "varying"},
+    "launch_not_recorded": {"device": "CUDA", "device_ns": 40, "all_ns": 100},
     "launched_before": {"kernels": 2, "device": "CUDA", "device_ns": 40, "all_ns": 100},
     "graph_breaks": {"places": ("net.py:3", "net.py:8")},
     "compiled_meanwhile": {"cpu_ns": 4_000, "by_layers": False},

@@ -51,6 +51,7 @@ class Evidence:
         # phases; by function: the chains that have each of the traits that it returns.
         self._chains: dict[Holds, Sequence[int]] = {}
         self._sums: dict[tuple[Holds, Set[str]], Mapping[int, Took]] = {}
+        self._rows_of_chain: dict[int, list[MatchingRow]] = {}
         self._chains_with: dict[Callable[[Frames], Collection[str]], defaultdict[str, list[int]]] = {}
 
     @cached_property
@@ -198,23 +199,31 @@ class Evidence:
     # The chains of frames that match a predicate
 
     @cached_property
-    def _rows_of_chain(self) -> dict[int, list[MatchingRow]]:
-        """By chain: the sums of its rows by layer and phase, without work launched before the recording."""
-        rows_of: defaultdict[int, list[MatchingRow]] = defaultdict(list)
+    def _sums_of_chain(self) -> dict[int, list[tuple[int, int, Sequence[int]]]]:
+        """By chain: the layer, the phase and the sums of its rows, without work launched before the recording."""
+        sums_of: defaultdict[int, list[tuple[int, int, Sequence[int]]]] = defaultdict(list)
         measures = ("calls", "cpu_ns", "device_ns", "cpu_allocated", "device_allocated")
-        rows = self.run.rows.of_recording
-        sums = rows.summed(("frames", "layer", "phase"), measures)
-        for (chain, layer, phase), (calls, cpu_ns, device_ns, *allocated) in sums.items():
-            row = MatchingRow(layer, PHASES[phase], rows.frames[chain], calls, cpu_ns, device_ns, sum(allocated))
-            rows_of[chain].append(row)
-        return rows_of
+        by_chain = self.run.rows.of_recording.summed(("frames", "layer", "phase"), measures)
+        for (chain, layer, phase), sums in by_chain.items():
+            sums_of[chain].append((layer, phase, sums))
+        return sums_of
+
+    def _rows_of(self, chain: int) -> list[MatchingRow]:
+        """The sums as rows, which are made for the chains that a rule asks for: few of all."""
+        if chain not in self._rows_of_chain:
+            frames = self.run.rows.frames[chain]
+            self._rows_of_chain[chain] = [
+                MatchingRow(layer, PHASES[phase], frames, calls, cpu_ns, device_ns, sum(allocated))
+                for layer, phase, (calls, cpu_ns, device_ns, *allocated) in self._sums_of_chain[chain]
+            ]
+        return self._rows_of_chain[chain]
 
     def _matching(self, holds: Holds) -> Sequence[int]:
         """The numbers of the chains that match and have rows, in their order."""
         if holds not in self._chains:
             frames = self.run.rows.frames
             if holds is always:
-                self._chains[holds] = sorted(self._rows_of_chain)
+                self._chains[holds] = sorted(self._sums_of_chain)
             elif isinstance(holds, Having):
                 chains_of = self._chains_by(holds.traits)
                 self._chains[holds] = sorted({chain for trait in holds.wanted for chain in chains_of[trait]})
@@ -253,7 +262,7 @@ class Evidence:
     def _rows_by_chain(self, holds: Holds, phases: Collection[str]) -> Iterator[tuple[Frames, list[MatchingRow]]]:
         """The chains of frames that match, and their rows in some phases."""
         for chain in self._matching(holds):
-            rows = self._rows_of_chain[chain]
+            rows = self._rows_of(chain)
             yield self.run.rows.frames[chain], [row for row in rows if row.phase in phases]
 
     def took(self, holds: Holds, *, phases: Iterable[str] = PHASES) -> Mapping[int, Took]:

@@ -206,7 +206,7 @@ def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
         layers = Layers(replace(layer, updated_params=None) for layer in layers)
     if not any(layer.params and not _is_trained(layer) for layer in layers):
         return
-    called = [layer for layer in evidence.run.rows.summed("layer", "calls", phase=FORWARD) if layer >= 0]
+    called = {layer: None for layer in evidence.run.rows.summed("layer", "calls", phase=FORWARD) if layer >= 0}
     trained = _trained(layers, called)
     models = {layers[number].path[:1] for number in trained}
     if len(models) != 1:

@@ -77,9 +77,10 @@ def layer_records(run: Run) -> Table:
         **_typed(str, "input_shapes", "output_shapes"),
     }
     records: list[tuple[RecordValue, ...]] = []
+    phases = run.phases()
     for of_rank in run.of_ranks([meta.rank for meta in run.metas]):
-        for row in _rows_of_layers(of_rank, run.phases()):
-            for phase in [FORWARD] if row.figures.left_over else run.phases():
+        for row in _rows_of_layers(of_rank, phases):
+            for phase in [FORWARD] if row.figures.left_over else phases:
                 values = _values(figures, row.figures, phase, frozenset(of_rank.meta.measured))
                 records.append(
                     (

@@ -6,7 +6,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
-from itertools import chain
 from pathlib import PurePath
 
 from torchprof.analyze.compiled_regions import compiled_in
@@ -71,8 +70,8 @@ def following_from(run: Run, is_merged: bool = False) -> Iterator[RunWarning]:
         device, left, whole = run.meta.device_heading, run.left_over.device_ns, run.rows.total("device_ns")
         yield RunWarning.of("launched_before", kernels=kernels, device=device, device_ns=left, all_ns=whole)
     if ns := run.rows.total("device_ns", frames=_has_no_launch):
-        frames = chain.from_iterable(run.rows.frames)
-        has_operators = any(frame.kind == FrameKind.OP and "::" in frame.name for frame in frames)
+        inner = [frame for frames in run.rows.frames for frame in frames if frame.kind == FrameKind.OP]
+        has_operators = any("::" in frame.name for frame in inner)
         whole = run.rows.total("device_ns")
         if has_operators and ns >= _MUCH_OF_THE_DEVICE * whole:  # a trace of the device alone has no launches
             device = run.meta.device_heading

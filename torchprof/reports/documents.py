@@ -62,7 +62,7 @@ def text_of(part: Part, look: str | None = None) -> str:
 
 
 def checked_look(look: str | None) -> str | None:
-    """The look of tables in text: None is torchprof's own. Raises TorchprofError for one that tabulate does not know."""
+    """The look of tables in text: None is torchprof's own. Raises TorchprofError for one unknown to tabulate."""
     if look is None or look in tabulate_formats:
         return look
     raise TorchprofError(f"tabulate has no format {look!r}. {suggest(str(look), tabulate_formats)}")

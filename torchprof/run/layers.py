@@ -92,7 +92,7 @@ class Layer:
     - ``input_shapes``, ``output_shapes``: of the first forward call, one tuple for each tensor; -1 for a size that is
       not a number (nested tensors). ``()`` if it was not called.
     - ``same_shapes``: of a model, whether all its forward calls had inputs of these shapes. None if that is unknown,
-      and for all layers below a model (see ``analyze.varying``).
+      and for all layers below a model (see ``varying_calls``).
     - ``updated_params``: those of its own parameters that changed in place, as by an optimizer, since the profile was
       made. None if none of any layer did, and if that is unknown.
     - ``grad_calls``: of a model, how many of its forward calls ran with gradients enabled; of a layer below, whether

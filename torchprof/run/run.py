@@ -188,7 +188,9 @@ class Run:
         layers, (own, total) = self.layers, self._costs(phase)
         top = layers.roots[root]
         nodes: dict[int, Node] = {}
-        for index in sorted(layers.at_or_below({top})):  # parents come before their children
+        indices = [top]
+        for index in indices:  # those below follow
+            indices += layers.children[index]
             calls = self.rows.by_layer.get((index, number), (NO_COST, 0))[1]
             nodes[index] = Node(layers[index], calls, own[index], total[index], [])
             if index != top:

@@ -95,8 +95,8 @@ _TEXTS = {
     # What follows from the run
     "inside_compiled": "The times of layers inside compiled code are unknown: compiled code does not call them one by "
     f"one. To see their share of the kernels, use compile_layers=True, and {COMPILE_IN_BLOCK}.",
-    "launch_not_recorded": "{device_ns} of {all_ns} {device} time are kernels whose launch was not recorded: they are of "
-    "no layer. Record more steps, after warm-up steps.",
+    "launch_not_recorded": "{device_ns} of {all_ns} {device} time are kernels whose launch was not recorded: they are "
+    "of no layer. Record more steps, after warm-up steps.",
     "uncounted_more": "Not counted: {operators} more operators without a FLOPs formula (calls: {calls}).",
 }
 """The sentences by their codes, if they only have layers and facts in them: in place of ``{layers}`` and ``{name}``,
