@@ -101,7 +101,7 @@ class CompiledRanges:
 
         ``why_call``: why the call of the graph may be of layers. Then ``place_of_range`` has put the call into a row
         "not attributable: why_call", in which also kernels are that are unknown for that reason. All other kernels are
-        in a second GRAPH, beside that row.
+        in a second GRAPH, next to that row.
         """
         if why_call and (layers, phase) == (why_call, around.phase):
             return around, ""
