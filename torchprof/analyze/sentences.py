@@ -72,7 +72,7 @@ def following_from(run: Run, is_merged: bool = False) -> Iterator[RunWarning]:
     if ns := run.rows.total("device_ns", frames=_has_no_launch):
         inner = [frame for frames in run.rows.frames for frame in frames if frame.kind == FrameKind.OP]
         has_operators = any("::" in frame.name for frame in inner)
-        whole = run.rows.total("device_ns")
+        whole = run.rows.of_recording.total("device_ns")
         if has_operators and ns >= _MUCH_OF_THE_DEVICE * whole:  # a trace of the device alone has no launches
             device = run.meta.device_heading
             yield RunWarning.of("launch_not_recorded", device=device, device_ns=ns, all_ns=whole)
