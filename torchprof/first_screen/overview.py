@@ -91,7 +91,8 @@ def short_tree(run: Run, limit: int, width: int | None, whole: str, *, color: bo
     hidden = len(run.layers) - sum(len(entry.each) for entry in entries if entry.path)
     below = []
     if hidden:
-        below.append(f"{hidden} layers are not shown; (+9): so many below that layer.")
+        are = "1 layer is" if hidden == 1 else f"{hidden} layers are"
+        below.append(f"{are} not shown; (+9): so many below that layer.")
     if left_out:
         below.append(f"No room for {', '.join(left_out)}.")
     if below or any(entry.parts for entry in entries):

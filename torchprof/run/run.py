@@ -116,7 +116,7 @@ class Run:
         return next(self.of_ranks([rank]))
 
     def of_ranks(self, ranks: Collection[int]) -> Iterator[Run]:
-        """The run of each of these ranks, like ``of_rank``, in one pass over the run."""
+        """The run of each of these ranks, like ``of_rank``, in one pass over the run; a run of one rank as it is."""
         if len(self.metas) == 1:
             yield self
             return
@@ -314,7 +314,7 @@ RUN_PARTS: dict[str, RunPart[Any]] = {
 """The parts of a run by their names in ``Run`` and in the file, where they have this order."""
 
 
-# What methods of ``Run`` call by name, to import it when it is first called: ``run`` imports no package that reads it.
+# What ``Run``, ``ReportText`` and ``profile`` call by name, imported at the first call: no import goes that way.
 
 _FILES = {
     "chosen_ranks": "torchprof.ranks.sentences",
