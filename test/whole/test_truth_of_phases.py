@@ -26,6 +26,7 @@ from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, RECOMPUTE
 
 STEPS = 7
 SHARE_OF_STEP = 0.03
+ATTEMPTS = 40  # next to other tests, another process takes the processor between two clocks in most of them
 LEAST_NS = 40_000
 """For each statement: Python before and after the ranges of torch, such as that of ``Tensor.backward``."""
 BUSY = 2 if "PYTEST_XDIST_WORKER" in os.environ else 1
@@ -273,7 +274,7 @@ def totals_of(run: Run) -> dict[str, int]:
 @pytest.mark.parametrize("kind", ["tiny MLP", "GRUCell loop", "wide MLP", "checkpoints", "logs", "slow data"])
 def test_a_program_takes_what_the_stopwatch_says(kind: str) -> None:
     loop, watch = KINDS[kind](), Stopwatch()
-    for _ in range(12):
+    for _ in range(ATTEMPTS):
         loop.run(int)
         with Program(warmup_calls=1) as program:
             loop.run(int)
@@ -307,7 +308,7 @@ def differences(loop: Loop, run: Run) -> dict[str, float]:
 
 def agrees(loop: Loop, record: Callable[[Loop], Run]) -> None:
     """Assert that both agree in one of some attempts: another process may take the processor between two clocks."""
-    for _ in range(12):
+    for _ in range(ATTEMPTS):
         run = record(loop)
         far = differences(loop, run)
         if not far:
