@@ -365,10 +365,10 @@ def most_sampled(seen: Counter[SourceLine]) -> tuple[str, float] | None:
     lines: Counter[SourceLine] = Counter()
     for line, samples in seen.items():
         lines[line.at] += samples
-    for at, times in lines.most_common(1):
+    for place, times in lines.most_common(1):
         if times >= _FEWEST_SAMPLES:
-            most = max((line for line in seen if line.at == at), key=seen.__getitem__)
-            return (most if seen[most] >= _NEARLY_ALL_SAMPLES * times else at), times / lines.total()
+            most = max((line for line in seen if line.at == place), key=seen.__getitem__)
+            return (most if seen[most] >= _NEARLY_ALL_SAMPLES * times else place), times / lines.total()
     owners = {line.owner for line in seen}
     is_known = len(owners) == 1 and not any(line.function == "<module>" for line in seen)
     return (owners.pop(), 1.0) if is_known else None

@@ -114,8 +114,8 @@ class SourceLine(str):
 
     def __new__(cls, file: str, line: int, function: str, calls: str = "", is_hook: bool = False) -> SourceLine:
         shown = f"{function} (hook)" if is_hook else function
-        at = f"{file}:{line} {shown}" if file else shown
-        text = super().__new__(cls, f"{at} → {calls}" if calls else at)
+        place = f"{file}:{line} {shown}" if file else shown
+        text = super().__new__(cls, f"{place} → {calls}" if calls else place)
         text.file, text.line, text.function, text.calls, text.is_hook = file, line, function, calls, is_hook
         text.owner = f"{file} {shown}" if file else shown
         return text
