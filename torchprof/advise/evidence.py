@@ -11,9 +11,10 @@ from typing import NamedTuple
 from torchprof.advise.chains import Among, Frames, Having, Holds, always
 from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.run import Run
-from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, RECOMPUTE, Frame, FrameKind
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, RECOMPUTE, Frame, FrameKind, is_left_over
 
 _GENERATES = 10
+_COLUMNS = ("layer", "phase", "calls", "cpu_ns", "device_ns", "cpu_allocated", "device_allocated")
 _WITH_RECOMPUTE = (PHASES.index(FORWARD), PHASES.index(RECOMPUTE))
 
 
@@ -27,7 +28,7 @@ class Took(NamedTuple):
 
 
 class MatchingRow(NamedTuple):
-    """The rows that match in one layer (by its number, negative: no layer) and one phase: the sum of their self."""
+    """A row that matches: the number of its layer (negative: no layer), its phase, and its self."""
 
     layer: int
     phase: str
@@ -199,22 +200,30 @@ class Evidence:
     # The chains of frames that match a predicate
 
     @cached_property
-    def _sums_of_chain(self) -> dict[int, list[tuple[int, int, Sequence[int]]]]:
-        """By chain: the layer, the phase and the sums of its rows, without work launched before the recording."""
-        sums_of: defaultdict[int, list[tuple[int, int, Sequence[int]]]] = defaultdict(list)
-        measures = ("calls", "cpu_ns", "device_ns", "cpu_allocated", "device_allocated")
-        by_chain = self.run.rows.of_recording.summed(("frames", "layer", "phase"), measures)
-        for (chain, layer, phase), sums in by_chain.items():
-            sums_of[chain].append((layer, phase, sums))
-        return sums_of
+    def _numbers_of_rows(self) -> dict[int, list[int]]:
+        """The numbers of the rows of each chain, but for work launched before the recording."""
+        frames = self.run.rows.frames
+        numbers: defaultdict[int, list[int]] = defaultdict(list)
+        for row, chain in enumerate(self.run.rows.columns["frames"]):
+            numbers[chain].append(row)
+        return {chain: rows for chain, rows in numbers.items() if not is_left_over(frames[chain])}
 
     def _rows_of(self, chain: int) -> list[MatchingRow]:
-        """The sums as rows, which are made for the chains that a rule asks for: few of all."""
+        """The rows of a chain. They are made for the chains that a rule asks for: few of all."""
         if chain not in self._rows_of_chain:
             frames = self.run.rows.frames[chain]
+            layer, phase, calls, cpu_ns, device_ns, on_cpu, on_device = map(self.run.rows.columns.__getitem__, _COLUMNS)
             self._rows_of_chain[chain] = [
-                MatchingRow(layer, PHASES[phase], frames, calls, cpu_ns, device_ns, sum(allocated))
-                for layer, phase, (calls, cpu_ns, device_ns, *allocated) in self._sums_of_chain[chain]
+                MatchingRow(
+                    layer[row],
+                    PHASES[phase[row]],
+                    frames,
+                    calls[row],
+                    cpu_ns[row],
+                    device_ns[row],
+                    on_cpu[row] + on_device[row],
+                )
+                for row in self._numbers_of_rows[chain]
             ]
         return self._rows_of_chain[chain]
 
@@ -223,7 +232,7 @@ class Evidence:
         if holds not in self._chains:
             frames = self.run.rows.frames
             if holds is always:
-                self._chains[holds] = sorted(self._sums_of_chain)
+                self._chains[holds] = sorted(self._numbers_of_rows)
             elif isinstance(holds, Having):
                 chains_of = self._chains_by(holds.traits)
                 self._chains[holds] = sorted({chain for trait in holds.wanted for chain in chains_of[trait]})

@@ -308,14 +308,18 @@ def parts_of(run: Run, field: str) -> Parts:
     that was launched before the recording. They are kept with the run, for the other reports: do not change them."""
     known: dict[str, Parts] = vars(run).setdefault("_parts_of_work", {})
     if field not in known:
-        names = [(_label(frames), _work(frames)) for frames in run.rows.frames]
-        parts: Parts = {}
+        kinds: dict[tuple[str, str], int] = {}
+        kind_of = [kinds.setdefault((_label(frames), _work(frames)), len(kinds)) for frames in run.rows.frames]
+        amounts: Counter[tuple[int, int, int]] = Counter()
         sums = run.rows.of_recording.summed(("layer", "phase", "frames"), field)
         for (layer, phase, chain), amount in sums.items():
-            if amount:
-                part = layer, KindOfWork(phase, *names[chain])
-                parts[part] = parts.get(part, 0) + amount
-        known[field] = {part: amount for part, amount in parts.items() if amount > 0}
+            amounts[layer, phase, kind_of[chain]] += amount
+        names = [*kinds]
+        known[field] = {
+            (layer, KindOfWork(phase, *names[kind])): amount
+            for (layer, phase, kind), amount in amounts.items()
+            if amount > 0
+        }
     return known[field]
 
 

@@ -303,13 +303,18 @@ class Rows(Sequence[Row]):
 
     def summed(self, by: str | tuple[str, ...], of: str | tuple[str, ...], **where: Any) -> dict[Any, Any]:
         """The sums of one of ``VALUES``, or a tuple of several, over rows with the same numbers in one or several of
-        ``KEYS``: by these numbers, in the order of first use. A sum may be 0.
+        ``KEYS``: by these numbers, in the order of first use. For the sums of one value, rows of 0 are left out.
 
         ``where``: by column, the value that rows have there, a predicate of it, or None for any: ``phase="forward"``,
         ``frames=is_left_over``. A predicate is called once for each value, not for each row. Work of no layer has the
         phase "forward" here, unless it is backward.
         """
         chosen = self._chosen(where)
+        if isinstance(of, str):
+            if of not in self.nonzero:
+                return {}
+            values = self.columns[of]
+            chosen = values if chosen is None else [value and is_chosen for value, is_chosen in zip(values, chosen)]
 
         def column(name: str) -> Iterable[int]:
             return self.columns[name] if chosen is None else compress(self.columns[name], chosen)
