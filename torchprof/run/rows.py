@@ -314,7 +314,7 @@ class Rows(Sequence[Row]):
             if of not in self.nonzero:
                 return {}
             values = self.columns[of]
-            chosen = values if chosen is None else [value and is_chosen for value, is_chosen in zip(values, chosen)]
+            chosen = [*values] if chosen is None else [value and is_chosen for value, is_chosen in zip(values, chosen)]
 
         def column(name: str) -> Iterable[int]:
             return self.columns[name] if chosen is None else compress(self.columns[name], chosen)
