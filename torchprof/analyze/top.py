@@ -58,6 +58,7 @@ _GAP = len(" | ")
 _LEAST_NAME = 24
 _FOLDERS = re.compile(r"[^\s:]*[/\\](?=[^\s/\\:]+:\d+ )")
 _UNKNOWN_LAUNCH = Frame(FrameKind.LABEL, LAUNCH_NOT_RECORDED)
+_NAMED_RANGES = {FrameKind.REGION, FrameKind.WAIT, *INTERRUPTIONS}
 _OWN_WORK = "(torch.compile's own work)"
 """The name of all that torch.compile does around its graphs, such as checking guards."""
 _NO_OPERATOR = {
@@ -330,9 +331,9 @@ def _label(frames: Sequence[Frame]) -> str:
 
 
 def _work(frames: Sequence[Frame]) -> str:
-    """The work of a row: its innermost operator, or ``(between ops)``; a kernel, if no operator is known to have
-    launched it. Kernels of a compiled graph that are one row of the run, such as those of several layers, are one
-    work, and so is all that torch.compile does around its graphs."""
+    """The work of a row: its innermost operator or collective, or ``(between ops)``; a kernel, if no operator is known
+    to have launched it. Kernels of a compiled graph that are one row of the run, such as those of several layers, are
+    one work, and so is all that torch.compile does around its graphs."""
     launcher = frames[-2] if len(frames) > 1 and frames[-1].kind == FrameKind.KERNEL else None
     if launcher is not None and (
         launcher == _UNKNOWN_LAUNCH or (launcher.kind == FrameKind.OP and is_runtime_call(launcher.name))
@@ -340,11 +341,11 @@ def _work(frames: Sequence[Frame]) -> str:
         return short_kernel_name(frames[-1].name)
     inner = [frame for frame in frames if frame.kind != FrameKind.KERNEL]
     for frame in inner:
-        if frame.kind == FrameKind.KERNELS or (frame is inner[-1] and frame.kind in {FrameKind.REGION, *INTERRUPTIONS}):
+        if frame.kind == FrameKind.KERNELS or (frame is inner[-1] and frame.kind in _NAMED_RANGES):
             return range_in_words(frame.kind, frame.name)
     if inner and is_overhead(inner[-1].name):
         return _OWN_WORK
-    return inner[-1].name if inner and inner[-1].kind == FrameKind.OP else BETWEEN_OPS
+    return inner[-1].name if inner and inner[-1].kind in {FrameKind.OP, FrameKind.COLLECTIVE} else BETWEEN_OPS
 
 
 def source_lines(run: Run) -> dict[Where, Counter[SourceLine]]:

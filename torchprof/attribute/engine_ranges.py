@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from math import inf
 
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Attributed, Event, Kind, Place, Places
-from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, OUTSIDE, FrameKind
+from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, OUTSIDE, WAITS_FOR_AUTOGRAD, FrameKind
 
 _SUMS = frozenset({"aten::add", "aten::add_"})
 """The engine adds gradients up with these operators, in old versions of torch between two nodes."""
@@ -17,15 +18,16 @@ _ENDS_A_PASS = frozenset({Kind.OP, Kind.LABEL, Kind.USER_LABEL, Kind.REGION, Kin
 
 
 def add_engine_calls(columns: EventColumns) -> None:
-    """Add an ENGINE event around the nodes of each backward pass.
+    """Add an ENGINE event around the nodes of each backward pass, and WAIT events where its caller waits for it.
 
     - Nodes on the thread that called the engine are inside the call, if that was recorded.
     - Other nodes with time between them get an ENGINE from the first of a pass to the end of its last, thread by
       thread. A pass ends where its thread, or a thread that made its nodes, does other work, and where a range ends
       that was open at its first node.
-    - A thread that called the engine waits while other threads run the nodes, unless it runs nodes itself, as for
-      parameters on the CPU of a model on a device. Its call becomes several events, without the wait: that time is
-      counted on the other threads.
+    - A thread that called the engine waits from the first node to the end of the last one if these are on other
+      threads, but for what it runs meanwhile, such as nodes of parameters on the CPU. Its recorded call becomes several
+      events, without the wait. If the call was not recorded, its thread is the one that made the first node: the loss
+      is computed where ``backward()`` is called. It does no other work meanwhile, since that ends the pass.
     """
     if not _has_nodes_outside_calls(columns):
         return
@@ -33,7 +35,8 @@ def add_engine_calls(columns: EventColumns) -> None:
     replaced: set[int] = set()
     places: dict[tuple[int, int], int] = {}
     for current in _passes(columns):
-        added += current.engine_events()
+        waits = [*current.waits(columns)]
+        added += [*waits, *current.engine_events(waits)]
         places.update(current.first_nodes)
         if current.call is not None and current.spans:
             replaced.add(current.call_index)
@@ -56,6 +59,7 @@ def _passes(columns: EventColumns) -> Iterator[_Pass]:
     """The backward passes in the order of time: each from the engine's call, or its first node, to where it ends."""
     busy: dict[int, int] = {}  # by thread: the end of the last node that is in no other, or of the engine's call
     open_ends: defaultdict[int, list[float]] = defaultdict(lambda: [inf])  # by thread: the ends of the open ranges
+    in_op: dict[int, int] = {}  # by thread: the end of its operators so far
     current: _Pass | None = None
     engine, node, backward = Kind.ENGINE, Kind.NODE, Kind.BACKWARD_FUNCTION
     kinds, numbers, starts, ends = columns.kinds, columns.number, columns.start, columns.end
@@ -70,12 +74,12 @@ def _passes(columns: EventColumns) -> Iterator[_Pass]:
         if (kind is node or kind is backward or kind is engine) and busy.get(thread, 0) <= start:
             busy[thread] = end
             if current is None:
-                current = _Pass()
+                current = _Pass(dict(in_op))
             current.add(columns.event(index, thread), index, ends_around[-1])
         if end > start:
             ends_around.append(end)
-        if current is not None:
-            current.ran.append((index, start, end, thread))
+            if kind is Kind.OP and end > in_op.get(thread, 0):
+                in_op[thread] = end
     if current is not None:
         yield current
 
@@ -83,18 +87,19 @@ def _passes(columns: EventColumns) -> Iterator[_Pass]:
 class _Pass:
     """One backward pass.
 
-    - ``ran``: index, start, end and thread of all events since it began.
+    - ``in_op``: by thread, until when it is in an operator that began before the pass.
     - ``call``, ``call_index``: the engine's call, if that was recorded, and its index.
     - ``first_nodes``: by thread and start, the index of the first node of a thread.
     - ``spans``: by thread, but for that of the call, the start of the first node, the end of the last, the time of all.
     """
 
-    def __init__(self) -> None:
-        self.ran: list[tuple[int, int, int, int]] = []
+    def __init__(self, in_op: Mapping[int, int]) -> None:
+        self.in_op = in_op
         self.call: Event | None = None
         self.call_index = -1
         self.first_nodes: dict[tuple[int, int], int] = {}
         self.spans: dict[int, tuple[int, int, int]] = {}
+        self._caller: int | None = None  # the thread that made the first node
         self._until: dict[int, float] = {}  # by thread: the end of the range around the first node
         self._makers: set[int] = set()  # the threads whose forward made the nodes
 
@@ -110,6 +115,8 @@ class _Pass:
         self._until.setdefault(event.thread, until)
         if event.sequence >= 0:
             self._makers.add(event.forward_thread)
+            if self._caller is None:
+                self._caller = event.forward_thread
 
     def is_ended_by(self, kind: Kind, name: str, start: int, thread: int, busy: dict[int, int]) -> bool:
         """Whether the pass is over when an event begins. ``busy``: see ``_passes``."""
@@ -124,8 +131,9 @@ class _Pass:
             return not (kind is Kind.OP and name in _SUMS)
         return thread in self._makers  # such a thread waits for the pass
 
-    def engine_events(self) -> list[Event]:
-        """The ENGINE events around the nodes; with nodes on other threads, also the parts of the call."""
+    def engine_events(self, waits: Iterable[Event]) -> list[Event]:
+        """The ENGINE events around the nodes; with nodes on other threads, also the parts of the call around its
+        ``waits``."""
         call, spans = self.call, self.spans
         name = "" if call is not None else "engine"
         events = [
@@ -134,29 +142,41 @@ class _Pass:
             if ns < last - first
         ]
         if call is not None and spans:
-            first, last = min(span[0] for span in spans.values()), max(span[1] for span in spans.values())
-            ran = [event[1:3] for event in self.ran if event[3] == call.thread and event[0] != self.call_index]
-            events += _without_wait(call, first, last, ran)
+            for wait in waits:
+                events.append(call._replace(end_ns=wait.start_ns))
+                call = call._replace(name="", start_ns=wait.end_ns)
+            if call.name or call.start_ns < call.end_ns:
+                events.append(call)
         return events
 
+    def waits(self, columns: EventColumns) -> Iterator[Event]:
+        """The time in which the thread that called the engine ran nothing and other threads ran the nodes.
 
-def _without_wait(call: Event, first: int, last: int, ran: Iterable[tuple[int, int]]) -> Iterator[Event]:
-    """The parts of a call outside the time from ``first`` to ``last``, in which other threads ran nodes; and the parts
-    inside it in which its own thread ``ran`` anything, from start to end. The first part has the name."""
-    part = call  # the current part
-    wait = max(first, call.start_ns)  # its end, unless its thread runs more until the wait begins
-    for start, end in ran:
-        if call.start_ns <= start < min(end, last) and wait < end:
-            if start > wait:
-                yield part._replace(end_ns=wait)
-                part = part._replace(name="", start_ns=start)
-            wait = end
-    if wait >= min(last, call.end_ns):
-        yield part
-        return
-    yield part._replace(end_ns=wait)
-    if last < call.end_ns:
-        yield part._replace(name="", start_ns=last)
+        ::
+
+            caller     loss | backward( ........ hook ........ ) | step
+            autograd                 [node  node  node  node]
+            waits                    [....]    [.......]
+        """
+        thread = self._caller if self.call is None else self.call.thread
+        if thread is None or thread in self.spans or not self.spans:
+            return
+        began = min(first for first, _, _ in self.spans.values())
+        last = max(last for _, last, _ in self.spans.values())
+        free = max(began, self.in_op.get(thread, 0))
+        if self.call is not None:
+            began, free, last = self.call.start_ns, max(free, self.call.start_ns), min(last, self.call.end_ns)
+        first, after = next(((first, after) for name, first, after in columns.threads if name == thread), (0, 0))
+        for index in range(bisect_left(columns.start, began, first, after), after):
+            start, end = columns.start[index], columns.end[index]
+            if start >= last:
+                break
+            if index != self.call_index and max(free, start) < end:
+                if free < start:
+                    yield Event(Kind.WAIT, WAITS_FOR_AUTOGRAD, free, start, thread)
+                free = end
+        if free < last:
+            yield Event(Kind.WAIT, WAITS_FOR_AUTOGRAD, free, last, thread)
 
 
 class NodeGaps:

@@ -50,6 +50,7 @@ class Kind(Enum):
     COMPILED_INPUTS = "mark: the tensors that the compiled function inside took from modules"
     PIPELINE = "a step of a pipeline's schedule, an action or a wait in it: no part of what is attributed"
     INTERRUPTION = "what can interrupt anything: Python's garbage collector, or the profiler itself"
+    WAIT = "a thread runs nothing: it waits for what the name says"
     SAMPLE = "a sampled source line of Python"
     KERNEL = "kernel"
     MEMORY = "memory"

@@ -288,6 +288,14 @@ class Attribution:
         kind, name = (FrameKind.PROFILER, name) if name in OF_THE_PROFILER else (FrameKind.GC, GARBAGE_COLLECTION)
         return self.places.inside(self._outside, kind, name), 1, None, OUTSIDE
 
+    def _wait(self, event: Event, open_range: _Open) -> _Opened:
+        """It belongs where the thread waits; inside an operator, it is part of that."""
+        _, around, label, layer, _, _ = open_range
+        outer = around or self._outside
+        if outer.kind == FrameKind.OP:
+            return outer, 0, label, layer
+        return self.places.inside(outer, FrameKind.WAIT, event.name), 1, label, layer
+
     def _compiled_range(self, event: Event, open_range: _Open) -> _Opened:
         _, around, label, layer, _, _ = open_range
         return self._compiled.place_of_range(event.kind, event.name, around or self._outside), 1, label, layer
@@ -423,6 +431,7 @@ _RANGES: Mapping[Kind, Callable[[Attribution, Event, _Open], _Opened]] = {
     Kind.NODE: Attribution._node,
     Kind.BACKWARD_FUNCTION: Attribution._backward_function,
     Kind.INTERRUPTION: Attribution._interruption,
+    Kind.WAIT: Attribution._wait,
     **dict.fromkeys((Kind.GUARDS, Kind.REGION, Kind.GRAPH, Kind.COMPILING), Attribution._compiled_range),
     Kind.USER_LABEL: Attribution._range,
 }

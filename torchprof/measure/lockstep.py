@@ -36,8 +36,9 @@ class Locksteps:
     """Observes all events of one rank: its own work in each step, and its collectives.
 
     Own work on the CPU is all time in ops and between ops, inside and outside layers, except communication with all
-    inside it, and waits for an exchange (see ``Waiting``). Own work on a device is the time of all kernels, copies and
-    sets, except those of communication. It counts in the step in which it ran, on a device in the step of its launch.
+    inside it, waits for an exchange (see ``Waiting``), and waits for backward on other threads. Own work on a device is
+    the time of all kernels, copies and sets, except those of communication. It counts in the step in which it ran, on a
+    device in the step of its launch.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class Locksteps:
                         self._elsewhere.add(start, start + ns)
                     thread.innermost = item
                     thread.began = start
-                    thread.has_requested &= kind is Kind.INTERRUPTION  # it can come at any time
+                    thread.has_requested &= kind is Kind.INTERRUPTION or kind is Kind.WAIT  # these come at any time
                     if not self._kind_of(place)[0]:
                         self._last.note_request(place)
                     if correlation:
@@ -162,7 +163,7 @@ class Locksteps:
             if end > time:
                 self._share(number, place, time, end, thread.has_requested)
                 time = end
-            if place.kind not in INTERRUPTIONS:
+            if place.kind not in INTERRUPTIONS and place.kind != FrameKind.WAIT:
                 thread.has_requested = not self._kind_of(place)[0]
         thread.innermost = item
         if until > time and (item is not None or number == self._main):
@@ -176,7 +177,8 @@ class Locksteps:
             # A Function of the user may call code that waits, like all Python. So may the engine's range around it.
             is_op = place.kind == FrameKind.OP and "::" in place.name and not is_engine(place.name)
             never_waits = is_op or place.kind in INTERRUPTIONS
-            known = self._is_work[place] = not is_communication(place.frames), never_waits
+            is_work = place.kind != FrameKind.WAIT and not is_communication(place.frames)
+            known = self._is_work[place] = is_work, never_waits
         return known
 
     def _share(self, thread: int, place: Place | None, start: int, end: int, has_requested: bool) -> None:

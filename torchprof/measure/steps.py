@@ -67,14 +67,14 @@ class Steps:
         """Pass all events on. It is one loop, because a call for each event would take longer than the additions."""
         self_ns: defaultdict[Place, int] = defaultdict(int)  # of the current step, by place in ``alike``
         last: dict[int, Attributed] = {}  # by thread: the range that began last
-        bare: set[Place] = set()  # the user's labels outside all layers: self time in them has no known purpose
+        bare: set[Place] = set()  # the user's labels outside all layers, and waits: self time without a purpose
         explained = 0  # time of the current step in which any thread is inside a range that is not bare
         until = 0  # the end of the last of these ranges
         covered = covered_until = 0  # the same for all ranges
         launched: dict[int, int] = {}  # correlation of an op → its step
         copies: dict[int, tuple[int, Place, int]] = {}  # correlation of an op → step, place and time of its copy
         step, kernel, user_label = Kind.STEP, Kind.KERNEL, Kind.USER_LABEL
-        memory, stopped, sample = Kind.MEMORY, Kind.STOPPED, Kind.SAMPLE
+        memory, stopped, sample, wait = Kind.MEMORY, Kind.STOPPED, Kind.SAMPLE, Kind.WAIT
         parts, alike = self._parts, _Alike(self._parts)
         closure = _Closure(parts)
         in_optimizer = 0  # the end of the latest range of an optimizer's step
@@ -101,7 +101,7 @@ class Steps:
                     self_ns, explained, covered = beyond, rest, covered_rest
                 elif kind is not memory and kind is not stopped and kind is not sample:
                     end = start + ns
-                    part = parts[place] if kind is user_label else OTHER_NS
+                    part = parts[place] if kind is user_label or kind is wait else OTHER_NS
                     if start < in_optimizer:
                         closure.note(item)
                     elif part == OPTIMIZER_NS:

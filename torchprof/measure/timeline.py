@@ -76,7 +76,7 @@ class OpenSpans:
     def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
         op, label, user_label, node, kernel = Kind.OP, Kind.LABEL, Kind.USER_LABEL, Kind.NODE, Kind.KERNEL
         backward, step, interruption = Kind.BACKWARD_FUNCTION, Kind.STEP, Kind.INTERRUPTION
-        region, compiling = Kind.REGION, Kind.COMPILING
+        region, compiling, wait = Kind.REGION, Kind.COMPILING, Kind.WAIT
         for item in stream:
             yield item
             if isinstance(item, OpGroup):
@@ -95,8 +95,7 @@ class OpenSpans:
                     self._on_node(item)
             elif kind is kernel:
                 self._on_kernel(item)
-            elif kind is interruption:  # does not end a stretch of backward
-                assert place.kind is not None
+            elif (kind is interruption or kind is wait) and place.kind is not None:  # ends no stretch of backward
                 name = self._number_of(range_in_words(place.kind, place.name))
                 lane = self._lane_of(event.thread)
                 self._add(event.start_ns, event.start_ns + item.ns, lane, place.layer, place.phase, name)

@@ -237,6 +237,8 @@ def purpose_of(phase: str, frames: Sequence[Frame]) -> str:
     """What work outside all layers is for: first a wait or a copy, then the phase, then torch's labels around it."""
     if frames and frames[0].kind == FrameKind.GC:
         return GARBAGE
+    if frames and frames[-1].kind == FrameKind.WAIT:  # what it waits for has its own time, on another thread
+        return NO_OP
     labels = [frame.name for frame in frames if frame.kind == FrameKind.LABEL]
     if len(labels) < len(frames):
         kind, name, _ = frames[-1]

@@ -67,6 +67,8 @@ class FrameKind(str, Enum):
     """Python's garbage collector."""
     PROFILER = "profiler"
     """Work of the profiler itself."""
+    WAIT = "wait"
+    """A thread runs no operator, and something recorded says what it waits for."""
 
     __str__ = str.__str__
     __repr__ = str.__repr__
@@ -74,7 +76,7 @@ class FrameKind(str, Enum):
 
 INTERRUPTIONS = frozenset({FrameKind.GC, FrameKind.PROFILER})
 """The kinds of what can interrupt anything, and belongs to no layer."""
-RANGES = frozenset({FrameKind.LABEL, FrameKind.REGION, FrameKind.KERNELS, *INTERRUPTIONS})
+RANGES = frozenset({FrameKind.LABEL, FrameKind.REGION, FrameKind.KERNELS, FrameKind.WAIT, *INTERRUPTIONS})
 """The kinds of frames that are ranges: everything that ran in them is in their total."""
 
 
@@ -157,6 +159,9 @@ OUTSIDE_NAME = "(outside)"
 NOT_SELECTED_NAME = "(not selected)"
 NO_LAYERS = {NOT_SELECTED: NOT_SELECTED_NAME, OUTSIDE: OUTSIDE_NAME}
 BETWEEN_OPS = "(between ops)"
+WAITS_FOR_AUTOGRAD = "waits for autograd"
+"""The name of the frame for the time in which a thread runs nothing, and a backward pass that it called runs on other
+threads."""
 AUTOGRAD_ENGINE = "(autograd engine)"
 """The name of the frame for the time in a backward pass that is in no autograd node."""
 

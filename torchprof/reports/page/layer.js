@@ -235,7 +235,7 @@ function rangeInWords({ kind, name }) {
   if (kind === "label") return `${name} (label)`;
   if (kind === "region" && name !== "compiling") return `(region ${name})`;
   if (kind === "profiler") return `(profiler: ${name})`;
-  return ["region", "kernels", "gc"].includes(kind) ? `(${name})` : name;
+  return ["region", "kernels", "gc", "wait"].includes(kind) ? `(${name})` : name;
 }
 
 // A table of operators with columns for some measures, sorted by one of them.
