@@ -19,20 +19,6 @@ from torchprof.run.words import (
     UNKNOWN_MODULE,
 )
 
-REGION = "Torch-Compiled Region"
-"""Prefix of the range in which compiled code runs. Its compile ID follows (``torch/_dynamo/convert_frame.py``); in
-``: 0/1`` it is the second version of the first function."""
-CALL = "## Call CompiledFxGraph "
-"""Prefix of the range in which the kernels of Inductor run. The key of their graph follows
-(``torch/_inductor/output_code.py``)."""
-COMPILES_BACKWARD = "compiled_autograd"
-"""The range in which compiled autograd makes a graph of a whole backward (``torch/_dynamo/compiled_autograd.py``)."""
-COMPILES = frozenset({"dynamo", "entire_frame_compile", "entire_backward_compile", COMPILES_BACKWARD})
-"""The ranges in which torch.compile compiles."""
-COMPILES_TOO = "(dynamo_timed)"
-"""Suffix of the names of single steps of compilation. Older versions of torch record them without a range around."""
-OF_BACKWARD = "!"
-"""Prefix of the compile ID of what compiled autograd made of a whole backward (``torch/_guards.py``, ``CompileId``)."""
 SELF = "L['self']"
 """The root of what was traced from the module that owns the compiled forward, whatever its argument is called."""
 FROZEN = "frozen "
@@ -368,16 +354,6 @@ def _around(first: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
 def _unwrapped(path: tuple[str, ...]) -> tuple[str, ...]:
     """A path without the steps into compiled modules: torch's names contain some of these steps and omit others."""
     return tuple(step for step in path if step != "_orig_mod")
-
-
-def region_of(name: str) -> str:
-    """The compile ID of a region, from the name of its range."""
-    return name.removeprefix(REGION).removeprefix(": ") or "?"
-
-
-def graph_of(name: str) -> str:
-    """The key of a compiled graph, from the name of a range in which its kernels run."""
-    return name.removeprefix(CALL).removesuffix(" ##")
 
 
 def _plain(name: str) -> str:

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from torchprof.attribute.compiled_graphs import (
-    COMPILES_BACKWARD,
-    OF_BACKWARD,
-    REGION,
-    Block,
-    CompiledGraphs,
-    KernelLayers,
-    graph_of,
-    region_of,
-)
+from torchprof.attribute.compiled_graphs import Block, CompiledGraphs, KernelLayers
+from torchprof.attribute.event_names import COMPILES_BACKWARD, OF_BACKWARD, REGION, graph_of, region_of
 from torchprof.attribute.events import CommonAncestor, Event, Kind, OpenRanges, Place, Places
 from torchprof.run.words import (
     BACKWARD,

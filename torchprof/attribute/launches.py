@@ -359,3 +359,13 @@ def threads_of_overhead(times: Sequence[int], operators: Iterable[tuple[int, int
             index = bisect_left(times, start)
             last_before[index] = max(last_before[index], (start, thread))
     return [thread for _, thread in accumulate(last_before, max)]
+
+
+def numbers_of_devices(of_work: Iterable[int], of_memory: Iterable[int]) -> dict[int, int]:
+    """For ROCm: the number of each device in kernel events → its number in torch (``cuda:0``) and in memory events.
+
+    Kernel events count all agents of the machine, CPUs included. Both numberings have the same order. Empty if they do
+    not have the same length: then the devices cannot be matched.
+    """
+    work, memory = sorted(set(of_work)), sorted(set(of_memory))
+    return dict(zip(work, memory)) if len(work) == len(memory) else {}

@@ -14,8 +14,9 @@ from math import inf
 from operator import le, sub
 from typing import Any, NamedTuple
 
-from torchprof.attribute.compiled_graphs import CompiledGraphs, graph_of
+from torchprof.attribute.compiled_graphs import CompiledGraphs
 from torchprof.attribute.event_columns import EventColumns
+from torchprof.attribute.event_names import graph_of
 from torchprof.attribute.events import ACCUMULATES, Attributed, Event, Kind, Place, Places
 from torchprof.run.words import BACKWARD, FrameKind, is_runtime_call
 

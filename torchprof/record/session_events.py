@@ -27,13 +27,11 @@ from torchprof.attribute.event_names import (
     MEMORY,
     RAISED,
     STOPPED,
-    Loop,
-    NamedRange,
     is_of_a_call,
     is_torchs_step,
-    loop_of,
 )
 from torchprof.attribute.events import PREFIX, Detail, OpenRanges
+from torchprof.attribute.loop import Loop, NamedRange, loop_of
 from torchprof.errors import TorchprofError
 from torchprof.measure.recording import CpuTime
 from torchprof.record.session_columns import InputSignatures, RawEvents, SessionColumns, end_ns

@@ -15,23 +15,20 @@ from torchprof.attribute.event_names import (
     ENDED,
     STARTED,
     STEP_MARK,
-    Loop,
-    NamedRange,
     event_kind,
     is_a_common_name,
     is_engine,
     is_of_a_call,
     is_torchs_step,
-    keep_recorded,
-    loop_of,
 )
 from torchprof.attribute.events import HOOKS, PREFIX, Kind
+from torchprof.attribute.loop import Loop, NamedRange, keep_recorded, loop_of
 from torchprof.attribute.pipeline_ranges import folded_names
 from torchprof.run.words import NODE_PREFIX, is_collective
-from torchprof.traces.columns import DEVICE_WORK, MEMORY_EVENTS, MODULE, OP, OP_OR_RANGE, RANGE, RUNTIME_CALLS
+from torchprof.traces.columns import DEVICE_WORK, MEMORY_EVENTS, MODULE, OP, OP_OR_RANGE, RANGE, RUNTIME_CALLS, Row
 from torchprof.traces.event_table import EventTable
 from torchprof.traces.layers import ModuleCall, RangeCall, traced_class_name
-from torchprof.traces.trace_columns import Line, TraceColumns, nested, ranges_in
+from torchprof.traces.trace_columns import TraceColumns, nested, ranges_in
 
 _RANGES = (RANGE, OP_OR_RANGE)
 _OF_CPU = (OP, RANGE, OP_OR_RANGE, MODULE)
@@ -220,7 +217,7 @@ class TraceEvents:
         calls, self._in_backward = ranges_in(self._cpu_events(), lanes, names, kinds, wanted, are_nodes)
         return calls
 
-    def _cpu_events(self) -> Iterator[Line]:
+    def _cpu_events(self) -> Iterator[Row]:
         """The CPU's events in the order of their start, without memory events, which have no duration."""
         is_memory = [group is MEMORY_EVENTS for group, _ in self._names]
         return (line for line in self._cpu.in_order() if not is_memory[line[2]])

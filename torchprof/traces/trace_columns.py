@@ -10,11 +10,11 @@ from operator import add
 from typing import NamedTuple
 
 from torchprof.attribute.event_columns import BEYOND, EventColumns, EventKind, Numbers, by_thread
-from torchprof.attribute.event_names import MEMORY, numbers_of_devices
+from torchprof.attribute.event_names import MEMORY
 from torchprof.attribute.events import ACCUMULATES, Event, Kind, OpenRanges
-from torchprof.attribute.launches import first_correlation_id
+from torchprof.attribute.launches import first_correlation_id, numbers_of_devices
 from torchprof.run.words import BEFORE
-from torchprof.traces.columns import RUNTIME_CALLS
+from torchprof.traces.columns import RUNTIME_CALLS, Row
 from torchprof.traces.event_table import EventTable
 from torchprof.traces.layers import RangeCall
 
@@ -176,9 +176,6 @@ class TraceColumns:
 
 # How modules and ranges are nested, before the layers are known
 
-Line = tuple[int, int, int, int, int, int, int]
-"""A CPU event as ``Columns.in_order`` returns it: start, ns, name, lane, sequence, number, signature."""
-
 
 class _Open(NamedTuple):
     """An open range or node. ``end_ns``: that of the one around it at the latest, as in the attribution. ``range``: the
@@ -207,7 +204,7 @@ class _InBackward:
 
 
 def nested(
-    events: Iterable[Line], lanes: Sequence[tuple[int, int]], names: Sequence[str], wanted: Sequence[bool]
+    events: Iterable[Row], lanes: Sequence[tuple[int, int]], names: Sequence[str], wanted: Sequence[bool]
 ) -> Iterator[tuple[int, str]]:
     """The events of ``wanted`` names and the events inside them, in the order of their start, each as (number of its
     name, name of the innermost wanted event around it or ""). ``events``: without memory events, which have no
@@ -228,7 +225,7 @@ def nested(
 
 
 def ranges_in(
-    events: Iterable[Line],
+    events: Iterable[Row],
     lanes: Sequence[tuple[int, int]],
     names: Sequence[str],
     kinds: Sequence[Kind | None],
