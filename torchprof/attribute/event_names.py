@@ -118,11 +118,11 @@ def is_torchs_step(name: str) -> bool:
     return _TORCHS_STEP.fullmatch(name) is not None
 
 
-def is_engine(name: str) -> bool:
+def is_node_range(name: str) -> bool:
     """Whether this is the range of autograd's engine around a node."""
     return name.startswith(NODE_PREFIX)
 
 
-def is_of_a_call(name: str) -> bool:
+def is_module_label(name: str) -> bool:
     """Whether one of our labels is around the forward of a module, and is neither a mark nor another range of ours."""
     return name.startswith(PREFIX) and not name.startswith(PREFIX + "!")

@@ -313,13 +313,16 @@ class NodeMakers:
       most the number of the node created it.
     - TorchScript numbers the node of a whole graph before it runs the ops of the graph. For such a node it is the first
       op with a larger number.
+
+    For example, of ops with the numbers 3, 3 and 5, the second created the nodes 3 and 4, and the third the node 5. A
+    TorchScript graph with the number 4 has the third as its first op.
     """
 
     def __init__(self) -> None:
         # Sorted columns take a tenth of the memory of dicts: a long recording has millions of numbers.
         self._numbers = array("q")
-        self._first: list[Place] = []
-        self._last: list[Place] = []
+        self._first: list[Place] = []  # of the first op with each number
+        self._last: list[Place] = []  # of the last op with each number
 
     def add(self, number: int, place: Place) -> None:
         numbers = self._numbers

@@ -11,14 +11,14 @@ from torchprof.attribute.event_names import (
     ENGINE_LABEL,
     REGION,
     STEP_MARK,
-    is_engine,
-    is_of_a_call,
+    is_module_label,
+    is_node_range,
     is_torchs_step,
 )
 from torchprof.attribute.events import Event, Kind
 from torchprof.run.words import ANY_STEP, OPTIMIZER_STEP, StepEnd
 
-# Marks of recordings and steps
+# At marks
 
 
 def keep_recorded(columns: EventColumns) -> int | None:
@@ -52,7 +52,7 @@ def add_steps(columns: EventColumns, steps: int) -> None:
     columns.add(before=[Event(Kind.STEP, STEP_MARK, time, time, thread) for time, thread in times])
 
 
-# The passes of a loop that marks no steps, and the calls without gradients, as in evaluation
+# In a loop without marks: its passes, and its calls without gradients, as in evaluation
 
 
 class NamedRange(NamedTuple):
@@ -67,17 +67,17 @@ class NamedRange(NamedTuple):
 class OpenPass(NamedTuple):
     """What is known of the loop at the end of a recording, for the one that begins right there.
 
-    ``optimizers``: those seen so far, and ``missing`` of them in the open pass. ``has_backward``: whether any backward
-    pass was seen; ``has_gradients``: any call with gradients. ``worked``: whether a backward pass was in the open pass;
-    ``called``: a call of a model. ``model``: the label of the one that was called first.
+    ``optimizers``: those seen so far, and ``missing`` of them in the open pass. ``ever_backward``: whether any backward
+    pass was seen; ``ever_gradients``: any call with gradients. Whether the open pass ``had_backward``, or ``had_call``:
+    a call of a model. ``model``: the label of the one that was called first.
     """
 
     optimizers: frozenset[str] = frozenset()
     missing: frozenset[str] = frozenset()
-    has_backward: bool = False
-    has_gradients: bool = False
-    worked: bool = False
-    called: bool = False
+    ever_backward: bool = False
+    ever_gradients: bool = False
+    had_backward: bool = False
+    had_call: bool = False
     model: str = ""
 
 
@@ -117,59 +117,72 @@ def loop_of(
     seen = set(names)
     optimizers = {name for name in seen if name.startswith(OPTIMIZER_STEP)}
     engine = seen & {ENGINE_LABEL}
-    backward = engine or {name for name in seen if is_engine(name)}
-    labels = {name for name in seen if is_of_a_call(name)}
+    backward = engine or {name for name in seen if is_node_range(name)}
+    labels = {name for name in seen if is_module_label(name)}
     calls = _outermost(ranges_of(labels)) if labels else []
-    last = before.open._replace(has_backward=before.open.has_backward or bool(backward))
+    last = before.open._replace(ever_backward=before.open.ever_backward or bool(backward))
     without: list[NamedRange] = []
-    if calls and last.has_backward and not any(name.startswith(REGION) for name in seen):
+    if calls and last.ever_backward and not any(name.startswith(REGION) for name in seen):
         without = [call for call in calls if not has_gradients(call)]
     if without and engine:  # reentrant checkpointing: the forward is without gradients, and runs again in backward
         passes = _outermost(ranges_of(engine))
         inside = {inner.name for inner in ranges_of(labels) if _is_inside(inner, passes)}
         without = [call for call in without if call.name not in inside]
-    last = last._replace(has_gradients=last.has_gradients or len(without) < len(calls))
+    last = last._replace(ever_gradients=last.ever_gradients or len(without) < len(calls))
     if optimizers or before.step_end == StepEnd.OPTIMIZER:
-        ends, thread, open_pass = _of_optimizers(ranges_of(optimizers | backward), optimizers, last)
-        return Loop(ends, without, StepEnd.OPTIMIZER, thread, open_pass)
-    last = last._replace(worked=last.worked or bool(backward))
+        ends, thread, last = _of_optimizers(ranges_of(optimizers | backward), optimizers, last)
+        return Loop(ends, without, StepEnd.OPTIMIZER, thread, last)
+    last = last._replace(had_backward=last.had_backward or bool(backward))
     if engine or before.step_end == StepEnd.BACKWARD:
-        outermost = _outermost(ranges_of(engine | labels))
-        of_evaluation = set(without) if last.has_gradients else set()  # in some models, no operator tells
-        ends, called = [], last.called
-        for event in outermost:
-            if event.name != ENGINE_LABEL:
-                called |= event not in of_evaluation
-            elif called:
-                ends.append(event.end_ns)
-                called = False
-        return Loop(ends, without, StepEnd.BACKWARD, _thread_of(outermost), last._replace(called=called))
+        of_evaluation = set(without) if last.ever_gradients else set()  # in some models, no operator has a number
+        ends, thread, last = _of_backward(_outermost(ranges_of(engine | labels)), of_evaluation, last)
+        return Loop(ends, without, StepEnd.BACKWARD, thread, last)
     model = last.model or (calls[0].name if calls else "")
     ends = [call.end_ns for call in calls if call.name == model]
     return Loop(ends, without, StepEnd.CALL if model else None, _thread_of(calls), last._replace(model=model))
 
 
-def _of_optimizers(
-    ranges: Iterable[NamedRange], optimizers: Set[str], last: OpenPass
-) -> tuple[list[int], int, OpenPass]:
-    """The ends, their thread, and the pass that is open at the end. ``last``: the one that was open at the start."""
+_Passes = tuple[list[int], int, OpenPass]
+"""Where passes end, on which thread, and the pass that is open at the end."""
+
+
+def _of_optimizers(ranges: Iterable[NamedRange], optimizers: Set[str], last: OpenPass) -> _Passes:
+    """The passes that steps of optimizers end. ``last``: the pass that was open at the start. For example, backward
+    passes B, and steps of SGD and Adam in the order of their ends (a pass ends at each bar)::
+
+        B B SGD Adam | B Adam SGD | B SGD ...
+    """
     of_both = [*ranges]
     steps = _outermost(call for call in of_both if call.name in optimizers)
     new = {call.name for call in steps} - last.optimizers  # an optimizer inside another one makes no step by itself
     every = last.optimizers | new
     ends: list[int] = []
-    missing, worked = {*last.missing, *new}, last.worked
+    missing, had_backward = {*last.missing, *new}, last.had_backward
     are_steps = set(steps)
     # In the order of their ends: the closure of an optimizer runs backward inside its step.
     for event in sorted(of_both, key=lambda event: event.end_ns):
         if event.name not in optimizers:
-            worked = True
+            had_backward = True
         elif event in are_steps:
             missing.discard(event.name)
-            if (worked or not last.has_backward) and not missing:
+            if (had_backward or not last.ever_backward) and not missing:
                 ends.append(event.end_ns)
-                missing, worked = {*every}, False
-    return ends, _thread_of(steps), last._replace(optimizers=every, missing=frozenset(missing), worked=worked)
+                missing, had_backward = {*every}, False
+    open_pass = last._replace(optimizers=every, missing=frozenset(missing), had_backward=had_backward)
+    return ends, _thread_of(steps), open_pass
+
+
+def _of_backward(ranges: Sequence[NamedRange], of_evaluation: Set[NamedRange], last: OpenPass) -> _Passes:
+    """The passes that calls of autograd's engine end. ``ranges``: these and the calls of models. ``last``: as above."""
+    ends: list[int] = []
+    had_call = last.had_call
+    for event in ranges:
+        if event.name != ENGINE_LABEL:
+            had_call |= event not in of_evaluation
+        elif had_call:
+            ends.append(event.end_ns)
+            had_call = False
+    return ends, _thread_of(ranges), last._replace(had_call=had_call)
 
 
 def _thread_of(ranges: Sequence[NamedRange]) -> int:

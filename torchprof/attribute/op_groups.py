@@ -32,7 +32,13 @@ class OpPath(NamedTuple):
 
 
 class OpTree:
-    """What equal groups share.
+    """What equal groups share. For example, ``linear`` calls ``t``, and ``addmm``, which allocates memory::
+
+        events    linear                paths     0: (around the group)
+                    t                             1: linear in 0
+                    addmm                         2: t in 1
+                      [memory]                    3: addmm in 1
+        parents   -1, 0, 0, 2           path_of   1, 2, 3, 3           is_call   1, 1, 1, 0
 
     - ``paths``: the distinct chains of operators. Path 0 is the range around the group. A memory event has the path of
       the operator around it, and so has an operator directly inside one of the same name: it is part of that call.

@@ -27,7 +27,7 @@ from torchprof.attribute.event_names import (
     MEMORY,
     RAISED,
     STOPPED,
-    is_of_a_call,
+    is_module_label,
     is_torchs_step,
 )
 from torchprof.attribute.events import PREFIX, Detail, OpenRanges
@@ -144,7 +144,7 @@ class SessionEvents:
             around = open_calls.at(thread, start)
             if name in (RAISED, STOPPED) and around:
                 failed.add(id(around[-1]))
-            elif is_of_a_call(name):
+            elif is_module_label(name):
                 calls.append(Call(name, start, end_ns(raw), thread, True))
                 around.append(calls[-1])
         calls.sort(key=lambda call: call.end_ns)

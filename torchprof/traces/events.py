@@ -17,8 +17,8 @@ from torchprof.attribute.event_names import (
     STEP_MARK,
     event_kind,
     is_a_common_name,
-    is_engine,
-    is_of_a_call,
+    is_module_label,
+    is_node_range,
     is_torchs_step,
 )
 from torchprof.attribute.events import HOOKS, PREFIX, Kind
@@ -147,7 +147,7 @@ class TraceEvents:
 
     @cached_property
     def has_engine(self) -> bool:
-        return any(map(is_engine, self._texts))
+        return any(map(is_node_range, self._texts))
 
     @property
     def has_operators(self) -> bool:
@@ -172,7 +172,7 @@ class TraceEvents:
 
     @property
     def labels(self) -> list[str]:
-        return [*filter(is_of_a_call, self._texts)]
+        return [*filter(is_module_label, self._texts)]
 
     @property
     def module_names(self) -> set[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from torchprof.attribute.event_names import is_of_a_call, is_torchs_step
+from torchprof.attribute.event_names import is_module_label, is_torchs_step
 from torchprof.attribute.events import PREFIX, Site
 from torchprof.run.layers import Layer, kind_of_root
 from torchprof.run.meta import RunWarning
@@ -91,7 +91,7 @@ def layers_of_labels(labels: Iterable[str], kinds: Mapping[str, str]) -> Hierarc
     A wrapper that its path shows for certain is the same layer as the module in it, as in a live run. A wrapped model
     has the name of the wrapper, because no path contains the name of the model.
     """
-    path_by = {label: path_of_label(label) for label in filter(is_of_a_call, labels)}
+    path_by = {label: path_of_label(label) for label in filter(is_module_label, labels)}
     label_at = {path: label for label, path in path_by.items()}
     kind_at: dict[tuple[str, ...], str] = {}
     paths: dict[str, list[tuple[str, ...]]] = {}
