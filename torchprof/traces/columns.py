@@ -78,19 +78,7 @@ class Columns:
         self.signature = array("i")
         self.stretches = [0]
 
-    def add(self, start: int, ns: int, name: int, lane: int, sequence: int, number: int, signature: int) -> None:
-        if self.start and start < self.start[-1]:
-            self.stretches.append(len(self.start))
-        self.start.append(start)
-        self.ns.append(ns)
-        self.name.append(name)
-        self.lane.append(lane)
-        self.sequence.append(sequence)
-        self.number.append(number)
-        self.signature.append(signature)
-
-    def extend(self, rows: Sequence[Row]) -> None:
-        """Add many events: much faster than one by one."""
+    def add(self, rows: Sequence[Row]) -> None:
         begin = max(len(self.start) - 1, 0)
         for column, values in zip(self._columns(), zip(*rows)):
             column.extend(values)
@@ -98,9 +86,12 @@ class Columns:
         self.stretches += compress(count(begin + 1), map(gt, starts, islice(starts, 1, None)))
 
     def windows(self) -> Iterator[Sequence[int]]:
-        """The numbers of the events in the order of their start, in lists. A trace consists of sorted stretches, of one
+        """The indices of the events in the order of their start, in lists. A trace consists of sorted stretches, of one
         thread or one kind of event. They are merged a window at a time, which takes little memory; a sorted list of all
-        events would take as much as the columns."""
+        events would take as much as the columns. For example, with windows of at most two events of each stretch::
+
+            stretches (starts)   0 2 5 | 1 3 4          windows   0 1 2 | 3 4 | 5
+        """
         start, ns, number = self.start, self.ns, self.number
 
         def outer_first(index: int) -> tuple[int, int, bool, int]:
@@ -115,18 +106,18 @@ class Columns:
         if len(heads) > _MANY_STRETCHES:
             yield sorted(range(len(start)), key=key)
             return
-        waiting = [which for which, head in enumerate(heads) if head < ends[which]]
-        while waiting:
+        unfinished = [which for which, head in enumerate(heads) if head < ends[which]]
+        while unfinished:
             # No event of a later window starts before this time, or at it.
-            limit = min(start[min(heads[which] + _WINDOW, ends[which]) - 1] for which in waiting)
+            limit = min(start[min(heads[which] + _WINDOW, ends[which]) - 1] for which in unfinished)
             window: list[int] = []
-            for which in waiting:
+            for which in unfinished:
                 after = bisect_right(start, limit, heads[which], ends[which])
                 window.extend(range(heads[which], after))
                 heads[which] = after
             window.sort(key=key)
             yield window
-            waiting = [which for which in waiting if heads[which] < ends[which]]
+            unfinished = [which for which in unfinished if heads[which] < ends[which]]
 
     def _columns(self) -> tuple[array[int], ...]:
         return self.start, self.ns, self.name, self.lane, self.sequence, self.number, self.signature
@@ -177,8 +168,14 @@ class Columns:
 
     def separate(self, threads: Sequence[int], is_left_out: Sequence[bool]) -> None:
         """Let a range that ends shortly after the start of the next one on its thread end there: otherwise the next one
-        would be inside it. The overlap is taken for rounding if it is below 1 us, and shorter than the rest of either.
-        ``threads``: by lane. ``is_left_out``: by name, whether an event is not a range of its thread."""
+        would be inside it::
+
+            |first...........|                  |first..........|
+                            |second....|   →                    |second....|
+
+        The overlap is taken for rounding if it is below 1 us, and shorter than the rest of either. ``threads``: by lane.
+        ``is_left_out``: by name, whether an event is not a range of its thread.
+        """
         starts, lengths, lanes, names = self.start, self.ns, self.lane, self.name
         open_ranges: dict[int, list[int]] = {thread: [] for thread in threads}  # outer to inner
         for window in self.windows():
@@ -189,11 +186,11 @@ class Columns:
                 stack = open_ranges[threads[lanes[index]]]
                 while stack:
                     last = stack[-1]
-                    shared = starts[last] + lengths[last] - start
-                    if shared > 0:
-                        is_rounded = shared < _MICROSECOND and 2 * shared < min(lengths[last], lengths[index])
-                        if not is_rounded or start + shared >= end:
+                    overlap = starts[last] + lengths[last] - start
+                    if overlap > 0:
+                        is_rounding = overlap < _MICROSECOND and 2 * overlap < min(lengths[last], lengths[index])
+                        if not is_rounding or start + overlap >= end:
                             break
-                        lengths[last] -= shared
+                        lengths[last] -= overlap
                     stack.pop()
                 stack.append(index)

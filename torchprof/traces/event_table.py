@@ -75,6 +75,7 @@ class EventTable:
         self._lane_numbers: dict[tuple[Any, ...], int] = {}  # (process, thread, forward thread of a node) → lane
         self._stream_numbers: dict[tuple[Any, Any], int] = {}  # (device, stream) → its number
         self._overhead: set[tuple[int, int, int]] = set()  # start, ns, number of the name
+        self._work_rows: list[Row] = []  # of the current piece
         self._last_node: tuple[int, int, int] | None = None  # thread, start, number of the forward thread
 
     def __len__(self) -> int:
@@ -99,9 +100,9 @@ class EventTable:
         overhead = sorted(self._overhead)
         events = zip(self.cpu.start, self.cpu.lane, self.cpu.name)
         ops = ((start, thread_of[lane]) for start, lane, name in events if is_op[name])
-        for (start, ns, name), thread in zip(overhead, threads_of_overhead([event[0] for event in overhead], ops)):
-            if thread:
-                self.cpu.add(start, ns, name, lane_of[thread], -1, 0, 0)
+        threads = threads_of_overhead([start for start, _, _ in overhead], ops)
+        of_threads = [(*event, lane_of[thread], -1, 0, 0) for event, thread in zip(overhead, threads) if thread]
+        self.cpu.add(of_threads)
 
     def separate(self) -> None:
         """Let ranges that only rounding makes overlap follow each other: see ``Columns.separate``."""
@@ -190,7 +191,9 @@ class EventTable:
                 rows.append((start, ns, name_number, lane, sequence, number, signature))
             except _MALFORMED:
                 self.unread += 1
-        self.cpu.extend(rows)
+        self.cpu.add(rows)
+        self.work.add(self._work_rows)
+        self._work_rows.clear()
 
     def _add_category(self, category: Any) -> str:
         """The group of a new category: calls of a runtime, or no work."""
@@ -220,7 +223,7 @@ class EventTable:
         if max(abs(launch), abs(op)) > BEYOND:
             raise ValueError
         signature = self.signatures.of_collective(args) if "Collective name" in args else 0
-        self.work.add(start, ns, self._name(DEVICE_WORK, event["name"]), stream, op, launch, signature)
+        self._work_rows.append((start, ns, self._name(DEVICE_WORK, event["name"]), stream, op, launch, signature))
 
     def _add_overhead(self, event: Mapping[str, Any]) -> None:
         start, ns = _times(event)
