@@ -108,12 +108,17 @@ reason."""
 
 
 class CompiledGraphs:
-    """The kernels of compiled graphs, and the modules of the profiled models. ``graphs``: key of a graph → its kernels
-    in the order of their calls, or the reason why they are unknown; None if they were not looked for. ``modules``: by
-    real path. ``hiding``: the keys of graphs in which some kernels have no events, so that their time is in that of the
-    call. ``is_alone(path)``: whether the module at this path is the only one of its class in the process. ``inputs``:
-    name of the COMPILED_INPUTS range of a call → the tensors that the compiled function took from modules.
-    ``why_missing``: why the other graphs are unknown."""
+    """The kernels of compiled graphs, and the modules of the profiled models.
+
+    - ``graphs``: by the key of a graph, its kernels in the order of their calls, or the reason why they are unknown;
+      None if they were not looked for.
+    - ``modules``: by real path. ``is_alone(path)``: whether the module at this path is the only one of its class in the
+      process.
+    - ``inputs``: by the name of the COMPILED_INPUTS range of a call, the tensors that the compiled function took from
+      modules.
+    - ``hiding``: the keys of graphs in which some kernels have no events, so that their time is in that of the call.
+    - ``why_missing``: why the other graphs are unknown.
+    """
 
     def __init__(
         self,
@@ -204,7 +209,8 @@ class CompiledGraphs:
         A value is computed in the innermost of the modules around any layer before it and any after it. If both are one
         layer, the kernel may be between two calls of it: the module around it counts. The same holds for a module all
         of whose parameters are used several times. A list of modules is never called. The module that runs the graph is
-        never left.
+        never left. For example, what is between ``net.blocks.0.linear`` and ``net.blocks.1.linear`` is in ``net``, as
+        the list ``net.blocks`` is not called; what is between two calls of ``net.blocks.0.linear``, in ``net.blocks.0``.
         """
         top = self._path_of.get(around)
         blocks: list[tuple[str, ...]] = []
@@ -257,7 +263,7 @@ class CompiledGraphs:
         return path
 
     def _places_in(self, graph: str, around: int, inputs: str) -> RealPaths:
-        """``around``: the layer in which the graph runs."""
+        """The real paths of all modules that a graph was traced in. ``around``: the layer in which the graph runs."""
         key = (graph, around, inputs)
         if key in self._places:
             return self._places[key]
@@ -379,7 +385,8 @@ def _common_pairs(ours: Sequence[str], theirs: Sequence[str]) -> list[tuple[int,
     """The pairs of equal items that are in all longest common subsequences, by their indices.
 
     A pair has a rank: the number of pairs before it in any longest subsequence that contains it. Each longest
-    subsequence has one pair of every rank. So a pair is in all of them if it is the only one of its rank.
+    subsequence has one pair of every rank. So a pair is in all of them if it is the only one of its rank. For example,
+    ``a b`` and ``a c b`` have two such pairs; ``a a`` and ``a`` have none, as either ``a`` may have run.
     """
     if ours == theirs:
         return [(index, index) for index in range(len(ours))]

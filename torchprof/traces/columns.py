@@ -173,8 +173,8 @@ class Columns:
             |first...........|                  |first..........|
                             |second....|   →                    |second....|
 
-        The overlap is taken for rounding if it is below 1 us, and shorter than the rest of either. ``threads``: by lane.
-        ``is_left_out``: by name, whether an event is not a range of its thread.
+        The overlap is taken for rounding if it is below 1 us, and shorter than the rest of either range. ``threads``:
+        by lane. ``is_left_out``: by name, whether an event is not a range of its thread.
         """
         starts, lengths, lanes, names = self.start, self.ns, self.lane, self.name
         open_ranges: dict[int, list[int]] = {thread: [] for thread in threads}  # outer to inner
