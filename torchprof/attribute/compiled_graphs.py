@@ -209,8 +209,8 @@ class CompiledGraphs:
         A value is computed in the innermost of the modules around any layer before it and any after it. If both are one
         layer, the kernel may be between two calls of it: the module around it counts. The same holds for a module all
         of whose parameters are used several times. A list of modules is never called. The module that runs the graph is
-        never left. For example, what is between ``net.blocks.0.linear`` and ``net.blocks.1.linear`` is in ``net``, as
-        the list ``net.blocks`` is not called; what is between two calls of ``net.blocks.0.linear``, in ``net.blocks.0``.
+        never left. For example, a kernel between ``net.blocks.0.linear`` and ``net.blocks.1.linear`` is in ``net``, as
+        the list ``net.blocks`` is not called; one between two calls of ``net.blocks.0.linear``, in ``net.blocks.0``.
         """
         top = self._path_of.get(around)
         blocks: list[tuple[str, ...]] = []

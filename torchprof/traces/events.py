@@ -213,8 +213,14 @@ class TraceEvents:
         ]
         if not any(wanted):
             return []
-        lanes, are_nodes = self.table.lanes, self._are_nodes(kinds)
-        calls, self._in_backward = ranges_in(self._cpu_events(), lanes, names, kinds, wanted, are_nodes)
+        calls, self._in_backward = ranges_in(
+            self._cpu_events(),
+            self.table.lanes,
+            names=names,
+            kinds=kinds,
+            wanted=wanted,
+            are_nodes=self._are_nodes(kinds),
+        )
         return calls
 
     def _cpu_events(self) -> Iterator[Row]:
