@@ -213,13 +213,9 @@ class TraceEvents:
         ]
         if not any(wanted):
             return []
+        events, lanes, are_nodes = self._cpu_events(), self.table.lanes, self._are_nodes(kinds)
         calls, self._in_backward = ranges_in(
-            self._cpu_events(),
-            self.table.lanes,
-            names=names,
-            kinds=kinds,
-            wanted=wanted,
-            are_nodes=self._are_nodes(kinds),
+            events, lanes, names=names, kinds=kinds, wanted=wanted, are_nodes=are_nodes
         )
         return calls
 
