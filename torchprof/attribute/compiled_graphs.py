@@ -295,13 +295,11 @@ class CompiledGraphs:
         held: Sequence[tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]],
         may_be_gone: bool,
     ) -> tuple[str, ...] | str:
-        """The real path of a module with these traced ``steps`` below it, or the reason why it is unknown.
-
-        ``SELF`` is the module that owns the compiled forward: the layer ``around``. Any other module is identified by
-        the tensors ``held`` in it: (path below it, real paths of the modules that have the tensor). Without such
-        tensors, it must be the only module of all models that fits, and the only one of its class in the process,
-        because a function can be called with other modules. If another one ``may_be_gone``, this proves nothing.
-        """
+        """The real path of a module with these traced ``steps`` below it, or the reason why it is unknown. ``SELF`` is
+        the module that owns the compiled forward: the layer ``around``. Any other module is identified by the tensors
+        ``held`` in it: (path below it, real paths of the modules that have the tensor). Without such tensors, it must
+        be the only module of all models that fits, and the only one of its class in the process, because a function can
+        be called with other modules. If another one ``may_be_gone``, this proves nothing."""
         if root == SELF:
             fitting = {self._path_of[around]} if around in self._path_of else set()
         elif not held and any(not kind for _, kind in steps):
@@ -382,12 +380,10 @@ def _kernels_of(kernels: Sequence[str], ran: Sequence[str]) -> list[int | None]:
 
 
 def _common_pairs(ours: Sequence[str], theirs: Sequence[str]) -> list[tuple[int, int]]:
-    """The pairs of equal items that are in all longest common subsequences, by their indices.
-
-    A pair has a rank: the number of pairs before it in any longest subsequence that contains it. Each longest
-    subsequence has one pair of every rank. So a pair is in all of them if it is the only one of its rank. For example,
-    ``a b`` and ``a c b`` have two such pairs; ``a a`` and ``a`` have none, as either ``a`` may have run.
-    """
+    """The pairs of equal items that are in all longest common subsequences, by their indices. A pair has a rank: the
+    number of pairs before it in any longest subsequence that contains it. Each longest subsequence has one pair of
+    every rank. So a pair is in all of them if it is the only one of its rank. For example, ``a b`` and ``a c b`` have
+    two such pairs; ``a a`` and ``a`` have none, as either ``a`` may have run."""
     if ours == theirs:
         return [(index, index) for index in range(len(ours))]
     if len(ours) * len(theirs) > _LARGEST_TABLE:

@@ -79,8 +79,8 @@ def _passes(columns: EventColumns) -> Iterator[_Pass]:
             current.add(columns.event(index, thread), index, ends_around[-1])
         if end > start:
             ends_around.append(end)
-        if current is not None:
-            current.events.append((index, start, end, thread))
+        if current is not None and index != current.call_index:
+            current.events.append((start, end, thread))
     if current is not None:
         yield current
 
@@ -96,14 +96,14 @@ class _NodeSpan(NamedTuple):
 class _Pass:
     """One backward pass.
 
-    - ``events``: index, start, end and thread of all events since it began.
+    - ``events``: start, end and thread of all events since it began, without the engine's call.
     - ``call``, ``call_index``: the engine's call, if that was recorded, and its index.
     - ``first_nodes``: by thread and start, the index of the first node of a thread.
     - ``spans``: of the nodes of each thread, but for nodes inside the call.
     """
 
     def __init__(self) -> None:
-        self.events: list[tuple[int, int, int, int]] = []
+        self.events: list[tuple[int, int, int]] = []
         self.call: Event | None = None
         self.call_index = -1
         self.first_nodes: dict[tuple[int, int], int] = {}
@@ -150,11 +150,7 @@ class _Pass:
         ]
         if call is not None and spans:
             first, last = min(span.start_ns for span in spans.values()), max(span.end_ns for span in spans.values())
-            inside = [
-                (start, end)
-                for index, start, end, thread in self.events
-                if thread == call.thread and index != self.call_index
-            ]
+            inside = [(start, end) for start, end, thread in self.events if thread == call.thread]
             events += _without_wait(call, first, last, inside)
         return events
 
@@ -181,12 +177,8 @@ def _without_wait(call: Event, first: int, last: int, inside: Iterable[tuple[int
 
 
 class NodeGaps:
-    """The places of the engine's time: of its calls, and between two nodes. For example, in a call ::
-
-        |node of layer 1|  gap 1  |node of layer 1|  gap 2  |node of layer 2|
-
-    gap 1 is a part of layer 1; gap 2 stays a part of the call, which has no layer.
-    """
+    """The places of the engine's time: of its calls, and of the gaps between two nodes. A gap between two nodes of one
+    layer is a part of this layer; one between nodes of two layers stays a part of the call, which has no layer."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
@@ -213,8 +205,7 @@ class NodeGaps:
         self._last[event.thread] = engine, event.end_ns, layer_after
         if engine is None or engine is not last_call or layer != layer_after or layer < 0 or event.start_ns <= since:
             return None
-        place_of_gap = self._places.inside(
-            self._places.of_layer(layer, BACKWARD, engine.around), FrameKind.OP, AUTOGRAD_ENGINE
-        )
+        place_around = self._places.of_layer(layer, BACKWARD, engine.around)
+        place_of_gap = self._places.inside(place_around, FrameKind.OP, AUTOGRAD_ENGINE)
         gap = Event(Kind.ENGINE, "", since, event.start_ns, event.thread)
         return Attributed(gap, place_of_gap, call, 0, event.start_ns - since, engine)

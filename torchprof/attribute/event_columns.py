@@ -196,7 +196,7 @@ class EventColumns:
             return
         own = len(first)  # an index among all: those of ``first`` begin at 0, the own ones here, those of ``last`` then
         spans = {thread: (begin, until) for thread, begin, until in self.threads}
-        changes: dict[int, list[_Change]] = {thread: [] for thread in spans}
+        changes: dict[int, list[tuple[int, int, int]]] = {thread: [] for thread in spans}
         for part, shift, find in ((first, 0, bisect_left), (last, own + len(self), bisect_right)):
             for thread, begin, until in part.threads:
                 for index in range(begin, until):
@@ -204,9 +204,9 @@ class EventColumns:
                     place = places.get((thread, start)) if part is first else None
                     if place is None:
                         place = find(self.start, start, *spans.get(thread, (0, 0)))
-                    changes.setdefault(thread, []).append(_Change(place + own, start, index + shift))
+                    changes.setdefault(thread, []).append((place + own, start, index + shift))
         for thread, begin, until in self.threads:
-            changes[thread] += [_Change(dropped + own, BEYOND, -1) for dropped in without if begin <= dropped < until]
+            changes[thread] += [(dropped + own, BEYOND, -1) for dropped in without if begin <= dropped < until]
         slices: list[slice] = []
         threads: list[ThreadEvents] = []
         count = 0
@@ -267,12 +267,10 @@ class EventColumns:
 
     def groupable(self) -> bytes:
         """By index of an event: 1 if nothing is to be known of it but its place and its values, else 0. IN_NODE if that
-        is so inside an autograd node.
-
-        These are memory events; operators that request no collective and replay no graph; and functions of autograd
-        right at the beginning of their node, but for those that the user wrote in Python. If torch.compile made any
-        event, each operator may be a kernel of a graph. In a job, functions tell when gradients are ready.
-        """
+        is so inside an autograd node. These are memory events; operators that request no collective and replay no
+        graph; and functions of autograd right at the beginning of their node, but for those that the user wrote in
+        Python. If torch.compile made any event, each operator may be a kernel of a graph. In a job, functions tell when
+        gradients are ready."""
         kinds = {kind.kind for kind in self.kinds}
         groups = {Kind.MEMORY} | ({Kind.OP} if _OF_COMPILED_CODE.isdisjoint(kinds) else set())
         is_groupable = bytes(
@@ -319,18 +317,10 @@ def by_thread(events: Iterable[int], threads: Sequence[int]) -> tuple[list[Threa
     return threads_of_events, order
 
 
-class _Change(NamedTuple):
-    """An event to be added, or dropped. ``place``: the index that the new event comes before, or that of the event to
-    be dropped. ``start``, ``added``: start and index of the new event; -1 is the index of none."""
-
-    place: int
-    start: int
-    added: int
-
-
-def _slices(begin: int, until: int, changes: Iterable[_Change]) -> Iterator[slice]:
-    """The events from ``begin`` up to ``until``, and others between them. ``changes``: in their order. For example, of
-    the events 0 to 4, with event 7 added before 2, and 3 dropped: 0 to 1, 7, 2, 4."""
+def _slices(begin: int, until: int, changes: Iterable[tuple[int, int, int]]) -> Iterator[slice]:
+    """The events from ``begin`` up to ``until``, with ``changes``, each as (index that a new event comes before, its
+    start, its own index). An own index of -1 means that the event at the first index is dropped. For example, of the
+    events 0 to 4, with event 7 added before 2, and 3 dropped: 0 to 1, 7, 2, 4."""
     for place, _, added in changes:
         if begin < place:
             yield slice(begin, place)

@@ -115,13 +115,11 @@ def first_correlation_id(calls: Iterable[int], launched: Iterable[int]) -> int:
 
 
 def threads_of_overhead(times: Sequence[int], operators: Iterable[tuple[int, int]]) -> list[int]:
-    """For each of some times, in their order: the thread on which the last operator before it started; 0 for none.
-
-    The profiler records its overhead without a thread, or with that of the caller of autograd for what is in a backward
+    """For each of some times, in their order: the thread on which the last operator before it started; 0 for none. The
+    profiler records its overhead without a thread, or with that of the caller of autograd for what is in a backward
     pass. It is in an operator that launches work: no other operator starts meanwhile on the thread. ``operators``:
     start and thread of each. For example, with operators at 3 on thread 1 and at 10 on thread 2, the threads of the
-    times 5, 8 and 12 are 1, 1 and 2.
-    """
+    times 5, 8 and 12 are 1, 1 and 2."""
     last_before = [(-1, 0)] * len(times)
     until = times[-1] if times else -1
     for start, thread in operators:
@@ -200,13 +198,11 @@ class CollectiveOwners:
             outer = outer.outer
 
     def requester(self, event: Event) -> Place | None:
-        """The op that requested a collective that begins now on a thread of the backend; None if it is unknown.
-
-        The collectives of one group begin in the order of their requests. So it is the first op that requested a
-        collective of this name, and of this size if sizes were recorded. With several groups, each group has its own
-        order. Then a match counts only if it is the only one, or if sizes were recorded. For example, after requests of
-        an all_reduce, a broadcast and an all_reduce, the first all_reduce that begins is that of the first request.
-        """
+        """The op that requested a collective that begins now on a thread of the backend; None if it is unknown. The
+        collectives of one group begin in the order of their requests. So it is the first op that requested a collective
+        of this name, and of this size if sizes were recorded. With several groups, each group has its own order. Then a
+        match counts only if it is the only one, or if sizes were recorded. For example, after requests of an
+        all_reduce, a broadcast and an all_reduce, the first all_reduce that begins is that of the first request."""
         size = self._size(event.signature)
         fitting = {
             index: place
@@ -255,11 +251,9 @@ class CollectiveOwners:
 
     def layers_of_bucket(self, thread: int, op: str, signature: int) -> tuple[int, ...]:
         """The layers whose gradients are in the bucket that is exchanged now: those that became ready since the last.
-
         From its second backward on, DistributedDataParallel fills its buckets in the order in which gradients become
         ready. ``()`` if the recorded sizes contradict this, or if it is not a bucket: FullyShardedDataParallel and
-        hooks of the user also exchange gradients when they are ready.
-        """
+        hooks of the user also exchange gradients when they are ready."""
         gradients = self._ready_gradients.pop(thread, [])
         if self._replicated is not None and not self._replicated:
             return ()
@@ -271,11 +265,9 @@ class CollectiveOwners:
         return tuple(dict.fromkeys(layer for layer, _ in gradients if layer >= 0))
 
     def layers_of_range(self, label: str, around: int) -> tuple[int, ...] | None:
-        """The layers whose parameters a range of FSDP2 is for. ``around``: the layer around it (negative: none).
-
-        ``()`` if the range names no layer, or layers of another FSDP root than that of ``around``. None for a range
-        that is not from FSDP2.
-        """
+        """The layers whose parameters a range of FSDP2 is for. ``around``: the layer around it (negative: none). ``()``
+        if the range names no layer, or layers of another FSDP root than that of ``around``. None for a range that is
+        not from FSDP2."""
         if label not in self._names_in_range:
             match = _FSDP.fullmatch(label)
             self._names_in_range[label] = match and (match["next"] or match["own"] or "").split(", ")

@@ -147,11 +147,8 @@ _Passes = tuple[list[int], int, OpenPass]
 
 
 def _of_optimizers(ranges: Iterable[NamedRange], optimizers: Set[str], last: OpenPass) -> _Passes:
-    """The passes that steps of optimizers end. ``last``: the pass that was open at the start. For example, backward
-    passes B, and steps of SGD and Adam in the order of their ends (a pass ends at each bar)::
-
-        B B SGD Adam | B Adam SGD | B SGD ...
-    """
+    """The passes that steps of optimizers end. ``last``: the pass that was open at the start. For example, with B for
+    backward, passes end at the bars in ``B B SGD Adam | B Adam SGD | B SGD …``."""
     of_both = [*ranges]
     steps = _outermost(call for call in of_both if call.name in optimizers)
     new = {call.name for call in steps} - last.optimizers  # an optimizer inside another one makes no step by itself

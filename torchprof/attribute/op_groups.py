@@ -135,11 +135,9 @@ class OpTrees:
 
 
 class OpGroup(NamedTuple):
-    """The events of a thread from ``first`` up to ``first + len(ns)``.
-
-    ``place``: that of the range ``outer`` around them, or outside. ``ns``: of each event its time, cut at the end of
-    the range around it. ``all_places``: of the attribution.
-    """
+    """The events of a thread from ``first`` up to ``first + len(ns)``. ``place``: that of the range ``outer`` around
+    them, or outside. ``ns``: of each event its time, cut at the end of the range around it. ``all_places``: of the
+    attribution."""
 
     tree: OpTree
     columns: EventColumns
@@ -222,11 +220,9 @@ class ThreadWalk:
     _single: int = -1  # the next event that is in no group
 
     def end_of_group(self, limit: int, horizon: float) -> int:
-        """The index after the group that begins with the next event; that of the event itself if it is in no group.
-
-        A group ends before any event that is in no group, and before an operator that contains one; at ``limit``, where
-        the range around it ends; and before an operator that ends after ``horizon``, when another thread continues.
-        """
+        """The index after the group that begins with the next event; that of the event itself if it is in no group. A
+        group ends before any event that is in no group, and before an operator that contains one; at ``limit``, where
+        the range around it ends; and before an operator that ends after ``horizon``, when another thread continues."""
         index, columns = self.at, self.columns
         if self._single < index:
             end = self.groupable.find(0, index, self.after)

@@ -158,8 +158,8 @@ class _Search:
         """The starts of forwards that do not overlap. Where several overlap, which are right is known only if they fill
         the time between two backward passes, a range of the user such as that of a step, or an outermost call of a
         module (``spans``). If the model repeats equal blocks and nothing else, several forwards may be one of a deeper
-        model: then only one may fill that time. For example, forwards of ``a a`` in ``a a a a`` may begin at 0, 1 and 2.
-        With a backward pass in the middle, they begin at 0 and 2."""
+        model: then only one may fill that time. For example, ``a a`` may begin at 0, 1 and 2 of ``a a a a``; with a
+        backward pass in the middle, at 0 and 2."""
         size = len(self._classes)
         kept: list[int] = []
         start = 0

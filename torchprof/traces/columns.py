@@ -53,7 +53,7 @@ _WINDOW = 1024  # events of each stretch that are sorted at a time
 _MANY_STRETCHES = 2000  # from here on, sorting everything at once is faster
 
 
-Row = tuple[int, int, int, int, int, int, int]
+TraceRow = tuple[int, int, int, int, int, int, int]
 """An event: start, ns, name, lane, sequence, number, signature, as in ``Columns``."""
 
 
@@ -78,7 +78,7 @@ class Columns:
         self.signature = array("i")
         self.stretches = [0]
 
-    def add(self, rows: Sequence[Row]) -> None:
+    def add(self, rows: Sequence[TraceRow]) -> None:
         begin = max(len(self.start) - 1, 0)
         for column, values in zip(self._columns(), zip(*rows)):
             column.extend(values)
@@ -122,19 +122,16 @@ class Columns:
     def _columns(self) -> tuple[array[int], ...]:
         return self.start, self.ns, self.name, self.lane, self.sequence, self.number, self.signature
 
-    def in_order(self) -> Iterator[Row]:
+    def in_order(self) -> Iterator[TraceRow]:
         """The events in the order of their start."""
         for window in self.windows():
             yield from zip(*(map(column.__getitem__, window) for column in self._columns()))
 
     def drop_duplicates(self) -> int:
-        """Drop events that repeat an earlier one in all fields, and return how many were dropped.
-
-        In traces of whole microseconds, different short events can have equal fields. There, events of the CPU are
-        duplicates only if they have a number. Device work is one only if it took longer than rounding can explain: a
-        stream runs one thing at a time. An allocation, or a deallocation, is one if it directly follows an equal one at
-        the same address.
-        """
+        """Drop events that repeat an earlier one in all fields, and return how many were dropped. In traces of whole
+        microseconds, different short events can have equal fields. There, events of the CPU are duplicates only if they
+        have a number. Device work is one only if it took longer than rounding can explain: a stream runs one thing at a
+        time. An allocation, or a deallocation, is one if it directly follows an equal one at the same address."""
         duplicates: set[int] = set()
         for window in self.windows():
             for start, group in groupby(window, self.start.__getitem__):

@@ -26,7 +26,7 @@ from torchprof.traces.columns import (
     RUNTIMES,
     SESSION,
     Columns,
-    Row,
+    TraceRow,
 )
 from torchprof.traces.signatures import TraceSignatures, encodable_text
 
@@ -75,7 +75,7 @@ class EventTable:
         self._lane_numbers: dict[tuple[Any, ...], int] = {}  # (process, thread, forward thread of a node) → lane
         self._stream_numbers: dict[tuple[Any, Any], int] = {}  # (device, stream) → its number
         self._overhead: set[tuple[int, int, int]] = set()  # start, ns, number of the name
-        self._work_rows: list[Row] = []  # of the current piece
+        self._work_rows: list[TraceRow] = []  # of the current piece
         self._last_node: tuple[int, int, int] | None = None  # thread, start, number of the forward thread
 
     def __len__(self) -> int:
@@ -112,16 +112,15 @@ class EventTable:
         self.cpu.separate([thread for thread, _ in self.lanes], is_left_out)
 
     def add(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """Add the events of one piece of the file. An event that lacks a necessary value is counted and dropped.
-
-        The loop runs for each of millions of events, and a call in it would take a tenth more time. So what most events
-        need is in one function: those of operators, ranges and runtime calls. Other events have methods of their own.
-        """
+        """Add the events of one piece of the file. An event that lacks a necessary value is counted and dropped. The
+        loop runs for each of millions of events, and a call in it would take a tenth more time. So what most events
+        need is in one function: those of operators, ranges and runtime calls. Other events have methods of their
+        own."""
         groups, numbers_of = self._groups, self._numbers_of
         module, runtime, no_work = MODULE, RUNTIME_CALLS, NO_WORK
         add_of = {DEVICE_WORK: self._add_work, OVERHEAD_EVENTS: self._add_overhead, SESSION: self._add_session}
         of_operator, operators = self.signatures.of_operator, self.signatures.operators
-        rows: list[Row] = []
+        rows: list[TraceRow] = []
         last_process = last_thread = None
         last_lane = 0
         for event in events:
@@ -229,7 +228,7 @@ class EventTable:
         start, ns = _times(event)
         self._overhead.add((start, ns, self._name(OVERHEAD_EVENTS, event["name"])))
 
-    def _memory_row(self, event: Mapping[str, Any]) -> Row:
+    def _memory_row(self, event: Mapping[str, Any]) -> TraceRow:
         start, args = nanoseconds(event["ts"]), event["args"]
         nbytes, address = parse_int(args["Bytes"]), parse_int(args.get("Addr", 0))
         device, kind = "cpu", parse_int(args.get("Device Type", 0))

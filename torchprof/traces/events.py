@@ -25,7 +25,7 @@ from torchprof.attribute.events import HOOKS, PREFIX, Kind
 from torchprof.attribute.loop import Loop, NamedRange, keep_recorded, loop_of
 from torchprof.attribute.pipeline_ranges import folded_names
 from torchprof.run.words import NODE_PREFIX, is_collective
-from torchprof.traces.columns import DEVICE_WORK, MEMORY_EVENTS, MODULE, OP, OP_OR_RANGE, RANGE, RUNTIME_CALLS, Row
+from torchprof.traces.columns import DEVICE_WORK, MEMORY_EVENTS, MODULE, OP, OP_OR_RANGE, RANGE, RUNTIME_CALLS, TraceRow
 from torchprof.traces.event_table import EventTable
 from torchprof.traces.layers import ModuleCall, RangeCall, traced_class_name
 from torchprof.traces.trace_columns import TraceColumns, nested, ranges_in
@@ -81,10 +81,8 @@ class TraceEvents:
 
     @property
     def torchs_steps(self) -> int:
-        steps = {
-            number for number, (group, name) in enumerate(self._names) if group in _RANGES and is_torchs_step(name)
-        }
-        return sum(name in steps for name in self._cpu.name) if steps else 0
+        is_step = [group in _RANGES and is_torchs_step(name) for group, name in self._names]
+        return sum(map(is_step.__getitem__, self._cpu.name)) if any(is_step) else 0
 
     @cached_property
     def loop(self) -> Loop:
@@ -219,7 +217,7 @@ class TraceEvents:
         )
         return calls
 
-    def _cpu_events(self) -> Iterator[Row]:
+    def _cpu_events(self) -> Iterator[TraceRow]:
         """The CPU's events in the order of their start, without memory events, which have no duration."""
         is_memory = [group is MEMORY_EVENTS for group, _ in self._names]
         return (line for line in self._cpu.in_order() if not is_memory[line[2]])

@@ -15,7 +15,7 @@ from torchprof.attribute.event_names import MEMORY
 from torchprof.attribute.events import ACCUMULATES, Event, Kind, OpenRanges
 from torchprof.attribute.launches import first_correlation_id, numbers_of_devices
 from torchprof.run.words import BEFORE
-from torchprof.traces.columns import RUNTIME_CALLS, Row
+from torchprof.traces.columns import RUNTIME_CALLS, TraceRow
 from torchprof.traces.event_table import EventTable
 from torchprof.traces.layers import RangeCall
 
@@ -205,7 +205,7 @@ class _RangeInNode:
 
 
 def nested(
-    events: Iterable[Row], lanes: Sequence[tuple[int, int]], names: Sequence[str], wanted: Sequence[bool]
+    events: Iterable[TraceRow], lanes: Sequence[tuple[int, int]], names: Sequence[str], wanted: Sequence[bool]
 ) -> Iterator[tuple[int, str]]:
     """The events of ``wanted`` names and the events inside them, in the order of their start, each as (number of its
     name, name of the innermost wanted event around it or ""). ``events``: without memory events, which have no
@@ -226,7 +226,7 @@ def nested(
 
 
 def ranges_in(
-    events: Iterable[Row],
+    events: Iterable[TraceRow],
     lanes: Sequence[tuple[int, int]],
     *,
     names: Sequence[str],
