@@ -201,8 +201,7 @@ class CollectiveOwners:
         """The op that requested a collective that begins now on a thread of the backend; None if it is unknown. The
         collectives of one group begin in the order of their requests. So it is the first op that requested a collective
         of this name, and of this size if sizes were recorded. With several groups, each group has its own order. Then a
-        match counts only if it is the only one, or if sizes were recorded. For example, after requests of an
-        all_reduce, a broadcast and an all_reduce, the first all_reduce that begins is that of the first request."""
+        match counts only if it is the only one, or if sizes were recorded."""
         size = self._size(event.signature)
         fitting = {
             index: place

@@ -1,4 +1,5 @@
-"""Groups: operators and memory events that follow each other inside one range, attributed all at once.
+"""Groups: operators and memory events that follow each other inside one range, attributed all at once; and the order
+in which the rule walks over the events of several threads, with facts that only later events contain.
 
 A model runs the same operators in each call of a layer, and in each layer of a class. What follows from their names,
 inputs and nesting is found once, as an ``OpTree``. Only places, times and bytes differ from group to group.

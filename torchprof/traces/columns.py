@@ -88,10 +88,8 @@ class Columns:
     def windows(self) -> Iterator[Sequence[int]]:
         """The indices of the events in the order of their start, in lists. A trace consists of sorted stretches, of one
         thread or one kind of event. They are merged a window at a time, which takes little memory; a sorted list of all
-        events would take as much as the columns. For example, with windows of at most two events of each stretch::
-
-            stretches (starts)   0 2 5 | 1 3 4          windows   0 1 2 | 3 4 | 5
-        """
+        events would take as much as the columns. For example, with at most two events of each stretch in a window, the
+        starts ``0 2 5``, ``1 3 4`` of two stretches come as ``0 1 2``, ``3 4`` and ``5``."""
         start, ns, number = self.start, self.ns, self.number
 
         def outer_first(index: int) -> tuple[int, int, bool, int]:

@@ -86,31 +86,6 @@ class EventTable:
         """The IDs of the processes that have events."""
         return tuple(sorted({process for process, _ in self._threads}))
 
-    def drop_duplicates(self) -> int:
-        """Drop the repetitions of events that the trace has several times, and return how many were dropped."""
-        return sum(columns.drop_duplicates() for columns in (self.cpu, self.work))
-
-    def place_overhead(self) -> None:
-        """Put the profiler's overhead on the threads that it was on. What comes before all operators is left out."""
-        if not self._overhead:
-            return
-        is_op = [group in (OP, OP_OR_RANGE) for group, _ in self.names]
-        thread_of = [thread for thread, _ in self.lanes]
-        lane_of = dict(zip(thread_of, range(len(thread_of))))
-        overhead = sorted(self._overhead)
-        events = zip(self.cpu.start, self.cpu.lane, self.cpu.name)
-        ops = ((start, thread_of[lane]) for start, lane, name in events if is_op[name])
-        threads = threads_of_overhead([start for start, _, _ in overhead], ops)
-        of_threads = [(*event, lane_of[thread], -1, 0, 0) for event, thread in zip(overhead, threads) if thread]
-        self.cpu.add(of_threads)
-
-    def separate(self) -> None:
-        """Let ranges that only rounding makes overlap follow each other: see ``Columns.separate``."""
-        # Runtime calls and overhead have another clock: one may end after its operator.
-        no_ranges = (MEMORY_EVENTS, RUNTIME_CALLS, OVERHEAD_EVENTS)
-        is_left_out = [group in no_ranges or is_host_collective(name) for group, name in self.names]
-        self.cpu.separate([thread for thread, _ in self.lanes], is_left_out)
-
     def add(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Add the events of one piece of the file. An event that lacks a necessary value is counted and dropped. The
         loop runs for each of millions of events, and a call in it would take a tenth more time. So what most events
@@ -276,6 +251,32 @@ class EventTable:
             lane = self._lane_numbers[process, thread, forward] = len(self.lanes)
             self.lanes.append((number, forward))
         return lane
+
+    # Corrections, after the last piece
+
+    def drop_duplicates(self) -> int:
+        """Drop the repetitions of events that the trace has several times, and return how many were dropped."""
+        return sum(columns.drop_duplicates() for columns in (self.cpu, self.work))
+
+    def place_overhead(self) -> None:
+        """Put the profiler's overhead on the threads that it was on. What comes before all operators is left out."""
+        if not self._overhead:
+            return
+        is_op = [group in (OP, OP_OR_RANGE) for group, _ in self.names]
+        thread_of = [thread for thread, _ in self.lanes]
+        lane_of = dict(zip(thread_of, range(len(thread_of))))
+        overhead = sorted(self._overhead)
+        events = zip(self.cpu.start, self.cpu.lane, self.cpu.name)
+        ops = ((start, thread_of[lane]) for start, lane, name in events if is_op[name])
+        threads = threads_of_overhead([start for start, _, _ in overhead], ops)
+        self.cpu.add([(*event, lane_of[thread], -1, 0, 0) for event, thread in zip(overhead, threads) if thread])
+
+    def separate(self) -> None:
+        """Let ranges that only rounding makes overlap follow each other: see ``Columns.separate``."""
+        # Runtime calls and overhead have another clock: one may end after its operator.
+        no_ranges = (MEMORY_EVENTS, RUNTIME_CALLS, OVERHEAD_EVENTS)
+        is_left_out = [group in no_ranges or is_host_collective(name) for group, name in self.names]
+        self.cpu.separate([thread for thread, _ in self.lanes], is_left_out)
 
 
 class Arrows:
