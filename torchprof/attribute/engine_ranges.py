@@ -5,27 +5,32 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from math import inf
+from typing import NamedTuple
 
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Attributed, Event, Kind, Place, Places
 from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, OUTSIDE, FrameKind
 
-_SUMS = frozenset({"aten::add", "aten::add_"})
+_GRADIENT_SUMS = frozenset({"aten::add", "aten::add_"})
 """The engine adds gradients up with these operators, in old versions of torch between two nodes."""
 _ENDS_A_PASS = frozenset({Kind.OP, Kind.LABEL, Kind.USER_LABEL, Kind.REGION, Kind.STEP, Kind.ENGINE})
 """The kinds of events that end a pass if they begin on a thread that waits for it, or on its thread between nodes."""
 
 
 def add_engine_calls(columns: EventColumns) -> None:
-    """Add an ENGINE event around the nodes of each backward pass.
+    """Add an ENGINE event around the nodes of each backward pass. For example, a pass called on thread 1::
+
+        thread 1  |call..............................|   before
+                  |call|                    |........|   after: without the wait for thread 2
+        thread 2       |node|  |node|  |node|            before
+                       |engine..............|            after: added
 
     - Nodes on the thread that called the engine are inside the call, if that was recorded.
     - Other nodes with time between them get an ENGINE from the first of a pass to the end of its last, thread by
       thread. A pass ends where its thread, or a thread that made its nodes, does other work, and where a range ends
       that was open at its first node.
-    - A thread that called the engine waits while other threads run the nodes, unless it runs nodes itself, as for
-      parameters on the CPU of a model on a device. Its call becomes several events, without the wait: that time is
-      counted on the other threads.
+    - The thread of the call waits while other threads run the nodes: that time is counted there. It may run nodes
+      itself meanwhile, as for parameters on the CPU of a model on a device.
     """
     if not _has_nodes_outside_calls(columns):
         return
@@ -74,29 +79,37 @@ def _passes(columns: EventColumns) -> Iterator[_Pass]:
             current.add(columns.event(index, thread), index, ends_around[-1])
         if end > start:
             ends_around.append(end)
-        if current is not None:
-            current.ran.append((index, start, end, thread))
+        if current is not None and index != current.call_index:
+            current.events.append((start, end, thread))
     if current is not None:
         yield current
+
+
+class _NodeSpan(NamedTuple):
+    """From the start of the first node on a thread to the end of the last. ``in_nodes_ns``: the time of all nodes."""
+
+    start_ns: int
+    end_ns: int
+    in_nodes_ns: int
 
 
 class _Pass:
     """One backward pass.
 
-    - ``ran``: index, start, end and thread of all events since it began.
+    - ``events``: start, end and thread of all events since it began, without the engine's call.
     - ``call``, ``call_index``: the engine's call, if that was recorded, and its index.
     - ``first_nodes``: by thread and start, the index of the first node of a thread.
-    - ``spans``: by thread, but for that of the call, the start of the first node, the end of the last, the time of all.
+    - ``spans``: of the nodes of each thread, but for nodes inside the call.
     """
 
     def __init__(self) -> None:
-        self.ran: list[tuple[int, int, int, int]] = []
+        self.events: list[tuple[int, int, int]] = []
         self.call: Event | None = None
         self.call_index = -1
         self.first_nodes: dict[tuple[int, int], int] = {}
-        self.spans: dict[int, tuple[int, int, int]] = {}
-        self._until: dict[int, float] = {}  # by thread: the end of the range around the first node
-        self._makers: set[int] = set()  # the threads whose forward made the nodes
+        self.spans: dict[int, _NodeSpan] = {}
+        self._ends_around: dict[int, float] = {}  # by thread: the end of the range around the first node
+        self._forward_threads: set[int] = set()  # the threads whose forward made the nodes
 
     def add(self, event: Event, index: int, until: float) -> None:
         """Add a node, or the call of the engine, inside a range that ends at ``until``. ``index``: its index."""
@@ -105,62 +118,67 @@ class _Pass:
             return
         if event.thread not in self.spans:
             self.first_nodes[event.thread, event.start_ns] = index
-        first, last, ns = self.spans.get(event.thread, (event.start_ns, event.end_ns, 0))
-        self.spans[event.thread] = first, max(last, event.end_ns), ns + event.end_ns - event.start_ns
-        self._until.setdefault(event.thread, until)
+        start, end, ns = self.spans.get(event.thread, (event.start_ns, event.end_ns, 0))
+        self.spans[event.thread] = _NodeSpan(start, max(end, event.end_ns), ns + event.end_ns - event.start_ns)
+        self._ends_around.setdefault(event.thread, until)
         if event.sequence >= 0:
-            self._makers.add(event.forward_thread)
+            self._forward_threads.add(event.forward_thread)
 
     def is_ended_by(self, kind: Kind, name: str, start: int, thread: int, busy: dict[int, int]) -> bool:
         """Whether the pass is over when an event begins. ``busy``: see ``_passes``."""
         call = self.call
         if call is not None:  # it lasts until the call returns
             return thread == call.thread and start >= call.end_ns
-        if kind is Kind.ENGINE or start >= self._until.get(thread, inf):  # another call, or what called this one ended
+        if kind is Kind.ENGINE or start >= self._ends_around.get(
+            thread, inf
+        ):  # another call, or what called this one ended
             return True
         if kind not in _ENDS_A_PASS or busy.get(thread, 0) > start:  # inside a node, or no work
             return False
         if thread in self.spans:  # between two nodes, only the engine works
-            return not (kind is Kind.OP and name in _SUMS)
-        return thread in self._makers  # such a thread waits for the pass
+            return not (kind is Kind.OP and name in _GRADIENT_SUMS)
+        return thread in self._forward_threads  # such a thread waits for the pass
 
     def engine_events(self) -> list[Event]:
         """The ENGINE events around the nodes; with nodes on other threads, also the parts of the call."""
         call, spans = self.call, self.spans
         name = "" if call is not None else "engine"
         events = [
-            Event(Kind.ENGINE, name, first, last, thread)
-            for thread, (first, last, ns) in spans.items()
-            if ns < last - first
+            Event(Kind.ENGINE, name, span.start_ns, span.end_ns, thread)
+            for thread, span in spans.items()
+            if span.in_nodes_ns < span.end_ns - span.start_ns
         ]
         if call is not None and spans:
-            first, last = min(span[0] for span in spans.values()), max(span[1] for span in spans.values())
-            ran = [event[1:3] for event in self.ran if event[3] == call.thread and event[0] != self.call_index]
-            events += _without_wait(call, first, last, ran)
+            first, last = min(span.start_ns for span in spans.values()), max(span.end_ns for span in spans.values())
+            inside = [(start, end) for start, end, thread in self.events if thread == call.thread]
+            events += _without_wait(call, first, last, inside)
         return events
 
 
-def _without_wait(call: Event, first: int, last: int, ran: Iterable[tuple[int, int]]) -> Iterator[Event]:
-    """The parts of a call outside the time from ``first`` to ``last``, in which other threads ran nodes; and the parts
-    inside it in which its own thread ``ran`` anything, from start to end. The first part has the name."""
+def _without_wait(call: Event, first: int, last: int, inside: Iterable[tuple[int, int]]) -> Iterator[Event]:
+    """The parts of a call in which its thread does not wait: other threads run nodes from ``first`` to ``last``.
+    ``inside``: start and end of the events of its own thread. The first part has the name of the call. For example, a
+    call from 0 to 100, with nodes of others from 20 to 80 and an event inside from 40 to 50, has the parts 0 to 20,
+    40 to 50, and 80 to 100."""
     part = call  # the current part
-    wait = max(first, call.start_ns)  # its end, unless its thread runs more until the wait begins
-    for start, end in ran:
-        if call.start_ns <= start < min(end, last) and wait < end:
-            if start > wait:
-                yield part._replace(end_ns=wait)
+    part_end = max(first, call.start_ns)  # where its thread begins to wait, as far as known
+    for start, end in inside:
+        if call.start_ns <= start < min(end, last) and part_end < end:
+            if start > part_end:
+                yield part._replace(end_ns=part_end)
                 part = part._replace(name="", start_ns=start)
-            wait = end
-    if wait >= min(last, call.end_ns):
+            part_end = end
+    if part_end >= min(last, call.end_ns):
         yield part
         return
-    yield part._replace(end_ns=wait)
+    yield part._replace(end_ns=part_end)
     if last < call.end_ns:
         yield part._replace(name="", start_ns=last)
 
 
 class NodeGaps:
-    """The places of the engine's time: of its calls, and between two nodes."""
+    """The places of the engine's time: of its calls, and of the gaps between two nodes. A gap between two nodes of one
+    layer is a part of this layer; one between nodes of two layers stays a part of the call, which has no layer."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
@@ -182,11 +200,12 @@ class NodeGaps:
     def gap_before(self, event: Event, place: Place, call: Place, engine: Attributed | None) -> Attributed | None:
         """The engine's time between the last node and this event, if both are nodes of one layer and nothing ran in
         between. ``call`` and ``engine``: the call around the event."""
-        last, since, layer = self._last.get(event.thread, (None, 0, OUTSIDE))
-        now = place.layer if place.is_node else OUTSIDE
-        self._last[event.thread] = engine, event.end_ns, now
-        if engine is None or engine is not last or layer != now or now < 0 or event.start_ns <= since:
+        last_call, since, layer = self._last.get(event.thread, (None, 0, OUTSIDE))
+        layer_after = place.layer if place.is_node else OUTSIDE
+        self._last[event.thread] = engine, event.end_ns, layer_after
+        if engine is None or engine is not last_call or layer != layer_after or layer < 0 or event.start_ns <= since:
             return None
-        home = self._places.inside(self._places.of_layer(now, BACKWARD, engine.around), FrameKind.OP, AUTOGRAD_ENGINE)
+        place_around = self._places.of_layer(layer, BACKWARD, engine.around)
+        place_of_gap = self._places.inside(place_around, FrameKind.OP, AUTOGRAD_ENGINE)
         gap = Event(Kind.ENGINE, "", since, event.start_ns, event.thread)
-        return Attributed(gap, home, call, 0, event.start_ns - since, engine)
+        return Attributed(gap, place_of_gap, call, 0, event.start_ns - since, engine)

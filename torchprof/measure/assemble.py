@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from torchprof.attribute.compiled_graphs import CompiledGraphs
 from torchprof.attribute.engine_ranges import add_engine_calls
 from torchprof.attribute.event_columns import EventColumns
-from torchprof.attribute.event_names import MEMORY, add_steps
+from torchprof.attribute.event_names import MEMORY
 from torchprof.attribute.events import Detail, Event, Kind
 from torchprof.attribute.launches import CollectiveOwners
+from torchprof.attribute.loop import add_steps
 from torchprof.attribute.pipeline_ranges import steps_in, with_folded_names
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.fold import fold

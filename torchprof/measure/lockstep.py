@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torchprof.attribute.event_names import is_engine
+from torchprof.attribute.event_names import is_node_range
 from torchprof.attribute.events import Attributed, Event, Kind, Place
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.measure.recording import OpenStep, Pieces
@@ -174,7 +174,7 @@ class Locksteps:
         known = self._is_work.get(place)
         if known is None:
             # A Function of the user may call code that waits, like all Python. So may the engine's range around it.
-            is_op = place.kind == FrameKind.OP and "::" in place.name and not is_engine(place.name)
+            is_op = place.kind == FrameKind.OP and "::" in place.name and not is_node_range(place.name)
             never_waits = is_op or place.kind in INTERRUPTIONS
             known = self._is_work[place] = not is_communication(place.frames), never_waits
         return known

@@ -14,8 +14,8 @@ from weakref import finalize
 
 from torchprof.attribute.compiled_graphs import CompiledGraphs
 from torchprof.attribute.event_columns import EventColumns
-from torchprof.attribute.event_names import Loop
 from torchprof.attribute.events import Attributed, Site
+from torchprof.attribute.loop import Loop
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import GroupOfRanks, LockstepKey

@@ -16,8 +16,9 @@ from torch.autograd import profiler as torch_profiler
 from torch.profiler.profiler import PROFILER_STEP_NAME
 
 from torchprof.attribute.event_columns import EventColumns
-from torchprof.attribute.event_names import ENDED, OPENED, STARTED, STEP_MARK, keep_recorded
+from torchprof.attribute.event_names import ENDED, OPENED, STARTED, STEP_MARK
 from torchprof.attribute.events import Detail
+from torchprof.attribute.loop import keep_recorded
 from torchprof.errors import TorchprofError
 from torchprof.measure.recording import CpuTime
 from torchprof.record.session_columns import HAS_COLLECTIVE_METADATA

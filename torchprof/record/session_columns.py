@@ -13,9 +13,9 @@ from typing import Any
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
 from torchprof.attribute.event_columns import EventColumns, EventKind, Numbers, by_thread
-from torchprof.attribute.event_names import MEMORY, OVERHEAD, event_kind, is_a_common_name, numbers_of_devices
+from torchprof.attribute.event_names import MEMORY, OVERHEAD, event_kind, is_a_common_name
 from torchprof.attribute.events import ACCUMULATES, PREFIX, Detail, Event, Kind, SignatureTable
-from torchprof.attribute.launches import first_correlation_id, threads_of_overhead
+from torchprof.attribute.launches import first_correlation_id, numbers_of_devices, threads_of_overhead
 from torchprof.record.torch_internals import needed, optional
 from torchprof.run.collectives import RECORDS_COLLECTIVE, signature_of
 from torchprof.run.words import BEFORE, Signature, is_collective, is_runtime_call

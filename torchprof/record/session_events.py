@@ -27,13 +27,11 @@ from torchprof.attribute.event_names import (
     MEMORY,
     RAISED,
     STOPPED,
-    Loop,
-    NamedRange,
-    is_of_a_call,
+    is_module_label,
     is_torchs_step,
-    loop_of,
 )
 from torchprof.attribute.events import PREFIX, Detail, OpenRanges
+from torchprof.attribute.loop import Loop, NamedRange, loop_of
 from torchprof.errors import TorchprofError
 from torchprof.measure.recording import CpuTime
 from torchprof.record.session_columns import InputSignatures, RawEvents, SessionColumns, end_ns
@@ -146,7 +144,7 @@ class SessionEvents:
             around = open_calls.at(thread, start)
             if name in (RAISED, STOPPED) and around:
                 failed.add(id(around[-1]))
-            elif is_of_a_call(name):
+            elif is_module_label(name):
                 calls.append(Call(name, start, end_ns(raw), thread, True))
                 around.append(calls[-1])
         calls.sort(key=lambda call: call.end_ns)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from torchprof.attribute.compiled_graphs import CALL
+from torchprof.attribute.event_names import CALL
 from torchprof.attribute.events import Attributed, Kind, OpenRanges, Place
 from torchprof.attribute.op_groups import OpGroup, OpTree
 from torchprof.measure.flops.graphs import GraphCall, GraphCalls

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from torchprof.attribute.compiled_graphs import CompiledGraphs, graph_of
+from torchprof.attribute.compiled_graphs import CompiledGraphs
+from torchprof.attribute.event_names import graph_of
 from torchprof.measure.flops.operation import Count, Operation, Unknown, Work, does_no_arithmetic, formula_of, work_of
 from torchprof.measure.flops.torch_registry import operator_of, registered_formula, registered_work
 from torchprof.measure.recording import CalledGraph
