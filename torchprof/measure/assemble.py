@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
-from math import inf
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from torchprof.attribute.compiled_graphs import CompiledGraphs
 from torchprof.attribute.engine_ranges import add_engine_calls
 from torchprof.attribute.event_columns import EventColumns
-from torchprof.attribute.event_names import MEMORY, add_steps
+from torchprof.attribute.event_names import add_steps
 from torchprof.attribute.events import Detail, Event, Kind
 from torchprof.attribute.launches import CollectiveOwners
 from torchprof.attribute.pipeline_ranges import steps_in, with_folded_names
 from torchprof.attribute.rule import Attribution
+from torchprof.measure.busy import DeviceTimes
 from torchprof.measure.fold import fold
+from torchprof.measure.live_memory import NOT_MEASURED, add_frees, allocators_between
 from torchprof.measure.lockstep import Locksteps
 from torchprof.measure.memory import Allocations
 from torchprof.measure.pipelines import Pipelines
 from torchprof.measure.recording import (
-    NOT_MEASURED,
     CycleEnd,
     LayerPlan,
-    LiveMemory,
     Observations,
     Observer,
     OpenStep,
     Options,
     Recording,
-    allocators_between,
 )
 from torchprof.measure.steps import Steps, with_marks
-from torchprof.measure.timeline import DeviceTimes, OpenSpans
+from torchprof.measure.timeline import OpenSpans
 from torchprof.measure.warnings import recorded_warnings
 from torchprof.run.layers import Layers
 from torchprof.run.lockstep import NOT_RECORDED, GroupOfRanks
@@ -49,8 +47,6 @@ if TYPE_CHECKING:
 
 
 _FLAGS = ("profile_memory", "with_flops", "record_shapes", "with_stack", "compile_layers")
-_UNKNOWN_THREAD = -1
-"""A number that no thread has: an event with it is inside no range."""
 _LOOP = 2
 """At least this many passes are a loop, if it marks no steps."""
 
@@ -314,60 +310,6 @@ def _add_samples(columns: EventColumns, samples: Iterable[tuple[int, SourceLine,
     offset_ns = columns.end[index] - began_ns
     times = ((at_ns + offset_ns, line) for at_ns, line, intervals in samples for _ in range(intervals))
     columns.add(after=(Event(Kind.SAMPLE, line, time, time, thread) for time, line in times))
-
-
-def add_frees(columns: EventColumns, start: LiveMemory, began_ns: int) -> None:
-    """Add the missing frees of the CPU's blocks that the model had at the start.
-
-    torch's CPU allocator records a free only if a session recorded an allocation at that address, and then with the
-    size of that allocation. So a block counts as freed at the first of: its free event, its entry in ``start.freed``,
-    an allocation at its address. The free gets the true size. A later event of the same free is omitted.
-
-    ``began_ns``: the end of the first STEP event of the recording on the clock of ``start.freed``.
-    """
-    live = dict(start.blocks)
-    noted: set[tuple[str, int]] = set()  # freed according to ``start.freed``; torch may record the free later
-    notes = deque(start.freed)
-    while notes and notes[0].at_ns < began_ns:
-        live.pop(notes.popleft().block, None)
-    main, offset_ns = _UNKNOWN_THREAD, 0  # the offset is from the clock of the notes to that of the events
-    marks = columns.of_kinds(Kind.STEP)
-    if marks:
-        index, main = marks[0]
-        offset_ns = columns.end[index] - began_ns
-    else:
-        notes.clear()
-    added: list[Event] = []
-    omitted: set[int] = set()
-
-    def note_until(time: float) -> None:
-        while notes and notes[0].at_ns + offset_ns <= time:
-            at_ns, on_same_thread, block = notes.popleft()
-            if block in live:
-                noted.add(block)
-                thread = main if on_same_thread else _UNKNOWN_THREAD
-                added.append(_free(block, live.pop(block), at_ns + offset_ns, thread))
-
-    for index, thread in columns.of_kinds(Kind.MEMORY):
-        event = columns.event(index, thread)
-        note_until(event.start_ns)
-        block = event.device, event.correlation
-        if block in live:
-            added.append(_free(block, live.pop(block), event.start_ns, event.thread))
-        elif block in noted:
-            noted.discard(block)
-        else:
-            continue
-        if event.nbytes < 0:
-            omitted.add(index)
-    note_until(inf)
-    if added:
-        columns.add(before=added, without=omitted)
-
-
-def _free(block: tuple[str, int], nbytes: int, at_ns: int, thread: int) -> Event:
-    device, address = block
-    return Event(Kind.MEMORY, MEMORY, at_ns, at_ns, thread, correlation=address, device=device, nbytes=-nbytes)
 
 
 def with_warnings(run: Run, observations: Observations) -> Run:

@@ -12,7 +12,7 @@ from operator import add
 
 from torchprof.attribute.events import Attributed, Kind, Place
 from torchprof.attribute.op_groups import OpGroup, OpTree
-from torchprof.measure.waiting import Covered
+from torchprof.measure.busy import Covered
 from torchprof.run.layers import Layer
 from torchprof.run.measures import FIELDS, SampleKey, Spread
 from torchprof.run.rows import Around, Chains, Rows

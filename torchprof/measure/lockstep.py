@@ -11,15 +11,14 @@ from typing import Any
 from torchprof.attribute.event_names import is_engine
 from torchprof.attribute.events import Attributed, Event, Kind, Place
 from torchprof.attribute.op_groups import OpGroup
+from torchprof.measure.busy import Covered, Intervals, covered_ns
 from torchprof.measure.recording import OpenStep, Pieces
 from torchprof.measure.steps import RECORDING_END
 from torchprof.measure.waiting import (
-    Covered,
-    Intervals,
     LastStep,
+    Stall,
     ThreadState,
     Waiting,
-    covered_ns,
     is_communication,
     open_until,
 )
@@ -122,7 +121,7 @@ class Locksteps:
                     if thread.innermost is None and number != self._main:
                         self._elsewhere.add(start, start + ns)
                     thread.innermost = item
-                    thread.began = start
+                    thread.last_start = start
                     thread.has_requested &= kind is Kind.INTERRUPTION  # it can come at any time
                     if not self._kind_of(place)[0]:
                         self._last.note_request(place)
@@ -182,10 +181,10 @@ class Locksteps:
     def _share(self, thread: int, place: Place | None, start: int, end: int, has_requested: bool) -> None:
         """Count an interval in which a thread began nothing new. ``place``: of its innermost range, if it is in one."""
         if thread == self._main:
-            if end - start > self._last.longest[0]:
-                self._last.longest = end - start, start, place, has_requested
-        elif end - start > self._last.longest_elsewhere[0]:
-            self._last.longest_elsewhere = end - start, start, place, has_requested
+            if end - start > self._last.longest.ns:
+                self._last.longest = Stall(end - start, start, place, has_requested)
+        elif end - start > self._last.longest_elsewhere.ns:
+            self._last.longest_elsewhere = Stall(end - start, start, place, has_requested)
         if place is None:
             waits = self._waiting.within(start, end, True)
             self._gap += end - start - covered_ns([*waits, *self._elsewhere.within(start, end)])

@@ -1,19 +1,17 @@
-"""The timeline: spans of calls, stretches of backward, labels and kernels; and the busy time of devices."""
+"""The timeline: spans of calls, stretches of backward, labels and kernels."""
 
 from __future__ import annotations
 
 from array import array
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from math import inf
-from operator import itemgetter
 
-from torchprof.attribute.events import Attributed, Event, Kind, OpenRanges
+from torchprof.attribute.events import Attributed, Kind, OpenRanges
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.run.layers import Layer, Layers
-from torchprof.run.timeline import DeviceTime, Lane, Spans, StreamTime, Timeline
-from torchprof.run.torch_names import KernelWork, kind_of_work
+from torchprof.run.timeline import Lane, Spans, Timeline
 from torchprof.run.words import BACKWARD, FORWARD, PHASES, range_in_words
 
 _NONE = -1
@@ -198,87 +196,3 @@ class OpenSpans:
         lanes = tuple(lane if streams[lane.device] > 1 else lane._replace(stream=None) for lane in self._lanes)
         spans = Spans(lanes, tuple(self._names), columns, steps, self._dropped)
         return {"timeline": Timeline.of_spans(spans, self._rank)}
-
-
-# The busy time of each device and of each of its streams, by kind of work
-
-_BESIDE = (KernelWork.COMMUNICATION.value, KernelWork.COMPUTING.value, None)
-"""For each kind of work: the kind whose overlap with it is counted."""
-
-
-class _Times:
-    """The busy time of a device or of one of its streams so far: the length of a union of intervals, and its end
-    ``until``. ``by_work`` and ``until_by_work``: the same for each kind of work, in the order of ``KernelWork``."""
-
-    __slots__ = ("busy_ns", "by_work", "kernels", "overlap_ns", "start_ns", "until", "until_by_work")
-
-    def __init__(self, start: int) -> None:
-        self.kernels = self.busy_ns = self.overlap_ns = 0
-        self.start_ns = self.until = start
-        self.by_work = [0] * len(KernelWork)
-        self.until_by_work = [start] * len(KernelWork)
-
-    def add(self, work: int, start: int, end: int) -> None:
-        """Add an interval. Intervals must come in the order of their start."""
-        self.kernels += 1
-        if start >= self.until:  # nothing else runs, as in nearly all cases
-            self.busy_ns += end - start
-            self.by_work[work] += end - start
-            self.until = self.until_by_work[work] = end
-            return
-        self.busy_ns += max(0, end - self.until)
-        self.until = max(end, self.until)
-        until = self.until_by_work[work]
-        new_from = min(max(start, until), end)
-        self.by_work[work] += end - new_from
-        self.until_by_work[work] = max(end, until)
-        other = _BESIDE[work]
-        if other is not None:
-            # After this start, the other kind covers one piece, up to its end: all earlier intervals have begun. A
-            # later one of the other kind will add its own overlap with this one.
-            self.overlap_ns += max(0, min(end, self.until_by_work[other]) - new_from)
-
-    def kinds(self) -> tuple[int, int, int, int]:
-        """The times: busy, computing, communicating, copying."""
-        computing, communication, copying = self.by_work
-        return self.busy_ns, computing, communication, copying
-
-
-class DeviceTimes:
-    """Observes kernels: the busy time of each device and stream. Kernels of one device must come in the order of their
-    start."""
-
-    def __init__(self, rank: int = 0) -> None:
-        self._rank = rank
-        self._devices: dict[str, _Times] = {}
-        self._streams: dict[tuple[str, int], tuple[_Times, _Times]] = {}  # (of the device, of the stream)
-        self._works: dict[str, int] = {}  # by name
-
-    def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
-        for item in stream:
-            yield item
-            if isinstance(item, Attributed) and item.event.kind is Kind.KERNEL:
-                self._note(item.event)
-
-    def _note(self, event: Event) -> None:
-        name, start, end, device = event.name, event.start_ns, event.end_ns, event.device
-        work = self._works.get(name)
-        if work is None:
-            work = self._works[name] = kind_of_work(name).value
-        times = self._streams.get((device, event.thread))
-        if times is None:
-            whole = self._devices.setdefault(device, _Times(start))
-            times = self._streams[device, event.thread] = whole, _Times(start)
-        for stream in times:
-            stream.add(work, start, end)
-
-    def result(self) -> dict[str, tuple[DeviceTime, ...]]:
-        """The times of each device that ran any work."""
-        streams: defaultdict[str, list[StreamTime]] = defaultdict(list)
-        for (device, number), (_, times) in sorted(self._streams.items(), key=itemgetter(0)):
-            streams[device].append(StreamTime(number, times.kernels, *times.kinds()))
-        device_times = []
-        for device, times in sorted(self._devices.items(), key=itemgetter(0)):
-            lasted, of_streams = times.until - times.start_ns, tuple(streams[device])
-            device_times.append(DeviceTime(device, self._rank, lasted, *times.kinds(), times.overlap_ns, of_streams))
-        return {"device_times": tuple(device_times)}
