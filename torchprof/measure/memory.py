@@ -27,7 +27,7 @@ _NONE = -1
 @dataclass(slots=True, eq=False)
 class _Stage:
     """The stage of a loop in which a block was allocated: a call of a model, a backward pass, an optimizer's step, or
-    the time between these. ``keeps``: the kind of the blocks that are live when it ends. ``has_graph``: whether it made
+    the time between these. ``keeps``: the kind of its blocks that are live when it ends. ``has_graph``: whether it made
     an autograd graph: then its blocks that a later backward pass frees were part of the graph."""
 
     keeps: str
@@ -38,9 +38,9 @@ class _Stage:
 
 @dataclass(slots=True)
 class _Range:
-    """An interval with a peak: a call, with its ``stage``; or a stretch of a layer's backward, without a stage.
-    ``within``: the end of the node around a stretch. By device: ``base`` is the live memory at the start; ``top`` is
-    the largest after that, if it was larger."""
+    """An interval with a peak: a call of a layer, with its ``stage`` and number; or a stretch of a layer's backward,
+    without a stage. ``within``: the end of the node around a stretch. By device: ``base`` is the live memory at the
+    start, and ``top`` the largest after that, if it was larger."""
 
     start_ns: int
     end_ns: float
@@ -52,7 +52,7 @@ class _Range:
     within: float = inf
     top: dict[str, int] = field(default_factory=dict)
 
-    def rise(self, device: str, live_bytes: int) -> None:
+    def note_live(self, device: str, live_bytes: int) -> None:
         if live_bytes > self.top.get(device, self.base.get(device, 0)):
             self.top[device] = live_bytes
 
@@ -62,13 +62,13 @@ _Samples = defaultdict[tuple[int, str, str], list[tuple[int, int]]]
 
 
 def _leave(samples: _Samples, ranges: list[_Range]) -> None:
-    """The innermost range has ended. Its peak also counts for the range around it."""
+    """End the innermost range. Its peak also counts for the range around it."""
     inner = ranges.pop()
     for device in {**inner.base, **inner.top}:
         base = inner.base.get(device, 0)
         top = inner.top.get(device, base)
         if ranges:
-            ranges[-1].rise(device, top)
+            ranges[-1].note_live(device, top)
         if inner.layer >= 0:
             samples[inner.layer, inner.phase, device].append((inner.start_ns, top - base))
 
@@ -89,6 +89,9 @@ class Allocations:
     - *temporary*: all others.
 
     A backward pass lasts from its first node to its last. A node after a forward op belongs to the next pass.
+
+    Example, a training step: the batch is an input; what the model saves and returns, and the loss, are activations;
+    then come gradients, and in the first step optimizer state. Buffers that an op frees before it returns are temporary.
 
     It has open ranges of its own: a stretch of backward is not an event, and lasts longer than the node that begins
     it. A memory event counts for the ranges of all threads.
@@ -115,7 +118,7 @@ class Allocations:
         self._lineages = [*map(Layers.of(layers).lineage, range(len(layers)))]
         self._recording_start_ns = start_ns
         self._start_ns: int | None = None
-        self._live_bytes: dict[str, int] = {}  # by device: the live bytes now
+        self._live_bytes: dict[str, int] = {}  # by device, now
         self._peaks: dict[str, tuple[int, int, Place]] = {}  # by device: bytes, number of the event, its place
         self._samples: _Samples = defaultdict(list)
         self._leave = partial(_leave, self._samples)  # no bound method: its reference cycle would keep all blocks alive
@@ -198,11 +201,11 @@ class Allocations:
         live_bytes = self._live_bytes[device] = self._live_bytes.get(device, 0) + size
         if live_bytes > 0 and (device not in self._peaks or live_bytes > self._peaks[device][0]):
             self._peaks[device] = live_bytes, number, place
-        for on, ranges in self._ranges.by_thread.items():
+        for ranges_on, ranges in self._ranges.by_thread.items():
             if ranges and ranges[-1].end_ns <= time:
-                self._ranges.at(on, time)
+                self._ranges.at(ranges_on, time)
             if ranges and size > 0:
-                ranges[-1].rise(device, live_bytes)
+                ranges[-1].note_live(device, live_bytes)
         if size > 0 and address:
             block = self._live_blocks[device, address] = len(self._places)
             self._new_block(place, number, time, self._ranges.by_thread.get(thread))
@@ -210,22 +213,22 @@ class Allocations:
             self._died[block] = number
         elif size < 0 and not address:
             self._frees_without_address[device, -size].append(number)
-        self._note(time, size, device, block)
+        self._add_event(time, size, device, block)
 
     def _on_reuse(self, time: int, device: str, block: int) -> None:
         """The address of a block is used again: it was freed before. Either the address of the free is unknown, as of
         some on CUDA; or the free was not recorded: the profiler does not observe all threads."""
-        freed = self._sizes[self._born[block]]
-        frees = self._frees_without_address[device, freed]
-        later = bisect_right(frees, self._born[block])
-        if later < len(frees):
-            self._died[block] = frees.pop(later)
+        nbytes = self._sizes[self._born[block]]
+        frees = self._frees_without_address[device, nbytes]
+        first_later = bisect_right(frees, self._born[block])
+        if first_later < len(frees):
+            self._died[block] = frees.pop(first_later)
             return
-        self._live_bytes[device] -= freed
+        self._live_bytes[device] -= nbytes
         self._died[block] = len(self._times)
-        self._note(time, -freed, device, block)
+        self._add_event(time, -nbytes, device, block)
 
-    def _note(self, time: int, size: int, device: str, block: int) -> None:
+    def _add_event(self, time: int, size: int, device: str, block: int) -> None:
         self._times.append(time)
         self._sizes.append(size)
         self._devices.append(device)
@@ -270,7 +273,7 @@ class Allocations:
         if stage is None:
             stage = _Stage(ACTIVATIONS, start, end)
             if place.phase == FORWARD:
-                self._next_begins(start, INPUTS)
+                self._begin_next(start, INPUTS)
                 self._no_graph_yet = stage
         call = _NONE
         if place.phase == FORWARD:
@@ -284,7 +287,7 @@ class Allocations:
         ranges = self._ranges.at(thread, start)
         if not self._in_pass:
             self._in_pass = True
-            self._next_begins(start, ACTIVATIONS)
+            self._begin_next(start, ACTIVATIONS)
             self._passes.append(_Stage(GRADIENTS, start, end, has_graph=True))
         is_inner = around is not None and around.phase != FORWARD and (not around.is_engine or around.node is not None)
         if is_inner:  # a backward pass inside a node, as with checkpoints
@@ -295,13 +298,22 @@ class Allocations:
             self._passes[-1].end_ns = max(self._passes[-1].end_ns, end)
             if ranges and ranges[-1].stage is None and ranges[-1].layer == place.layer:
                 return  # most nodes continue the stretch of the node before
+        self._continue_stretches(ranges, place.layer, start, within)
+
+    def _continue_stretches(self, ranges: list[_Range], node_layer: int, start: int, within: float) -> None:
+        """A node begins: end the stretches that it does not continue, and begin those that are missing. ``ranges``: all
+        that are open on its thread. ``within``: the end of the node around it.
+
+        Example: the stretches of Model, Model.block and Model.block.conv are open. A node of Model.block.norm ends that
+        of conv and begins one of norm.
+        """
         first = len(ranges)  # index of the first stretch that this node may continue
         while first and ranges[first - 1].stage is None and ranges[first - 1].within == within:
             first -= 1
         limit = min(within, ranges[first - 1].end_ns) if first else within
         open_already = {open_range.layer for open_range in ranges[:first] if open_range.stage is None}
-        of_layer = self._lineages[place.layer] if place.layer >= 0 else ()
-        lineage = [layer for layer in of_layer if layer not in open_already]
+        of_node = self._lineages[node_layer] if node_layer >= 0 else ()
+        lineage = [layer for layer in of_node if layer not in open_already]
         same = 0
         while same < len(lineage) and first + same < len(ranges) and ranges[first + same].layer == lineage[same]:
             same += 1
@@ -310,14 +322,15 @@ class Allocations:
         for layer in lineage[same:]:
             ranges.append(_Range(start, limit, layer, BACKWARD, dict(self._live_bytes), within=within))
 
-    def _next_begins(self, time: int, keeps: str) -> None:
-        """The next call or pass begins. It uses the live blocks that were allocated before."""
+    def _begin_next(self, time: int, keeps: str) -> None:
+        """A call of a model or a backward pass begins, and uses the live blocks allocated since the last one: they are
+        of the kind ``keeps``."""
         self._between.end_ns = time
         self._between.keeps = keeps
         self._between = _Stage(TEMPORARIES, time, has_graph=self._between.has_graph and keeps == INPUTS)
 
     def _end_pass(self) -> None:
-        """Other work than backward begins."""
+        """Work that is not backward begins."""
         if self._in_pass:
             self._in_pass = False
             for ranges in self._ranges.by_thread.values():
@@ -333,7 +346,7 @@ class Allocations:
         ends = [self._times[died] if died != _NONE else inf for died in self._died]
         kinds = self._kinds(ends)
         devices = sorted({*self._live_bytes, *(self._before or ())})
-        memory = tuple(self._memory(device, kinds) for device in devices)
+        memory = tuple(self._memory_on(device, kinds) for device in devices)
         samples = {
             SampleKey(layer, phase, self._rank, device, "peak_bytes"): Spread.of(values)
             for (layer, phase, device), values in sorted(self._samples.items())
@@ -341,11 +354,12 @@ class Allocations:
         for device, (peak, index, place) in sorted(self._peaks.items()):
             key = SampleKey(place.layer, place.phase, self._rank, device, "device_peak_bytes")
             samples[key] = Spread.of([(self._times[index], peak)])
-        samples.update(self._kept(ends))
+        samples.update(self._saved(ends))
         timeline = {"timeline": self._timeline(kinds)} if self._with_timeline else {}
         return {"memory": memory, "samples": samples, **timeline}
 
     def _kinds(self, ends: Sequence[float]) -> list[str]:
+        """The kind of each block. ``ends``: when it was freed."""
         starts = [backward.start_ns for backward in self._passes]
         kinds = []
         for stage, end in zip(self._stages, ends):
@@ -364,20 +378,20 @@ class Allocations:
         index = bisect_right(starts, time) - 1
         return index >= 0 and time < self._passes[index].end_ns
 
-    def _memory(self, device: str, kinds: Sequence[str]) -> Memory:
+    def _memory_on(self, device: str, kinds: Sequence[str]) -> Memory:
         before = None if self._before is None else self._before.get(device, ())
         allocator = self._allocators.get(device, ())
         if device not in self._peaks:
             return Memory(device, self._rank, before=before, allocator=allocator)
         peak, index, _ = self._peaks[device]
-        held: defaultdict[tuple[int, str, str], list[int]] = defaultdict(lambda: [0, 0])
+        held: defaultdict[tuple[int, str, str], list[int]] = defaultdict(lambda: [0, 0])  # bytes, number of blocks
         rest = peak
         for block, (born, died) in enumerate(zip(self._born, self._died)):
             if born <= index and (died > index or died == _NONE) and self._devices[born] == device:
                 place = self._places[block]
-                entry = held[place.layer, place.phase, kinds[block]]
-                entry[0] += self._sizes[born]
-                entry[1] += 1
+                of_kind = held[place.layer, place.phase, kinds[block]]
+                of_kind[0] += self._sizes[born]
+                of_kind[1] += 1
                 rest -= self._sizes[born]
         if rest:
             held[OUTSIDE, FORWARD, "unknown"][0] = rest
@@ -390,23 +404,25 @@ class Allocations:
         known = (self._start_ns, self._recording_start_ns, self._times[0])
         return next(start for start in known if start is not None)
 
-    def _kept(self, ends: Sequence[float]) -> Iterator[tuple[SampleKey, Spread]]:
-        """The bytes that each forward call saved for backward.
+    def _saved(self, ends: Sequence[float]) -> Iterator[tuple[SampleKey, Spread]]:
+        """The bytes that each forward call saved for backward. ``ends``: when each block was freed.
 
         These are the blocks of the call that are live when the first backward pass after the outermost call begins. If
         no block of the outermost call is live then, its graph was dropped: the blocks count that are live when it ends.
         """
         starts = [backward.start_ns for backward in self._passes]
-        needed: dict[_Stage, float] = {}  # outermost call → the time when its live blocks count
+        needed_at: dict[_Stage, float] = {}  # outermost call → when the next backward pass begins
         for stage in {stage for _, _, stage in self._calls if stage.has_graph}:
             index = bisect_left(starts, stage.end_ns)
-            needed[stage] = starts[index] if index < len(starts) else inf
-        saved = {stage for stage, end in zip(self._stages, ends) if stage in needed and end >= needed[stage]}
-        kept = {device: [0] * len(self._calls) for device in sorted(self._live_bytes)}
+            needed_at[stage] = starts[index] if index < len(starts) else inf
+        keep_graph = {stage for stage, end in zip(self._stages, ends) if stage in needed_at and end >= needed_at[stage]}
+        saved_bytes = {device: [0] * len(self._calls) for device in sorted(self._live_bytes)}
         for stage, call, born, end in zip(self._stages, self._call_of, self._born, ends):
-            if call != _NONE and stage in needed and end >= (needed[stage] if stage in saved else stage.end_ns):
-                kept[self._devices[born]][call] += self._sizes[born]
-        for device, of_calls in kept.items():
+            if call == _NONE or stage not in needed_at:
+                continue
+            if end >= (needed_at[stage] if stage in keep_graph else stage.end_ns):
+                saved_bytes[self._devices[born]][call] += self._sizes[born]
+        for device, of_calls in saved_bytes.items():
             values: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
             for (layer, start, _), nbytes in zip(self._calls, of_calls):
                 if layer >= 0:
