@@ -91,7 +91,7 @@ class Allocations:
     A backward pass lasts from its first node to its last. A node after a forward op belongs to the next pass.
 
     Example, a training step: the batch is an input; what the model saves and returns, and the loss, are activations;
-    then come gradients, and in the first step optimizer state. Buffers that an op frees before it returns are temporary.
+    then come gradients, and in the first step optimizer state. What an op frees before it returns is temporary.
 
     It has open ranges of its own: a stretch of backward is not an event, and lasts longer than the node that begins
     it. A memory event counts for the ranges of all threads.
