@@ -18,13 +18,21 @@ _NONE = -1
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenSpan:
     """An open span: a call, a label or a node, until ``end_ns``; or a stretch of backward of a ``layer``, with its
     ``row``: its ``end_ns`` is that of the span around it, and it may end earlier."""
 
     end_ns: float
     layer: int = _NONE
     row: int = _NONE
+
+
+@dataclass(slots=True)
+class _StreamLane:
+    """A lane of a stream, by its ``number``; ``end_ns``: the end of its last kernel."""
+
+    number: int
+    end_ns: int = 0
 
 
 class OpenSpans:
@@ -36,7 +44,11 @@ class OpenSpans:
     node of another layer, a call or a label on this thread, or forward work (an op, a call, a label, a step) on any
     thread. The time between two nodes of a stretch is part of it. A node inside another node, as with checkpoints, is
     part of the stretches around the outer node. It begins stretches of the layers that have none yet, and these end
-    with the outer node at the latest.
+    with the outer node at the latest. Example, the nodes of one thread and the stretches of three layers:
+
+        nodes    (block.norm)  (block.norm)  (block.conv)  (head)
+        spans    [ block                                ]  [head]
+                 [ block.norm             ]  [block.conv]
 
     So two spans of one thread are either nested or do not overlap. A kernel that overlaps the one before it on its
     stream goes to another lane of the stream.
@@ -61,11 +73,11 @@ class OpenSpans:
         self._marks: list[int] = []
         self._from_first_mark = from_first_mark
         self._rank = rank
-        self._open: OpenRanges[_Open] = OpenRanges()
+        self._open: OpenRanges[_OpenSpan] = OpenRanges()
         self._in_backward = False  # whether any stretch is open
         self._lanes: list[Lane] = []
         self._of_thread: dict[int, int] = {}  # its lane
-        self._of_stream: dict[tuple[str, int], list[list[int]]] = {}  # its lanes: (number, end of the last kernel)
+        self._of_stream: dict[tuple[str, int], list[_StreamLane]] = {}  # its lanes
         self._names: dict[str, int] = {}
         self._columns = {name: array("q") for name in Spans.COLUMNS}
         self._ends = self._columns["end_ns"]
@@ -124,7 +136,7 @@ class OpenSpans:
         ranges = self._open.at(event.thread, start)
         while ranges and ranges[-1].layer != _NONE:
             ranges.pop()
-        ranges.append(_Open(end))
+        ranges.append(_OpenSpan(end))
         name = _NONE if is_layers else self._number_of(event.name)
         self._add(start, end, self._lane_of(event.thread), place.layer, place.phase, name)
 
@@ -133,12 +145,14 @@ class OpenSpans:
         start, end = event.start_ns, event.start_ns + ns
         self._in_backward = True
         ranges = self._open.at(event.thread, start)
-        first = len(ranges)  # index of the first stretch that this node may continue
+        # The stretches from ``first`` on are those that this node may continue; it continues ``same`` of them.
+        first = len(ranges)
         while first and ranges[first - 1].layer != _NONE:
             first -= 1
         limit = ranges[first - 1].end_ns if first else inf
-        around = {open_range.layer for open_range in ranges[:first]}
-        lineage = [layer for layer in (self._lineages[place.layer] if place.layer >= 0 else ()) if layer not in around]
+        open_already = {open_range.layer for open_range in ranges[:first]}
+        of_node = self._lineages[place.layer] if place.layer >= 0 else ()
+        lineage = [layer for layer in of_node if layer not in open_already]
         same = 0
         while same < len(lineage) and first + same < len(ranges) and ranges[first + same].layer == lineage[same]:
             row = ranges[first + same].row
@@ -148,19 +162,19 @@ class OpenSpans:
         del ranges[first + same :]
         for layer in lineage[same:]:
             row = self._add(start, end, self._lane_of(event.thread), layer, BACKWARD, _NONE)
-            ranges.append(_Open(limit, layer, row))
-        ranges.append(_Open(end))
+            ranges.append(_OpenSpan(limit, layer, row))
+        ranges.append(_OpenSpan(end))
 
     def _on_kernel(self, item: Attributed) -> None:
         event, place, _, _, _, _ = item
-        stream = self._of_stream.setdefault((event.device, event.thread), [])
-        lane = next((free for free in stream if free[1] <= event.start_ns), None)
+        lanes = self._of_stream.setdefault((event.device, event.thread), [])
+        lane = next((lane for lane in lanes if lane.end_ns <= event.start_ns), None)
         if lane is None:
-            lane = [len(self._lanes), 0]
-            stream.append(lane)
-            self._lanes.append(Lane(event.device, len(stream), event.thread))
-        lane[1] = event.end_ns
-        self._add(event.start_ns, event.end_ns, lane[0], place.layer, place.phase, self._number_of(event.name))
+            lane = _StreamLane(len(self._lanes))
+            lanes.append(lane)
+            self._lanes.append(Lane(event.device, len(lanes), event.thread))
+        lane.end_ns = event.end_ns
+        self._add(event.start_ns, event.end_ns, lane.number, place.layer, place.phase, self._number_of(event.name))
 
     def _lane_of(self, thread: int) -> int:
         lane = self._of_thread.get(thread)
