@@ -85,7 +85,7 @@ FEATURES = {
     ),
     "memory": Feature(
         "memory by layer, its peak, what is live",
-        "analyze/memory measure/memory measure/live_memory run/timeline:Memory run/timeline:Held",
+        "analyze/memory measure/memory run/timeline:Memory run/timeline:Held",
         "measure/test_memory",
         "memory",
     ),

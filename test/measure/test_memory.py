@@ -38,8 +38,8 @@ from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.assemble import attribution_of
-from torchprof.measure.live_memory import NOT_MEASURED, Freed, LiveMemory, add_frees, allocators_between
 from torchprof.measure.memory import Allocations
+from torchprof.measure.memory_blocks import NOT_MEASURED, Freed, LiveMemory, add_frees, allocators_between
 from torchprof.record.this_process import held_now
 from torchprof.run.file import json_of_run, run_of
 from torchprof.run.layers import Layer

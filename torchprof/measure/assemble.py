@@ -18,9 +18,9 @@ from torchprof.attribute.pipeline_ranges import steps_in, with_folded_names
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.busy import DeviceTimes
 from torchprof.measure.fold import fold
-from torchprof.measure.live_memory import NOT_MEASURED, add_frees, allocators_between
 from torchprof.measure.lockstep import Locksteps
 from torchprof.measure.memory import Allocations
+from torchprof.measure.memory_blocks import NOT_MEASURED, add_frees, allocators_between
 from torchprof.measure.pipelines import Pipelines
 from torchprof.measure.recording import CycleEnd, LayerPlan, Observations, Observer, OpenStep, Options, Recording
 from torchprof.measure.steps import Steps, with_marks

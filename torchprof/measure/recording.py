@@ -16,7 +16,7 @@ from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.event_names import Loop
 from torchprof.attribute.events import Attributed, Site
 from torchprof.attribute.op_groups import OpGroup
-from torchprof.measure.live_memory import NOT_MEASURED, LiveMemory
+from torchprof.measure.memory_blocks import NOT_MEASURED, LiveMemory
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import GroupOfRanks, LockstepKey
 from torchprof.run.measures import SampleKey
