@@ -223,8 +223,7 @@ def _observers(recording: Recording, plan: LayerPlan, options: Options, columns:
             allocators=allocators_between(start, end),
         )
     if options.with_timeline:
-        from_first_mark = recording.from_first_mark
-        yield OpenSpans(layers, plan.selected, source.start_ns, from_first_mark=from_first_mark, rank=rank)
+        yield OpenSpans(layers, plan.selected, source.start_ns, recording.from_first_mark, rank=rank)
     if source.device:
         yield DeviceTimes(rank)
     if options.timed and (steps := steps_in(columns)):

@@ -87,65 +87,46 @@ def add_frees(columns: EventColumns, start: LiveMemory, began_ns: int) -> None:
     Example: blocks A and B are live at the start. ``start.freed`` has A at time 3; torch records a free at the address
     of A at 4, and an allocation at the address of B at 5. A is freed at 3 and B at 5, and the event at 4 is left out.
     """
-    noted = deque(start.freed)
-    blocks = dict(start.blocks)
+    live, noted = dict(start.blocks), deque(start.freed)
     while noted and noted[0].at_ns < began_ns:
-        blocks.pop(noted.popleft().block, None)
+        live.pop(noted.popleft().block, None)
     marks = columns.of_kinds(Kind.STEP)
-    if marks:
-        index, thread = marks[0]
-        frees = _MissingFrees(blocks, noted, columns.end[index] - began_ns, thread)
-    else:  # without a mark, the clock of the notes is unknown
-        frees = _MissingFrees(blocks, deque(), 0, _UNKNOWN_THREAD)
-    duplicates = {
-        index for index, thread in columns.of_kinds(Kind.MEMORY) if frees.replace(columns.event(index, thread))
-    }
-    frees.add_noted_until(inf)
-    if frees.added:
-        columns.add(before=frees.added, without=duplicates)
+    if not marks:  # then the clock of ``start.freed`` is unknown
+        noted.clear()
+    mark, main_thread = marks[0] if marks else (0, _UNKNOWN_THREAD)
+    offset_ns = columns.end[mark] - began_ns if marks else 0  # from that clock to that of the events
+    added: list[Event] = []
+    added_from_notes: set[tuple[str, int]] = set()  # torch may record the same free later
+    duplicates: set[int] = set()
 
+    def add_noted_until(time: float) -> None:
+        while noted and noted[0].at_ns + offset_ns <= time:
+            at_ns, on_same_thread, block = noted.popleft()
+            if block in live:
+                added_from_notes.add(block)
+                thread = main_thread if on_same_thread else _UNKNOWN_THREAD
+                added.append(_free(block, live.pop(block), at_ns + offset_ns, thread))
 
-class _MissingFrees:
-    """The frees ``added`` to the events so far.
-
-    ``live``: the bytes of the blocks of the start that are not freed yet. ``noted``: the frees noted after the start;
-    ``offset_ns`` is from their clock to that of the events, and ``thread`` made the notes that are on the same thread.
-    """
-
-    def __init__(self, live: dict[tuple[str, int], int], noted: deque[Freed], offset_ns: int, thread: int) -> None:
-        self.added: list[Event] = []
-        self._live = live
-        self._noted = noted
-        self._offset_ns = offset_ns
-        self._thread = thread
-        self._added_from_notes: set[tuple[str, int]] = set()  # torch may record the same free later
-
-    def replace(self, event: Event) -> bool:
-        """Add the frees up to a memory event, and the one that it implies. Returns whether it is a duplicate of a free
-        that is added."""
-        self.add_noted_until(event.start_ns)
+    for index, thread in columns.of_kinds(Kind.MEMORY):
+        event = columns.event(index, thread)
+        add_noted_until(event.start_ns)
         block = event.device, event.correlation
-        if block in self._live:
-            self._add(block, event.start_ns, event.thread)
-        elif block in self._added_from_notes:
-            self._added_from_notes.discard(block)
+        if block in live:
+            added.append(_free(block, live.pop(block), event.start_ns, event.thread))
+        elif block in added_from_notes:
+            added_from_notes.discard(block)
         else:
-            return False
-        return event.nbytes < 0
+            continue
+        if event.nbytes < 0:
+            duplicates.add(index)
+    add_noted_until(inf)
+    if added:
+        columns.add(before=added, without=duplicates)
 
-    def add_noted_until(self, time: float) -> None:
-        while self._noted and self._noted[0].at_ns + self._offset_ns <= time:
-            at_ns, on_same_thread, block = self._noted.popleft()
-            if block in self._live:
-                self._added_from_notes.add(block)
-                self._add(block, at_ns + self._offset_ns, self._thread if on_same_thread else _UNKNOWN_THREAD)
 
-    def _add(self, block: tuple[str, int], at_ns: int, thread: int) -> None:
-        device, address = block
-        nbytes = -self._live.pop(block)
-        self.added.append(
-            Event(Kind.MEMORY, MEMORY, at_ns, at_ns, thread, correlation=address, device=device, nbytes=nbytes)
-        )
+def _free(block: tuple[str, int], nbytes: int, at_ns: int, thread: int) -> Event:
+    device, address = block
+    return Event(Kind.MEMORY, MEMORY, at_ns, at_ns, thread, correlation=address, device=device, nbytes=-nbytes)
 
 
 # The blocks of a recording

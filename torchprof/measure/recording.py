@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -254,14 +254,8 @@ class OpenStep:
             numbers = ((key, to[key.layer], value) for key, value in keys.items())
             return {key._replace(layer=layer): value for key, layer, value in numbers if layer is not None}
 
-        return OpenStep(
-            layers,
-            samples=renumbered(self.samples),
-            work=renumbered(self.work),
-            calls=renumbered(self.calls),
-            steps=self.steps,
-            counts=renumbered(self.counts),
-        )
+        samples, work, calls = renumbered(self.samples), renumbered(self.work), renumbered(self.calls)
+        return replace(self, layers=layers, samples=samples, work=work, calls=calls, counts=renumbered(self.counts))
 
 
 class CycleEnd(NamedTuple):
