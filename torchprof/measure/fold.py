@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -62,8 +62,10 @@ def fold(
     formula. ``group_counts``: the same for groups, by the place around them, their tree, and path.
     """
     sums = _sums_of(attributed, places, timed)
+    busy_ns = {device: covered.ns for device, covered in sums.on_devices.items()}
     if timed:
-        sums.cpu_ns[0] += max(recorded_ns - sums.busy_ns["cpu"], 0)
+        busy_ns["cpu"] = sums.on_cpu.ns
+        sums.cpu_ns[0] += max(recorded_ns - sums.on_cpu.ns, 0)
     _add_counts(sums.other, counts or {}, places)
     for alike, of_group in (group_counts or {}).items():
         for path, counted in of_group.items():
@@ -74,7 +76,7 @@ def fold(
         SampleKey(layer, phase, rank, "cpu", "cpu_ns"): Spread.of([*_less_interruptions(interrupted, calls_of)])
         for (layer, phase), calls_of in sorted(sums.durations.items())
     }
-    return rows, samples, sums.busy_ns
+    return rows, samples, busy_ns
 
 
 # Sums by place
@@ -83,17 +85,20 @@ def fold(
 @dataclass
 class _Sums:
     """The sums of all events. ``cpu_ns`` and ``calls``: by index of a place. ``other``: what a place has in addition.
-    ``groups``: the time of groups, and ``of_groups`` what they have in addition. ``durations``: the calls of each layer
-    in a phase. ``busy_ns``: by device; the CPU's only if it was timed."""
+    ``groups``: the time of groups; ``of_groups``: what they have in addition; ``outermost_ns``: the time of those that
+    are outside all ranges. ``durations``: the calls of each layer in a phase. ``on_cpu``, ``on_devices``: when they
+    are busy."""
 
     cpu_ns: list[int] = field(default_factory=list)
     calls: list[int] = field(default_factory=list)
     other: _Values = field(default_factory=dict)
     groups: _Groups = field(default_factory=dict)
     of_groups: _GroupValues = field(default_factory=lambda: defaultdict(dict))
+    outermost_ns: Counter[Place] = field(default_factory=Counter)
     durations: dict[tuple[int, str], list[_Call]] = field(default_factory=dict)
     interruptions: list[_Call] = field(default_factory=list)
-    busy_ns: dict[str, int] = field(default_factory=dict)
+    on_cpu: Covered = field(default_factory=lambda: Covered(0))
+    on_devices: dict[str, Covered] = field(default_factory=dict)
 
     def make_room(self, places: int) -> None:
         """Begin the sums of new places with 0."""
@@ -101,15 +106,22 @@ class _Sums:
         self.cpu_ns += missing
         self.calls += missing
 
+    def finish(self, places: int, timed: bool) -> None:
+        """Complete the sums after the last event."""
+        self.make_room(places)
+        if not timed:
+            self.groups = {alike: [times, *[0] * len(ns)] for alike, (times, *ns) in self.groups.items()}
+            return
+        for place, ns in self.outermost_ns.items():
+            self.cpu_ns[place.index] += ns
+
 
 def _sums_of(attributed: Iterable[Attributed | OpGroup], places: Sequence[Place], timed: bool) -> _Sums:
     """One loop over perhaps a million events. The additions are in the loop and not in functions: a call for each event
     would cost more than they do."""
     sums = _Sums()
     cpu_ns, calls, other, groups = sums.cpu_ns, sums.calls, sums.other, sums.groups
-    outermost_ns: defaultdict[Place, int] = defaultdict(int)  # of groups outside all ranges
-    on_cpu = Covered(0)
-    on_devices: dict[str, Covered] = {}
+    on_cpu, on_devices = sums.on_cpu, sums.on_devices
     memory, kernel, label, step = Kind.MEMORY, Kind.KERNEL, Kind.LABEL, Kind.STEP
     collective, interruption = Kind.COLLECTIVE, Kind.INTERRUPTION
 
@@ -119,7 +131,7 @@ def _sums_of(attributed: Iterable[Attributed | OpGroup], places: Sequence[Place]
             before = groups.get(alike)
             groups[alike] = [1, *item.ns] if before is None else [before[0] + 1, *map(add, before[1:], item.ns)]
             if item.outer is None:
-                outermost_ns[item.place] += _add_outermost(item, on_cpu)
+                sums.outermost_ns[item.place] += _add_outermost(item, on_cpu)
             if item.tree.memory:
                 _add_memory(sums.of_groups[alike], item)
             continue
@@ -154,21 +166,15 @@ def _sums_of(attributed: Iterable[Attributed | OpGroup], places: Sequence[Place]
         cpu_ns[index] += ns
         if around is not None:
             cpu_ns[around.index] -= ns
-        else:  # outermost on its thread: it adds the time that no earlier one on any thread covers
-            on_cpu.add(event.start_ns, event.start_ns + ns)
+        elif event.start_ns + ns > on_cpu.until:  # outermost on its thread: the CPU is busy for longer
+            on_cpu.ns += event.start_ns + ns - max(on_cpu.until, event.start_ns)
+            on_cpu.until = event.start_ns + ns
         if kind is label and counted and place.layer >= 0:
             sums.durations.setdefault((place.layer, place.phase), []).append((event.start_ns, ns, event.thread))
         elif kind is interruption:
             sums.interruptions.append((event.start_ns, ns, event.thread))
 
-    sums.make_room(len(places))
-    sums.busy_ns = {device: covered.ns for device, covered in on_devices.items()}
-    if timed:
-        sums.busy_ns["cpu"] = on_cpu.ns
-        for place, ns in outermost_ns.items():
-            cpu_ns[place.index] += ns
-    else:
-        sums.groups = {alike: [times, *[0] * len(ns)] for alike, (times, *ns) in groups.items()}
+    sums.finish(len(places), timed)
     return sums
 
 
