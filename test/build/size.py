@@ -72,7 +72,7 @@ FEATURES = {
     ),
     "devices": Feature(
         "kernels, time in which a device is busy or idle",
-        "analyze/device attribute/launches run/timeline:DeviceTime run/timeline:StreamTime",
+        "analyze/device attribute/launches measure/busy run/timeline:DeviceTime run/timeline:StreamTime",
         "measure/test_devices reports/test_kernels_report whole/test_kernels",
         "device",
     ),
@@ -85,7 +85,7 @@ FEATURES = {
     ),
     "memory": Feature(
         "memory by layer, its peak, what is live",
-        "analyze/memory measure/memory measure/recording:LiveMemory run/timeline:Memory run/timeline:Held",
+        "analyze/memory measure/memory run/timeline:Memory run/timeline:Held",
         "measure/test_memory",
         "memory",
     ),

@@ -37,9 +37,9 @@ from torchprof import Profile, Run, TorchprofError
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.attribute.rule import Attribution
-from torchprof.measure.assemble import add_frees, attribution_of
+from torchprof.measure.assemble import attribution_of
 from torchprof.measure.memory import Allocations
-from torchprof.measure.recording import NOT_MEASURED, Freed, LiveMemory, allocators_between
+from torchprof.measure.memory_blocks import NOT_MEASURED, Freed, LiveMemory, add_frees, allocators_between
 from torchprof.record.this_process import held_now
 from torchprof.run.file import json_of_run, run_of
 from torchprof.run.layers import Layer

@@ -17,7 +17,8 @@ from torch.autograd.profiler_util import EventList
 
 from torchprof.attribute.events import Attributed, Kind
 from torchprof.measure.assemble import assemble, attribution_of, wanted_detail
-from torchprof.measure.recording import NOT_MEASURED, CycleEnd, Observations, Options, Recording
+from torchprof.measure.memory_blocks import NOT_MEASURED
+from torchprof.measure.recording import CycleEnd, Observations, Options, Recording
 from torchprof.measure.warnings import about_clock
 from torchprof.record.compiled.dynamo_code import StackWarning, compilations, compiled_regions, forwards_under_compile
 from torchprof.record.compiled.inductor import CalledGraphs, Provenance

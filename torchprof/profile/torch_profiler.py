@@ -22,7 +22,8 @@ from torch import nn
 
 from torchprof.errors import TorchprofError
 from torchprof.measure.assemble import assemble, wanted_detail, with_warnings
-from torchprof.measure.recording import NOT_MEASURED, Observations, Options, Recording
+from torchprof.measure.memory_blocks import NOT_MEASURED
+from torchprof.measure.recording import Observations, Options, Recording
 from torchprof.profile.gather import RunsInStore, store_of_job
 from torchprof.profile.sigterm import DelayedSignals, DelayedSigterm, uninterrupted
 from torchprof.record.compiled.dynamo_code import compiled_regions

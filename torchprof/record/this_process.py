@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from torchprof.attribute.launches import mesh_of_groups, sole_group
-from torchprof.measure.recording import Freed, LiveMemory
+from torchprof.measure.memory_blocks import Freed, LiveMemory
 from torchprof.record.peak import measured_peaks
 from torchprof.run.lockstep import GroupOfRanks
 from torchprof.run.meta import MeshDim, Meta, name_of_job

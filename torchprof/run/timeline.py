@@ -84,7 +84,7 @@ class DeviceTime:
     Each time is the length of a union of intervals: work on several streams at once counts once.
 
     - ``busy_ns``: any work ran. ``streams``: the same for each stream.
-    - ``communication_ns``: a collective or another transfer between ranks (see ``torchprof.measure.timeline``).
+    - ``communication_ns``: a collective or another transfer between ranks (see ``torchprof.measure.busy``).
     - ``copy_ns``: a copy or a set. ``compute_ns``: any other work.
     - ``overlap_ns``: it communicated and computed at the same time.
 
