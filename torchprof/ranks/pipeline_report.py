@@ -232,8 +232,8 @@ def _table_of_stages(run: Run, number: int, replicas: AlikePipelines) -> Section
     def cells(stage: int, times: StageTimes) -> list[Cell]:
         slowest: list[Cell] = [UNKNOWN, UNKNOWN]
         if len(times.ranks) > 1:
-            is_one = len({*times.of_rank.values()}) > 1
-            slowest = [format_number(times.slowest) if is_one else "", format_time(times.of_rank[times.slowest])]
+            rank, differ = times.slowest_rank, len({*times.of_rank.values()}) > 1
+            slowest = [format_number(rank) if differ else "", format_time(times.of_rank[rank])]
         return [
             format_number(stage),
             numbers_in_words(times.ranks),
@@ -242,7 +242,7 @@ def _table_of_stages(run: Run, number: int, replicas: AlikePipelines) -> Section
             time_cell(times.backward_ns),
             *(time_cell(times.by_what.get(what)) for what in parts),
             *(slowest if has_replicas else []),
-            *map(time_cell, (times.step_ns, times.before_ns, times.after_ns, times.other_ns)),
+            *map(time_cell, (times.step_ns, times.inputs_ns, times.gradients_ns, times.other_ns)),
         ]
 
     stages = sorted({*range(replicas.stages), *replicas.times})

@@ -126,16 +126,16 @@ def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:
     yield figures(f"Own work{unit_of(run)}", lambda rank: rank.work_ns, time_cell)
     if has_steps:
         yield figures("Median", lambda rank: rank.typical_ns, time_cell)
-    yield _RankColumn("Slowest", lambda rank: often(rank.slowest))
+    yield _RankColumn("Slowest", lambda rank: often(rank.slowest_in))
     if balance.collectives:
         yield _waiting_column(run, ranks)
-        yield _RankColumn("Last to arrive", lambda rank: often(rank.last))
+        yield _RankColumn("Last to arrive", lambda rank: often(rank.last_in))
     yield from map(peaks, dict.fromkeys(kind for rank in ranks for kind, _ in rank.peaks))
     if any("flops" in meta.requested for meta in run.metas):
-        flops, has_more = [rank.flops for rank in ranks], any(rank.has_more_flops for rank in ranks)
+        flops, has_more = [rank.flops for rank in ranks], any(rank.flops_is_lower_bound for rank in ranks)
         yield _RankColumn(
             "FLOPs",
-            lambda rank: _counted(rank.flops, rank.has_more_flops),
+            lambda rank: _counted(rank.flops, rank.flops_is_lower_bound),
             lambda statistic: _counted(_over_all(statistic, flops), has_more),
         )
 
@@ -145,18 +145,22 @@ def _waiting_column(run: Run, ranks: Sequence[OneRank]) -> _RankColumn:
         waits = _over_all(statistic, [rank.waiting_ns for rank in ranks])
         # The minimum is exact if a rank with that value is exact; any other statistic is exact if all ranks are.
         if statistic == "min":
-            return _at_least(time_cell(waits), all(rank.waits_longer for rank in ranks if rank.waiting_ns == waits))
-        return _at_least(time_cell(waits), any(rank.waits_longer for rank in ranks))
+            return _at_least(
+                time_cell(waits), all(rank.waiting_is_lower_bound for rank in ranks if rank.waiting_ns == waits)
+            )
+        return _at_least(time_cell(waits), any(rank.waiting_is_lower_bound for rank in ranks))
 
     return _RankColumn(
-        f"Waiting{unit_of(run)}", lambda rank: _at_least(time_cell(rank.waiting_ns), rank.waits_longer), over_all
+        f"Waiting{unit_of(run)}",
+        lambda rank: _at_least(time_cell(rank.waiting_ns), rank.waiting_is_lower_bound),
+        over_all,
     )
 
 
 def _sentences_of_ranks(run: Run, balance: Balance) -> Iterator[str]:
     """Notes on the table of ranks: what its figures are, and which are lower bounds."""
     if any("flops" in meta.requested for meta in run.metas):
-        has_more = any(rank.has_more_flops for rank in balance.ranks) or bool(run.missing_ranks)
+        has_more = any(rank.flops_is_lower_bound for rank in balance.ranks) or bool(run.missing_ranks)
         yield (f"FLOPs of all ranks together: {_counted(balance.flops, has_more)}.")
     if balance.measured_on is not None:
         where = "CPU" if balance.measured_on == "cpu" else run.meta.device_heading
@@ -167,7 +171,7 @@ def _sentences_of_ranks(run: Run, balance: Balance) -> Iterator[str]:
             f"Slowest, How often, Last to arrive, Waiting and medians are of {Lockstep.SIZE} steps or calls: a random "
             "sample, the same on all ranks."
         )
-    if any(rank.waiting_ns is not None and rank.waits_longer for rank in balance.ranks):
+    if any(rank.waiting_ns is not None and rank.waiting_is_lower_bound for rank in balance.ranks):
         yield (
             f"{AT_LEAST}: a rank waited in several collectives at once, in unmatched calls, or for ranks that are not "
             "in this run."
@@ -209,7 +213,7 @@ def _layer_columns(run: Run, balance: Balance) -> list[_LayerColumn]:
         column("Max", "work", "max", format_time, has_work),
         column("Max/mean", "work", "imbalance", _ratio, has_work),
         text_column("Slowest rank", lambda row: of_slowest(row, lambda work: format_number(work.highest))),
-        text_column("How often", lambda row: of_slowest(row, lambda _: often(row.slowest))),
+        text_column("How often", lambda row: of_slowest(row, lambda _: often(row.slowest_in))),
     ]
     for heading, over_ranks, fields in (
         (_OF_FLOPS, "flops", {"flops"}),
@@ -221,9 +225,11 @@ def _layer_columns(run: Run, balance: Balance) -> list[_LayerColumn]:
     if balance.collectives:
         waiting = column("Waiting", "waiting", "sum", format_time)
         columns.append(
-            waiting._replace(text=lambda row: _waiting(row.waiting, row.waits_longer) if row.collectives else "")
+            waiting._replace(
+                text=lambda row: _waiting(row.waiting, row.waiting_is_lower_bound) if row.has_collectives else ""
+            )
         )
-        columns.append(text_column("Waits most", lambda row: _highest(row.waiting) if row.collectives else ""))
+        columns.append(text_column("Waits most", lambda row: _highest(row.waiting) if row.has_collectives else ""))
     if any(layer.ranks for layer in run.layers):
         ranks_of = [layer.ranks and numbers_in_words(layer.ranks) for layer in run.layers]
         columns.append(text_column("Ranks", lambda row: (row.layer >= 0 and ranks_of[row.layer]) or "all"))
@@ -253,7 +259,7 @@ def table_of_layers(run: Run, balance: Balance, sort_by: str | None, depth: int 
         which = "by how far Max is above the mean" if order is None else f"by {order.heading}"
         sentences.append(f"{rows_hidden(len(listed) - limit, limit, 'largest')} {which}.")
     if any(column.column.heading == _OF_FLOPS for column in columns) and any(
-        row.has_more_flops for row in balance.layers
+        row.flops_is_lower_bound for row in balance.layers
     ):
         sentences.append("FLOPs are lower bounds: some operators have no formula.")
     headings = [column.column.heading for column in columns]
@@ -268,15 +274,15 @@ def table_of_collectives(run: Run, balance: Balance, limit: int) -> Section:
 
     def cells(collective: OneCollective) -> list[Cell]:
         last: list[Cell] = [UNKNOWN] * 2
-        if collective.times_last is not None and len(collective.ranks) > 1:
-            last = [_highest(collective.times_last), often(Times(collective.times_last.max, collective.paired_calls))]
+        if collective.came_last is not None and len(collective.ranks) > 1:
+            last = [_highest(collective.came_last), often(Times(collective.came_last.max, collective.paired_calls))]
         return [
             name_of(run, collective.layer),
             phase_cell(phase_of(collective.layer, collective.phase)),
             printable(collective.name),
             *_group(collective.group),
             format_number(collective.calls),
-            _waiting(collective.waiting, collective.waits_longer),
+            _waiting(collective.waiting, collective.waiting_is_lower_bound),
             _highest(collective.waiting),
             *last,
         ]
@@ -298,7 +304,7 @@ def table_of_collectives(run: Run, balance: Balance, limit: int) -> Section:
         sentences.append(
             f"{UNKNOWN} under Group: the ranks are in several groups, and which it was is not recorded, as with gloo."
         )
-    if any(collective.waits_longer for collective in listed):
+    if any(collective.waiting_is_lower_bound for collective in listed):
         sentences.append(
             f"{AT_LEAST}: several ran at once, or a rank of the group is not in this run and may be the last to arrive."
         )

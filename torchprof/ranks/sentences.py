@@ -132,25 +132,25 @@ def _about_slow(run: Run, slow: Slow, are_more: bool) -> Iterator[str]:
         yield f"{words.capitalize()} {are} own work takes {takes}{unit}, {the_others}{cost}."
     who = "It" if is_one else "One of them"
     findings = []
-    if slow.slowest is not None and slow.slowest.of > 1:
-        findings.append(f"the slowest in {often(slow.slowest)} {unit.removeprefix(' a ')}s")
-    is_last = slow.last is not None and 2 * slow.last.times > slow.last.of
-    if slow.last is not None and (is_last or are_more):
-        findings.append(f"the last to arrive in {often(slow.last)} collectives")
+    if slow.slowest_in is not None and slow.slowest_in.of > 1:
+        findings.append(f"the slowest in {often(slow.slowest_in)} {unit.removeprefix(' a ')}s")
+    is_last = slow.last_in is not None and 2 * slow.last_in.times > slow.last_in.of
+    if slow.last_in is not None and (is_last or are_more):
+        findings.append(f"the last to arrive in {often(slow.last_in)} collectives")
     if findings:
         yield f"{who} was {(' and ' if is_last else ', but ').join(findings)}."
     if slow.may_be_chance:
         yield _MAY_BE_CHANCE
-    if slow.others_wait_ns and not are_more:
-        least = "at least " if slow.waits_longer else ""
-        yield f"The others wait in collectives for {least}{format_time(slow.others_wait_ns)}{unit} (median)."
+    if slow.others_waiting_ns and not are_more:
+        least = "at least " if slow.others_waiting_is_lower_bound else ""
+        yield f"The others wait in collectives for {least}{format_time(slow.others_waiting_ns)}{unit} (median)."
     if slow.difference is not None:
         yield _about_difference(run, slow.difference, slow.ranks)
-    if slow.flops is not None:
+    if slow.times_flops is not None:
         who = "It" if is_one else f"Rank {slow.ranks[0]}"
-        if slow.flops >= 1 + CLEARLY_SLOWER:
-            yield f"{who} has more work: {slow.flops:.2f} times the FLOPs of the others (median)."
-        elif abs(slow.flops - 1) < _ALIKE:
+        if slow.times_flops >= 1 + CLEARLY_SLOWER:
+            yield f"{who} has more work: {slow.times_flops:.2f} times the FLOPs of the others (median)."
+        elif abs(slow.times_flops - 1) < _ALIKE:
             yield f"{who} has as many FLOPs as the others (median): the same work takes longer there."
 
 
