@@ -93,8 +93,8 @@ def _about_bubble(judged: Judged, *, of_schedule: bool = False) -> str:
     """How long the ranks are idle in a step, and why. ``of_schedule``: with the schedule."""
     bubble = judged.bubble
     if bubble is None:
-        whys = dict.fromkeys(of for of in judged.bubbles if isinstance(of, str))
-        return f"How long its ranks are idle (the bubble) is unknown: {'; '.join(whys)}."
+        reasons = dict.fromkeys(bubble for bubble in judged.bubbles if isinstance(bubble, str))
+        return f"How long its ranks are idle (the bubble) is unknown: {'; '.join(reasons)}."
     of = f" ({judged.replicas.stages} stages, {_schedule_of(judged.replicas)})" if of_schedule else ""
     parts = [f"{bubble.schedule:.0%} is the schedule's own{of}"]
     for what, share in (("unequal stages", bubble.stages), ("microbatches that differ", bubble.microbatches)):
@@ -104,7 +104,7 @@ def _about_bubble(judged: Judged, *, of_schedule: bool = False) -> str:
         parts.append(f"the rest, {bubble.rest:.0%}, is communication, the loss and the host")
     elif bubble.rest <= -_WORTH_SAYING:
         parts.append(f"the rest takes away {-bubble.rest:.0%}: steps were shorter than in the simulation")
-    known = sum(isinstance(of, Bubble) for of in judged.bubbles)
+    known = sum(isinstance(bubble, Bubble) for bubble in judged.bubbles)
     pipelines = len(judged.replicas.pipelines)
     mean = f" (mean of {known}{f' of {pipelines}' if known < pipelines else ''} pipelines)" if pipelines > 1 else ""
     return f"Ranks are idle for {bubble.measured:.0%} of a step, the bubble{mean}: {'; '.join(parts)}."
@@ -113,13 +113,13 @@ def _about_bubble(judged: Judged, *, of_schedule: bool = False) -> str:
 def _about_slow_stages(slow: SlowStages) -> str:
     """The stages that take longest, and how long; the ranks, if these have several stages each."""
     stages, ranks = ranks_in_words(slow.stages, "stage"), ranks_in_words(slow.ranks)
-    if len(slow.stages) > slow.places:  # ranks have several stages, and are compared by the sum of them
+    if len(slow.stages) > slow.ranks_per_pipeline:  # ranks have several stages, and are compared by the sum of them
         which, is_one = f"{ranks.capitalize()} ({stages})", len(slow.ranks) == 1
     else:
         which, is_one = f"{stages.capitalize()} ({ranks})", len(slow.stages) == 1
     are = "is the slow one" if is_one else "are the slow ones"
     often = f", in {slow.times} of {slow.steps} steps" if slow.steps > 1 else ""
-    up_to = "up to " if slow.places > 1 else ""
+    up_to = "up to " if slow.ranks_per_pipeline > 1 else ""
     may_be_chance = _MAY_BE_CHANCE if slow.may_be_chance else ""
     return (
         f"{which} {are}{often}: a microbatch takes {up_to}{format_time(slow.own_ns)} there, "
