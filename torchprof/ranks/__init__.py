@@ -83,11 +83,8 @@ def _collective(
     compared: Compared, key: LockstepKey, lockstep: Lockstep, group: GroupOfRanks | None, is_paired: bool
 ) -> OneCollective:
     """A collective of a layer. ``group``: as far as it is known or inferred. ``is_paired``: whether the calls of
-    different ranks can be matched.
-
-    In a group of two ranks, of which 0 spends 12 ms in a call and 1 spends 5 ms, rank 0 waits for 7 ms and rank 1 came
-    last.
-    """
+    different ranks can be matched. If rank 0 spends 12 ms in a call and rank 1 spends 5 ms, rank 0 waits for 7 ms and
+    rank 1 came last."""
     ranks = lockstep.ranks
     nothing = (0,) * len(ranks)
     size = compared.ranks_of_job if group is None or group.size is None else group.size

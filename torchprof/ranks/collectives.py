@@ -189,10 +189,8 @@ class _Tables:
         if wholes:
             yield f"100 % is all communication: {', '.join(wholes)}."
         if self._wholes[True]:
-            yield (
-                "CPU time of a collective is the time from its beginning to its end, with the waiting for the slowest "
-                "rank."
-            )
+            span = "the time from its beginning to its end, with the waiting for the slowest rank"
+            yield f"CPU time of a collective is {span}."
         if any(use.ns is None and not use.on_host for use in self._uses):
             yield f"{UNKNOWN} under {self._time}: no kernel of it was recorded, only its range on the CPU."
         if any(use.ns is None and use.on_host for use in self._uses):

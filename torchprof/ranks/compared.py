@@ -286,6 +286,11 @@ class Compared:
         }
 
 
+def last_of(ranks: Sequence[int], times: Sequence[int], ns: int) -> int:
+    """The rank that took ``ns``; ``NO_LAST_RANK`` if several did."""
+    return ranks[times.index(ns)] if times.count(ns) == 1 else NO_LAST_RANK
+
+
 def _of_some(times: Lockstep, ranks: Collection[int]) -> Lockstep:
     """The times of some ranks. Without the single times of each rank, those of the last rank are unknown."""
     chosen = set(ranks)
@@ -297,16 +302,13 @@ def _of_some(times: Lockstep, ranks: Collection[int]) -> Lockstep:
     some_ranks, values = some(times.ranks), some(times.values)
     steps = [*zip(*values)]
     last_ns = tuple(map(max, steps))
-    last_rank = (
-        some_ranks[step.index(ns)] if step.count(ns) == 1 else NO_LAST_RANK for step, ns in zip(steps, last_ns)
-    )
     return Lockstep(
         ranks=some_ranks,
         counts=some(times.counts),
         ns=some(times.ns),
         beside_ns=some(times.beside_ns),
         last_ns=last_ns,
-        last_rank=tuple(last_rank),
+        last_rank=tuple(last_of(some_ranks, step, ns) for step, ns in zip(steps, last_ns)),
         times=times.times if steps else (),
         medians=some(times.medians),
         values=values,

@@ -62,7 +62,7 @@ class OnePipeline:
     def step_ns(self) -> tuple[int, ...]:
         """The duration of each step, from the first action to the end of the last rank; ``()`` if steps cannot be
         paired. A rank that begins early only waits for the rank with the first stage, which starts everything: that
-        time is no part of the step."""
+        time is not part of the step."""
         if len({(member.steps, len(member.step_ns)) for member in self.members}) > 1:
             return ()
         times = [[ns - early for ns, early in zip(member.step_ns, self.early_ns(member))] for member in self.members]

@@ -193,11 +193,11 @@ def _sentences_of_ranks(run: Run, balance: Balance) -> Iterator[str]:
     """Notes on the table of ranks: what its figures are, and which are lower bounds."""
     if any("flops" in meta.requested for meta in run.metas):
         is_bound = any(rank.flops_is_lower_bound for rank in balance.ranks) or bool(run.missing_ranks)
-        yield (f"FLOPs of all ranks together: {_count_cell(balance.flops, is_bound)}.")
+        yield f"FLOPs of all ranks together: {_count_cell(balance.flops, is_bound)}."
     if balance.measured_on is not None:
         where = "CPU" if balance.measured_on == "cpu" else run.meta.device_heading
         of = "" if unit_of(run) else " in all that was recorded"
-        yield (f"Own work is time of the {where}{of}, without communication.")
+        yield f"Own work is time of the {where}{of}, without communication."
     if any(lockstep.times for lockstep in run.lockstep.values()):
         yield (
             f"Slowest, How often, Last to arrive, Waiting and medians are of {Lockstep.SIZE} steps or calls: a random "
@@ -221,6 +221,27 @@ class _LayerColumn(NamedTuple):
     column: Column
     text: Callable[[OneLayer], Cell]
     value: Callable[[OneLayer], float | None] | None = None
+
+    @classmethod
+    def of_figure(
+        cls,
+        heading: str,
+        over_ranks: Callable[[OneLayer], OverRanks | None],
+        statistic: Callable[[OverRanks], float | None],
+        text: Callable[[float], Cell],
+        is_measured: bool = True,
+    ) -> _LayerColumn:
+        """The column of a statistic over the ranks."""
+
+        def value(row: OneLayer) -> float | None:
+            over = over_ranks(row)
+            return None if over is None else statistic(over)
+
+        def cell(row: OneLayer) -> Cell:
+            figure = value(row)
+            return UNKNOWN if figure is None else text(figure)
+
+        return cls(Column(heading, measured=is_measured), cell, value)
 
 
 def table_of_layers(run: Run, balance: Balance, sort_by: str | None, depth: int | None, limit: int) -> Section:
@@ -256,25 +277,10 @@ def table_of_layers(run: Run, balance: Balance, sort_by: str | None, depth: int 
 def _layer_columns(run: Run, balance: Balance) -> list[_LayerColumn]:
     """The columns of the table of layers. A measure that was not requested has no column."""
 
+    figure = _LayerColumn.of_figure
+
     def text_column(heading: str, text: Callable[[OneLayer], Cell]) -> _LayerColumn:
         return _LayerColumn(Column(heading), text)
-
-    def figure(
-        heading: str,
-        over_ranks: Callable[[OneLayer], OverRanks | None],
-        statistic: Callable[[OverRanks], float | None],
-        text: Callable[[float], Cell],
-        is_measured: bool = True,
-    ) -> _LayerColumn:
-        def value(row: OneLayer) -> float | None:
-            over = over_ranks(row)
-            return None if over is None else statistic(over)
-
-        def cell(row: OneLayer) -> Cell:
-            known = value(row)
-            return UNKNOWN if known is None else text(known)
-
-        return _LayerColumn(Column(heading, measured=is_measured), cell, value)
 
     def of_slowest(row: OneLayer, text: Callable[[OverRanks], Cell]) -> Cell:
         if row.work is None or row.work.imbalance is None:
@@ -344,26 +350,26 @@ def table_of_collectives(run: Run, balance: Balance, limit: int) -> Section:
     listed = sorted(balance.collectives, key=size, reverse=True)
     headings = ["Module", "Phase", "Collective", "Group", "Ranks", "Calls of all"]
     headings += [f"Waiting{unit_of(run)}", "Waits most", "Last to arrive", "How often"]
-    sentences = [
-        "A collective waits for the last rank to arrive. A rank may compute, or wait in another one, meanwhile."
-    ]
+    table = [cells(collective) for collective in listed[:limit]]
+    sentences = _sentences_of_collectives(listed, limit)
+    return stacked([ReportTable.of_cells(headings, table).of("collectives"), *sentences])
+
+
+def _sentences_of_collectives(listed: Sequence[OneCollective], limit: int) -> Iterator[str]:
+    """Notes on the table of collectives: what waiting is, what is hidden, and what is unknown or a lower bound."""
+    yield "A collective waits for the last rank to arrive. A rank may compute, or wait in another one, meanwhile."
     if len(listed) > limit:
-        sentences.append(f"{rows_hidden(len(listed) - limit, limit, 'largest by waiting')}.")
+        yield f"{rows_hidden(len(listed) - limit, limit, 'largest by waiting')}."
     if any(collective.waiting is None for collective in listed):
-        sentences.append(
+        yield (
             f"{UNKNOWN} under Waiting: calls of different ranks could not be matched: their numbers differ, only one "
             "rank recorded them, or their group is unknown."
         )
     if any(collective.group is None for collective in listed):
-        sentences.append(
-            f"{UNKNOWN} under Group: the ranks are in several groups, and which it was is not recorded, as with gloo."
-        )
+        yield f"{UNKNOWN} under Group: the ranks are in several groups, and which it was is not recorded, as with gloo."
     if any(collective.waiting_is_lower_bound for collective in listed):
-        sentences.append(
-            f"{AT_LEAST}: several ran at once, or a rank of the group is not in this run and may be the last to arrive."
-        )
-    table = [cells(collective) for collective in listed[:limit]]
-    return stacked([ReportTable.of_cells(headings, table).of("collectives"), *sentences])
+        missing = "a rank of the group is not in this run and may be the last to arrive"
+        yield f"{AT_LEAST}: several ran at once, or {missing}."
 
 
 # Cells

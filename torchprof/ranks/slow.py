@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, median_low
 
-from torchprof.ranks.compared import Compared, OneCollective, OneRank, Times
+from torchprof.ranks.compared import Compared, OneCollective, OneRank, Times, last_of
 from torchprof.ranks.significance import CLEARLY_SLOWER, WORTH_NAMING, Stragglers, stragglers
-from torchprof.run.lockstep import EXCHANGES, NO_LAST_RANK, NOT_RECORDED
+from torchprof.run.lockstep import EXCHANGES, NOT_RECORDED
 from torchprof.run.words import OUTSIDE
 
 
@@ -87,9 +87,6 @@ class Late:
     may_be_chance: bool = False
     difference: Difference | None = None
     exceeds_slow: bool = False
-
-
-# Slow ranks
 
 
 def slow_among_peers(
@@ -172,15 +169,13 @@ def _slow_ranks(
 
 def _last_in(collectives: Iterable[OneCollective], slow: Sequence[int]) -> Times | None:
     """In how many calls of their collectives a slow rank came last; None if that is unknown of all of them."""
-    times = calls = 0
-    is_known = False
+    last_in = None
     for collective in collectives:
         if collective.came_last is not None and not set(slow).isdisjoint(collective.ranks):
-            is_known = True
-            counts = zip(collective.came_last.ranks, collective.came_last.values)
-            times += sum(count for rank, count in counts if rank in slow)
-            calls += collective.paired_calls
-    return Times(times, calls) if is_known else None
+            times, calls = last_in or (0, 0)
+            times += sum(count for rank, count in zip(collective.ranks, collective.came_last.values) if rank in slow)
+            last_in = Times(times, calls + collective.paired_calls)
+    return last_in
 
 
 def _cost(compared: Compared, slow: Sequence[int]) -> float | None:
@@ -204,9 +199,6 @@ def _seem_slow(values: Mapping[int, float], more: float, last: Sequence[int] | N
     if last is not None and 2 * sum(rank in slow for rank in last) <= len(last):
         return []
     return slow
-
-
-# Late ranks
 
 
 def late_ranks(compared: Compared, ranks: Sequence[OneRank], slow: Slow | None) -> Late | None:
@@ -243,15 +235,13 @@ def late_ranks(compared: Compared, ranks: Sequence[OneRank], slow: Slow | None) 
 
 def _late_among(compared: Compared, waits: Mapping[int, Sequence[int]]) -> tuple[dict[int, int], bool]:
     """By how much each late rank waits less than the others; and whether that may be chance. ``waits``: the waiting of
-    each rank in each step, of ranks that wait for each other.
-
-    Three ranks that wait for 50, 52 and 1 ms: the others wait for the last one, which is late by 51 - 1 = 50 ms.
-    """
+    each rank in each step, of ranks that wait for each other. Of three that wait for 50, 52 and 1 ms, the last one is
+    late by 51 - 1 = 50 ms."""
     ranks = [*waits]
     tested = stragglers([[-ns for ns in waits[rank]] for rank in ranks], compared.step_ns, of=len(compared.ranks))
     if tested is None:
         typical = {rank: -median(waits[rank]) for rank in ranks}
-        last = [_only_rank_with_least(dict(zip(ranks, step))) for step in zip(*waits.values())]
+        last = [last_of(ranks, step, min(step)) for step in zip(*waits.values())]
         named = _seem_slow(typical, max(CLEARLY_SLOWER * compared.step_ns, 1), last)
     else:
         named = [ranks[index] for index in tested.slow]
@@ -260,13 +250,6 @@ def _late_among(compared: Compared, waits: Mapping[int, Sequence[int]]) -> tuple
     others = [waits[rank] for rank in ranks if rank not in named]
     late = {rank: round(median(median(step) - ns for step, ns in zip(zip(*others), waits[rank]))) for rank in named}
     return late, tested is None or tested.may_be_chance
-
-
-def _only_rank_with_least(waits: Mapping[int, int]) -> int:
-    """The rank that waits least; ``NO_LAST_RANK`` if several do."""
-    least = min(waits.values())
-    ranks = [rank for rank, ns in waits.items() if ns == least]
-    return ranks[0] if len(ranks) == 1 else NO_LAST_RANK
 
 
 def _late_by_calls(compared: Compared, ranks: Sequence[OneRank]) -> dict[int, int]:
@@ -323,9 +306,6 @@ def _waiting_together(compared: Compared) -> Iterator[dict[int, list[int]]]:
         connected.append(set(lockstep.ranks).union(*touching))
     for ranks in connected:
         yield {rank: waits[rank] for rank in sorted(ranks)}
-
-
-# Where ranks differ
 
 
 def _difference(compared: Compared, device: str, slow: Sequence[int], least: float) -> Difference | None:

@@ -110,11 +110,8 @@ def format_time(ns: float) -> ReportCell:
 
 def short_time(ns: float) -> str:
     """A time in three digits, as text alone: ``81.2ms``."""
-    unit, size = "us", 1e3
-    if ns >= 0.9995e9:  # what would round to 1000ms
-        unit, size = "s", 1e9
-    elif ns >= 0.9995e6:
-        unit, size = "ms", 1e6
+    # What would round to 1000ms is shown in s.
+    unit, size = ("s", 1e9) if ns >= 0.9995e9 else ("ms", 1e6) if ns >= 0.9995e6 else ("us", 1e3)
     number = ns / size
     return f"{number:.0f}{unit}" if number >= 100 else f"{number:.3g}{unit}"
 
@@ -156,9 +153,6 @@ FORMATS: Mapping[Unit, Callable[[float], ReportCell]] = {
     Unit.COUNT: format_count,
 }
 """The format of a value by its unit. Values may be means over calls, and so no integers."""
-
-
-# Ranks in words
 
 
 def ranks_in_words(ranks: Iterable[int], noun: str = "rank") -> str:

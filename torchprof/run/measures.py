@@ -17,8 +17,6 @@ from torchprof.run.formats import FORMATS, ReportCell, Unit
 from torchprof.run.part import RunPart, demand, demand_layer, fields_of
 from torchprof.run.words import FORWARD, OUTSIDE
 
-# Measures that add up
-
 
 @dataclass(frozen=True, slots=True)
 class Cost:

@@ -294,9 +294,6 @@ class Rows(Sequence[Row]):
         return {key: (Cost(*cost), calls.get(key, 0)) for key, cost in costs.items()}
 
 
-# Making rows
-
-
 def rows_of_lines(
     layers: tuple[Layer, ...],
     lines: Mapping[tuple[int, ...], Sequence[int]],

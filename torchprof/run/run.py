@@ -303,8 +303,6 @@ class Run:
         output("write")(self, path, strip=strip)
 
 
-# The parts of a run
-
 RUN_PARTS: dict[str, RunPart[Any]] = {
     "samples": SamplesPart(),
     "memory": PerDevice(Memory),

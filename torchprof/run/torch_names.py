@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from torchprof.run.words import BACKWARD, LOADING, OPTIMIZER_RANGE, Frame, FrameKind
 
-# Operators
-
 
 def aten(names: str) -> frozenset[str]:
     """The names in a profile of some of torch's operators, which spaces separate in ``names``."""

@@ -156,8 +156,6 @@ def sampled_line(frames: Sequence[Frame]) -> SourceLine | None:
     return name if isinstance(name, SourceLine) else None
 
 
-# Names of rows
-
 OUTSIDE_NAME = "(outside)"
 NOT_SELECTED_NAME = "(not selected)"
 NO_LAYERS = {NOT_SELECTED: NOT_SELECTED_NAME, OUTSIDE: OUTSIDE_NAME}
