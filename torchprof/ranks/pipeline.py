@@ -140,8 +140,8 @@ class StageTimes:
 
 
 @dataclass(frozen=True)
-class AlikePipelines:
-    """Pipelines that do the same: with the same schedule, stages and actions."""
+class Replicas:
+    """Pipelines that do the same: with the same schedule, stages and actions. One alone is its own replica."""
 
     pipelines: tuple[OnePipeline, ...]
 
@@ -181,18 +181,18 @@ def stages_of(pipeline: Pipeline) -> tuple[int, ...]:
     return tuple(sorted({stage for stage, _ in pipeline.roots} | {action.stage for action in pipeline.actions}))
 
 
-def pipelines_of(run: Run) -> list[AlikePipelines]:
+def pipelines_of(run: Run) -> list[Replicas]:
     """The pipelines of a run, replicas together, in the order of their lowest rank."""
-    groups: list[_Replicas] = []
+    groups: list[_Group] = []
     for pipeline in _pipelines(run):
         traits = _traits(pipeline)
-        replicas = next((group for group in groups if group.fits(traits)), None)
-        if replicas is None:
-            replicas = _Replicas([], {})
-            groups.append(replicas)
-        replicas.pipelines.append(pipeline)
-        replicas.traits.update(traits)
-    return [AlikePipelines(tuple(group.pipelines)) for group in groups]
+        group = next((group for group in groups if group.fits(traits)), None)
+        if group is None:
+            group = _Group([], {})
+            groups.append(group)
+        group.pipelines.append(pipeline)
+        group.traits.update(traits)
+    return [Replicas(tuple(group.pipelines)) for group in groups]
 
 
 _Traits = dict[tuple[int, ...], object]
@@ -200,14 +200,14 @@ _Traits = dict[tuple[int, ...], object]
 kind of device, the schedule and the number of stages."""
 
 
-class _Replicas(NamedTuple):
-    """Pipelines that do the same. ``traits``: of all of them; one pipeline may lack ranks that another has."""
+class _Group(NamedTuple):
+    """The replicas so far. ``traits``: of all of them; one pipeline may lack ranks that another has."""
 
     pipelines: list[OnePipeline]
     traits: _Traits
 
     def fits(self, traits: _Traits) -> bool:
-        """Whether a pipeline with these traits is one of them: what both know is equal."""
+        """Whether a pipeline with these traits is one of them: what is known of both is equal."""
         return all(self.traits.get(stages, trait) == trait for stages, trait in traits.items())
 
 

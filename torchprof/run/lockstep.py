@@ -214,15 +214,14 @@ class Lockstep:
 
 # Which of the single times are kept, by their numbers
 
-_known: dict[tuple[int, int], tuple[int, ...]] = {}
-"""The last results of ``_kept``, at most ``_MOST_KNOWN`` of them, by count and size."""
+_known: dict[tuple[int, int], tuple[int, ...]] = {}  # the last results of ``_kept``, by count and size
 _MOST_KNOWN = 64
 
 
 def _kept(count: int, size: int) -> tuple[int, ...]:
     """The numbers of the times that are kept of ``count`` times: those with the smallest hashes. Every layer has the
-    same ones. A long recording asks for larger and larger counts. A number that is not kept of a smaller count is not
-    kept of a larger one either, so the result for the smaller count is enough to begin with."""
+    same ones. A long recording asks for larger and larger counts. What is not kept of a smaller count is not kept of a
+    larger one either, so its result is enough to begin with."""
     if count <= size:
         return tuple(range(count))
     if (count, size) not in _known:
@@ -268,8 +267,6 @@ def _kept_of_both(count: int, before: tuple[int, ...], more: int, after: tuple[i
     share += scrambled(salt) % whole < rest
     return of_smallest_hash(earlier, size - share, salt) + of_smallest_hash(later, share, salt)
 
-
-# Lockstep as a part of a run
 
 _Together = Mapping[LockstepKey, Lockstep]
 _IF_ANY = ("times", "kept_ns", "medians", "values")

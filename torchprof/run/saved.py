@@ -259,9 +259,9 @@ def make_room(folder: Path, rank: int, world_size: int = 1, job: str = "") -> No
 def _check_job(folder: Path, rank: int, world_size: int, job: str) -> None:
     """Raises TorchprofError if a rank is not of the job whose ranks are in the folder. These are of one job, so one of
     them is read, which is not damaged. Like ``merge``, it refuses nothing for a size or a name that is unknown."""
-    there, its_size, its_job = 0, 1, None
-    for there in _ranks_in(folder):
-        file = _file_of(folder, _RANKS, there)
+    known_rank, its_size, its_job = 0, 1, None
+    for known_rank in _ranks_in(folder):
+        file = _file_of(folder, _RANKS, known_rank)
         with suppress(TorchprofError, OSError):  # a damaged file is not that of another job
             its_size, its_job = read_line(file.read_bytes(), str(file), ["world_size", "job"])
             break
@@ -272,7 +272,7 @@ def _check_job(folder: Path, rank: int, world_size: int, job: str) -> None:
     else:
         return
     raise TorchprofError(
-        f"{folder} has rank {there} of {its}, but rank {rank} to be saved is {this}. A folder is for the ranks of "
+        f"{folder} has rank {known_rank} of {its}, but rank {rank} to be saved is {this}. A folder is for the ranks of "
         "one job: save this one to another folder, or remove the old one first."
     )
 
