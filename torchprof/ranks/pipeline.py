@@ -140,7 +140,7 @@ class StageTimes:
 
 
 @dataclass(frozen=True)
-class Replicas:
+class ReplicaPipelines:
     """Pipelines that do the same: with the same schedule, stages and actions. One alone is its own replica."""
 
     pipelines: tuple[OnePipeline, ...]
@@ -181,7 +181,7 @@ def stages_of(pipeline: Pipeline) -> tuple[int, ...]:
     return tuple(sorted({stage for stage, _ in pipeline.roots} | {action.stage for action in pipeline.actions}))
 
 
-def pipelines_of(run: Run) -> list[Replicas]:
+def pipelines_of(run: Run) -> list[ReplicaPipelines]:
     """The pipelines of a run, replicas together, in the order of their lowest rank."""
     groups: list[_Group] = []
     for pipeline in _pipelines(run):
@@ -192,7 +192,7 @@ def pipelines_of(run: Run) -> list[Replicas]:
             groups.append(group)
         group.pipelines.append(pipeline)
         group.traits.update(traits)
-    return [Replicas(tuple(group.pipelines)) for group in groups]
+    return [ReplicaPipelines(tuple(group.pipelines)) for group in groups]
 
 
 _Traits = dict[tuple[int, ...], object]

@@ -9,7 +9,7 @@ from statistics import fmean, median, median_low
 from typing import NamedTuple
 
 from torchprof.analyze.report import kept_with_run
-from torchprof.ranks.pipeline import Action, OnePipeline, Order, Replicas, pipelines_of, stages_of
+from torchprof.ranks.pipeline import Action, OnePipeline, Order, ReplicaPipelines, pipelines_of, stages_of
 from torchprof.ranks.significance import stragglers
 from torchprof.run.run import Run
 
@@ -69,7 +69,7 @@ class Judged:
     - ``slow``: their slow stages; None if no bubble is known, or if no rank takes clearly longer than the others.
     """
 
-    replicas: Replicas
+    replicas: ReplicaPipelines
     bubbles: tuple[Bubble | str, ...]
     slow: SlowStages | None
 
@@ -94,7 +94,7 @@ def judged_pipelines(run: Run) -> list[Judged]:
     return judged
 
 
-def _used_a_device(run: Run, replicas: Replicas) -> bool:
+def _used_a_device(run: Run, replicas: ReplicaPipelines) -> bool:
     """Whether a rank used a device: one whose times were not recorded, or on which something ran."""
     ranks = {member.rank for member in replicas.members}
     return any(
@@ -221,7 +221,7 @@ def _needs(orders: Sequence[Order], stages: int) -> dict[Action, list[Action]] |
 # The slow stages
 
 
-def _slow_stages(replicas: Replicas, pipeline: OnePipeline) -> SlowStages | None:
+def _slow_stages(replicas: ReplicaPipelines, pipeline: OnePipeline) -> SlowStages | None:
     """The slow stages, if they are on at most half of the ranks. ``pipeline``: a complete one of the replicas.
 
     They take longer than the median of the other ranks by at least ``_SLOWER``, in the median microbatch (of two

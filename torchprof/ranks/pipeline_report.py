@@ -18,7 +18,7 @@ from torchprof.analyze.report import (
     time_cell,
 )
 from torchprof.analyze.sentences import warnings_below
-from torchprof.ranks.pipeline import OnePipeline, Replicas, StageTimes
+from torchprof.ranks.pipeline import OnePipeline, ReplicaPipelines, StageTimes
 from torchprof.ranks.pipeline_bubble import Bubble, Judged, SlowStages, judged_pipelines
 from torchprof.run.formats import (
     UNKNOWN,
@@ -64,7 +64,7 @@ def pipelines_in_short(run: Run) -> Iterator[str]:
             yield f"{_about_bubble(judged, of_schedule=True)}{slow}"
 
 
-def _what_it_is(replicas: Replicas) -> str:
+def _what_it_is(replicas: ReplicaPipelines) -> str:
     """The stages, the schedule and the ranks of pipelines that do the same."""
     first = replicas.first
     about = _schedule_of(replicas)
@@ -82,7 +82,7 @@ def _what_it_is(replicas: Replicas) -> str:
     return f"{len(ranks)} pipelines of {stages} ({about}): {'; '.join([*ranks[:_MOST_NAMED], *more])}."
 
 
-def _schedule_of(replicas: Replicas) -> str:
+def _schedule_of(replicas: ReplicaPipelines) -> str:
     """As in "8 microbatches, 1F1B"."""
     count = replicas.first.microbatches
     schedule = printable(replicas.first.members[0].schedule.removeprefix("Schedule"))
@@ -127,7 +127,7 @@ def _about_slow_stages(slow: SlowStages) -> str:
     )
 
 
-def _about_outliers(replicas: Replicas) -> Iterator[str]:
+def _about_outliers(replicas: ReplicaPipelines) -> Iterator[str]:
     """Microbatches that take several times as long as the others."""
     step_ns = median(ns for member in replicas.members for ns in member.step_ns)
     times_longer: defaultdict[int, dict[int, float]] = defaultdict(dict)  # how many times, by microbatch and stage
@@ -220,7 +220,7 @@ def section_of_replicas(run: Run, number: int, judged: Judged, limit: int = _ROW
     )
 
 
-def _table_of_stages(run: Run, number: int, replicas: Replicas) -> Section:
+def _table_of_stages(run: Run, number: int, replicas: ReplicaPipelines) -> Section:
     """A row for each stage, with the ranks that have it."""
     parts = [what for what in "IW" if any(what in times.by_what for times in replicas.times.values())]
     has_replicas = len(replicas.pipelines) > 1
@@ -297,7 +297,7 @@ def _table_of_pipelines(number: int, judged: Judged) -> Section:
     return stacked([ReportTable.of_cells(headings, rows).of("pipelines", pipeline=number), *sentences])
 
 
-def _table_of_microbatches(number: int, replicas: Replicas, limit: int) -> Section:
+def _table_of_microbatches(number: int, replicas: ReplicaPipelines, limit: int) -> Section:
     """A row for each microbatch, with its time in each stage. Of many, those that take longest."""
     stages = [*replicas.times.values()]
     shown = sorted(sorted(stages, key=lambda times: -times.microbatch_ns)[:_MOST_STAGES], key=lambda times: times.stage)
