@@ -255,8 +255,8 @@ def _kept_of_both(count: int, before: tuple[int, ...], more: int, after: tuple[i
     if it were always rounded the same way, the last of many short cycles would keep too many times, or none. Each
     addition uses another salt, or times that were kept for their small hash would be kept for it again.
 
-    Example with ``size`` 4: (0, 2, 5, 7) are kept of 8 times, and all 4 after them. The later ones are a third of the
-    whole, so they keep 4/3 times: 1, or 2 with a probability of 1/3. The result may be (0, 5, 7, 9).
+    With ``size`` 4, of 8 times of which (0, 2, 5, 7) are kept and of 4 more, all kept: the later ones are a third of
+    the whole, so they keep 4/3 times: 1, or 2 with a probability of 1/3. The result may be (0, 5, 7, 9).
     """
     earlier, later = before or range(count), [count + number for number in after or range(more)]
     whole = count + more

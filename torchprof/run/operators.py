@@ -168,11 +168,9 @@ _Name = tuple[FrameKind, str]
 
 
 class _OpsOfLayers:
-    """The ops of all layers so far, numbered. An op is on the level of its layer, or on that of the range around it.
-
-    The frames label "step" → op "aten::linear" → op "aten::addmm" of one layer make three ops: "step" on the level of
-    the layer, the other two on the level of "step".
-    """
+    """The ops of all layers so far, numbered. An op is on the level of its layer, or on that of the range around it: of
+    the frames label "step", op "aten::linear", op "aten::addmm", "step" is on the level of the layer, the others on
+    that of "step"."""
 
     def __init__(self) -> None:
         self.all: list[Op] = []

@@ -86,11 +86,8 @@ def _results(call: Callable[[_Item], _Result], items: Sequence[_Item], count: in
 
 def _outcomes(items: Iterable[Any], idle: list[Connection]) -> Iterator[tuple[Any, Exception | None]]:
     """The result of each item, in their order, or the error. ``idle``: the connections to the processes. Raises
-    TorchprofError if a process has ended.
-
-    With two processes, and a slow item 0: while one works on it, the other one does 1, 2 and 3. Then it has no more
-    work before the result of 0 is taken.
-    """
+    TorchprofError if a process has ended. With two processes and a slow item 0, one works on that while the other one
+    does 1, 2 and 3, but no more before the result of 0 is taken."""
     from multiprocessing.connection import wait
 
     count = len(idle)
