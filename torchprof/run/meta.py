@@ -207,16 +207,17 @@ class Meta:
 
 
 def sum_if_known(before: int | None, cycle: int | None) -> int | None:
+    """The sum of two figures; None if one of them is unknown."""
     return None if before is None or cycle is None else before + cycle
 
 
 def _unambiguous(regions: Sequence[CompiledRegion]) -> tuple[CompiledRegion, ...]:
     """Each region once. A name that stands for two different regions (torch.compile was reset) is left out: it is
     ambiguous."""
-    of_name: dict[str, set[CompiledRegion]] = {}
+    by_name: dict[str, set[CompiledRegion]] = {}
     for region in regions:
-        of_name.setdefault(region.name, set()).add(region)
-    return tuple(region for same in of_name.values() if len(same) == 1 for region in same)
+        by_name.setdefault(region.name, set()).add(region)
+    return tuple(region for same_name in by_name.values() if len(same_name) == 1 for region in same_name)
 
 
 def name_of_job() -> str:
@@ -237,7 +238,7 @@ class RunWarning:
       that had it, from 1 on, and how many runs were added.
     - ``ranks``: the ranks that it is of, in ``Run.warnings``; empty in ``Meta.warnings``.
 
-    A code of a newer torchprof has no sentence here: ``str()`` shows the code with its layers and facts.
+    A code of another torchprof may have no sentence here: ``str()`` shows the code with its layers and facts.
     """
 
     code: str
@@ -275,8 +276,8 @@ class RunWarning:
         facts = stored.get("facts", {})
         demand(isinstance(facts, dict), f"{facts!r:.80} instead of the facts of a warning")
         added = read_as(tuple[tuple[tuple[int, ...], int], ...], stored.get("added", []))
-        for numbers, of in added:
-            is_valid = numbers and [*numbers] == sorted({*numbers}) and numbers[0] >= 1 and numbers[-1] <= of
+        for numbers, count in added:
+            is_valid = numbers and [*numbers] == sorted({*numbers}) and numbers[0] >= 1 and numbers[-1] <= count
             demand(is_valid, f"the runs {added!r:.80}")
         layers = read_list(stored.get("layers", []))
         are_known = all(type(layer) is not int or 0 <= layer < len(names) for layer in layers)
@@ -293,6 +294,7 @@ class RunWarning:
 
 
 def _of_the_runs_added(added: tuple[Sequence[int], int]) -> str:
+    """The beginning of a sentence: which of the runs that were added it is about. ``added``: see ``RunWarning``."""
     numbers, count = added
     if len(numbers) == count:
         return f"Each of the {count} runs added: "

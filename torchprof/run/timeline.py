@@ -1,4 +1,4 @@
-"""What a run has over time: the peak of memory and the busy time of each device, the timeline, and the pipeline."""
+"""What a run has of each device and over time: the peak of memory, the busy time, the timeline; a rank's pipeline."""
 
 from __future__ import annotations
 
