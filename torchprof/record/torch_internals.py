@@ -121,49 +121,34 @@ _OF_MODULES: dict[str, dict[str, Use]] = {
 }
 INTERNALS = {f"{module}.{name}": use for module, uses in _OF_MODULES.items() for name, use in uses.items()}
 
-ATTRIBUTES: dict[str, Use] = {
-    # Of modules and their wrappers
-    "_modules": Use("the modules in a module"),
-    "_parameters": Use("the parameters of a module"),
-    "_buffers": Use("the buffers of a module"),
-    "_forward_hooks": Use("the hooks that split a layer over ranks"),
-    "_forward_pre_hooks": Use("the same"),
-    "_get_name": Use("a module's name in the pages of replaced profilers"),
-    "_orig_mod": Use("the module that torch.compile wrapped", "the wrapper is a layer"),
-    "_fsdp_wrapped_module": Use("the module that FSDP1 wrapped", "the wrapper is a layer"),
-    "_checkpoint_wrapped_module": Use("the module of a checkpoint", "the wrapper is a layer"),
-    "_packed_params": Use("that a layer is quantized", "its parameters are counted as 0"),
-    "_delay_all_reduce_all_params": Use("that a hook exchanges gradients", "they have no bucket"),
-    "_ty": Use("the class of a module of torch.export.unflatten", "it has torch's class", since="2.6"),
-    "_compiled_call_impl": Use("that it was compiled in place", "it is taken for one that was not"),
-    # Of tensors and operators
-    "_schema": Use("the arguments and results of an operator", "a registered formula is not used"),
-    "_version": Use("whether a parameter was written to"),
-    "_local_tensor": Use("the part of a DTensor on this rank", "the size of the whole is taken"),
-    "_opoverload": Use("the operator of a custom op", "it has no events in torch 2.15"),
-    "_pyobj_dispatcher": Use("whether an operator is called past the profiler", "the same", since="2.14"),
-    # Of meshes and groups
-    "_get_root_mesh": Use("the whole mesh of a job", "the mesh is that of the parameter", since="2.11"),
-    "_get_fsdp_state": Use("the parameters that FSDP2 gathers", "compiled code of them is unknown"),
-    "_fsdp_param_groups": Use("the same", "that of older versions is used", since="2.13"),
-    "_fsdp_param_group": Use("the same", "compiled code of them is unknown"),
-    "_unsharded_param": Use("the same", "compiled code of them is unknown"),
-    "_module_info": Use("the same", "compiled code of them is unknown"),
-    # Of pipelines
-    "_stage": Use("the stage of a schedule"),
-    "_stages": Use("the stages of a schedule"),
-    # Of compiled code
-    "_dynamo_source": Use("which module a compiled function took", "its layers are unknown"),
-    "_torchdynamo_disable": Use("that a forward is never compiled", "source lines are left out"),
-    "_torchdynamo_inline": Use("what torch.compile compiles instead", "labels are compiled"),
-    "_torchdynamo_orig_callable": Use("the class that a wrapper replaces", "it has its own name"),
-    "_compile_fx_inner": Use("the layers of compiled kernels", "compile_layers says so", since="2.6"),
-    "_fx_graph_cache_key": Use("the graph of a compiled kernel", "its layers are unknown"),
-    "source_code": Use("the layers of compiled code", "they are unknown", since="2.9"),
-    "inductor_post_grad_graph_str": Use("the work of compiled graphs", "it is not counted", since="2.9"),
-    "_inductor_triton_kernel_to_post_grad_node_info": Use("the same", "compile_layers says so", since="2.9"),
+_ATTRIBUTES = {
+    "the modules, tensors and hooks of a module": "_modules _parameters _buffers _forward_hooks _forward_pre_hooks",
+    "a module's name in the pages of replaced profilers": "_get_name",
+    "what a wrapper wraps, else it is a layer": "_orig_mod _fsdp_wrapped_module _checkpoint_wrapped_module",
+    "that a layer is quantized, else its parameters count as 0": "_packed_params",
+    "that a hook exchanges gradients, else they have no bucket": "_delay_all_reduce_all_params",
+    "the class of a module of torch.export.unflatten, else it has torch's class": "_ty",
+    "that a module was compiled in place, else it is taken for one that was not": "_compiled_call_impl",
+    "the arguments and results of an operator, else a registered formula is not used": "_schema",
+    "whether a parameter was written to": "_version",
+    "the part of a DTensor on this rank, else the size of the whole is taken": "_local_tensor",
+    "a custom op without a dispatcher, else it has no events in torch 2.15": "_opoverload _pyobj_dispatcher",
+    "the whole mesh of a job, else the mesh is that of the parameter": "_get_root_mesh",
+    "the parameters that FSDP2 gathers, else compiled code of them is unknown": (
+        "_get_fsdp_state _fsdp_param_groups _fsdp_param_group _unsharded_param _module_info"
+    ),
+    "the stages of a schedule": "_stage _stages",
+    "which module a compiled function took, else its layers are unknown": "_dynamo_source",
+    "that a forward is never compiled, else source lines are left out": "_torchdynamo_disable",
+    "what torch.compile compiles instead, else labels are compiled": "_torchdynamo_inline",
+    "the class that a wrapper replaces, else it has its own name": "_torchdynamo_orig_callable",
+    "the layers of compiled kernels, else they are unknown": (
+        "_compile_fx_inner _fx_graph_cache_key source_code _inductor_triton_kernel_to_post_grad_node_info"
+    ),
+    "the work of compiled graphs, else it is not counted": "inductor_post_grad_graph_str",
 }
-"""Attributes of objects that are at hand, by their names."""
+"""The attributes of objects that are at hand, by their purpose, and what happens without them."""
+ATTRIBUTES = frozenset(name for names in _ATTRIBUTES.values() for name in names.split())
 
 
 def optional(name: str, default: Any = None) -> Any:
