@@ -7,6 +7,7 @@ instance stay as they are, and calls of other modules pass through.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from torchprof.record.compiled.dynamo_code import has_code, unwrapped
 from torchprof.record.forwards import StandIn, never_compiled, on_class, on_hook, on_instance, refers_to_itself
 from torchprof.record.ranges import CollectionRanges, EngineRanges, PipelineRanges
 from torchprof.record.session import is_observed, record
-from torchprof.record.torch_internals import RecursionLimit, optional
+from torchprof.record.torch_internals import SharedChange, optional
 
 _is_traced: Callable[[], Any] = optional("torch._C._get_tracing_state", lambda: None)
 _PARALLEL = ("torch.distributed.tensor.", "torch.distributed._tensor.", "torch.distributed.fsdp._fully_shard.")
@@ -32,6 +33,7 @@ _PARALLEL = ("torch.distributed.tensor.", "torch.distributed._tensor.", "torch.d
 exchange inputs, outputs and parameters outside of forwards."""
 _STOP_RECOMPUTATION = "_StopRecomputationError"
 """The exception with which torch.utils.checkpoint stops a recomputation when backward has all tensors it needs."""
+_MOST_RECURSION = 2**31 - 1  # a C int
 _lock = RLock()
 """Locked while labels are attached or detached. Reentrant: a module may be freed meanwhile on the same thread."""
 _OfClass = dict[tuple[type, bool], tuple[list[StandIn], bool]]
@@ -164,6 +166,15 @@ class Label:
     @never_compiled
     def mark_of(self, error: BaseException) -> str:
         return STOPPED if type(error).__name__ == _STOP_RECOMPUTATION else RAISED
+
+
+class RecursionLimit(SharedChange):
+    """Python's recursion limit while labels are attached. One of four frames of a nested call is ours, and calls that
+    fitted into the limit before must still fit."""
+
+    def _make(self) -> None:
+        raised = min(2 * sys.getrecursionlimit(), _MOST_RECURSION)
+        self._set(sys.getrecursionlimit, sys.setrecursionlimit, raised)
 
 
 @dataclass(eq=False)

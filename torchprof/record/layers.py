@@ -84,7 +84,7 @@ def modules_at_paths(
 
 
 class _Parent(NamedTuple):
-    """A module with children: the number of its spot, the attribute of the module that it wraps, if it does, and whether
+    """A module with children: the number of its spot, the attribute of the module that it wraps, if any, and whether
     its children are ``compiled``."""
 
     number: int

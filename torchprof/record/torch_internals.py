@@ -1,22 +1,18 @@
-"""Everything of torch that torchprof uses although it is not public, in one list; and what changes the process while we
-record: functions of torch that are replaced.
+"""What torchprof uses of torch although it is not public, in one list; and how functions of torch are replaced while we
+record.
 
-``needed`` and ``optional`` look a part up. Some code asks an object or a module at hand instead, with ``getattr``: what
-it asks for is in the lists, too.
+``needed`` and ``optional`` look a part up. Some code asks an object or a module at hand instead, with ``getattr``: the
+attributes that it asks for are listed in ``test/record/test_torch_internals.py``.
 """
 
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar, NamedTuple
 from weakref import WeakSet
 
 from torchprof.errors import TorchprofError
-
-_MOST_RECURSION = 2**31 - 1  # a C int
 
 
 class Use(NamedTuple):
@@ -121,35 +117,6 @@ _OF_MODULES: dict[str, dict[str, Use]] = {
 }
 INTERNALS = {f"{module}.{name}": use for module, uses in _OF_MODULES.items() for name, use in uses.items()}
 
-_ATTRIBUTES = {
-    "the modules, tensors and hooks of a module": "_modules _parameters _buffers _forward_hooks _forward_pre_hooks",
-    "a module's name in the pages of replaced profilers": "_get_name",
-    "what a wrapper wraps, else it is a layer": "_orig_mod _fsdp_wrapped_module _checkpoint_wrapped_module",
-    "that a layer is quantized, else its parameters count as 0": "_packed_params",
-    "that a hook exchanges gradients, else they have no bucket": "_delay_all_reduce_all_params",
-    "the class of a module of torch.export.unflatten, else it has torch's class": "_ty",
-    "that a module was compiled in place, else it is taken for one that was not": "_compiled_call_impl",
-    "the arguments and results of an operator, else a registered formula is not used": "_schema",
-    "whether a parameter was written to": "_version",
-    "the part of a DTensor on this rank, else the size of the whole is taken": "_local_tensor",
-    "a custom op without a dispatcher, else it has no events in torch 2.15": "_opoverload _pyobj_dispatcher",
-    "the whole mesh of a job, else the mesh is that of the parameter": "_get_root_mesh",
-    "the parameters that FSDP2 gathers, else compiled code of them is unknown": (
-        "_get_fsdp_state _fsdp_param_groups _fsdp_param_group _unsharded_param _module_info"
-    ),
-    "the stages of a schedule": "_stage _stages",
-    "which module a compiled function took, else its layers are unknown": "_dynamo_source",
-    "that a forward is never compiled, else source lines are left out": "_torchdynamo_disable",
-    "what torch.compile compiles instead, else labels are compiled": "_torchdynamo_inline",
-    "the class that a wrapper replaces, else it has its own name": "_torchdynamo_orig_callable",
-    "the layers of compiled kernels, else they are unknown": (
-        "_compile_fx_inner _fx_graph_cache_key source_code _inductor_triton_kernel_to_post_grad_node_info"
-    ),
-    "the work of compiled graphs, else it is not counted": "inductor_post_grad_graph_str",
-}
-"""The attributes of objects that are at hand, by their purpose, and what happens without them."""
-ATTRIBUTES = frozenset(name for names in _ATTRIBUTES.values() for name in names.split())
-
 
 def optional(name: str, default: Any = None) -> Any:
     """A part of torch, by its name in ``INTERNALS``; ``default`` if this torch does not have it."""
@@ -230,31 +197,3 @@ def replaced(owner: Any, name: str, ours: Any) -> Callable[[], None]:
             setattr(owner, name, before)
 
     return restore
-
-
-class RecursionLimit(SharedChange):
-    """Python's recursion limit while labels are attached. One of four frames of a nested call is ours, and calls that
-    fitted into the limit before must still fit."""
-
-    def _make(self) -> None:
-        raised = min(2 * sys.getrecursionlimit(), _MOST_RECURSION)
-        self._set(sys.getrecursionlimit, sys.setrecursionlimit, raised)
-
-
-class CustomOps(SharedChange):
-    """All custom ops of the process pass through the dispatcher, as in older torch. Ops that are defined after ``on``
-    are not changed.
-
-    torch 2.15 calls a ``torch.library.custom_op`` without its dispatcher ("PyObject dispatch", pytorch#187949). torch's
-    profiler observes the dispatcher, so it would record only what the op calls: the op would have no row, and a FLOPs
-    formula that the user registered for it would not be used.
-    """
-
-    def on(self) -> None:
-        self._all_on.add(self)
-        known: Any = getattr(sys.modules.get("torch._library.custom_ops"), "OPDEFS", {})
-        for definition in list(known.values()):
-            op: Any = getattr(definition, "_opoverload", None)
-            if getattr(op, "_pyobj_dispatcher", None) is not None and hasattr(op, "_enable_pyobj_dispatch"):
-                op._enable_pyobj_dispatch(False)
-                self._undo.append(partial(op._enable_pyobj_dispatch, True))
