@@ -1,4 +1,4 @@
-"""What torch.compile has compiled in this process, when and why; what it is yet to compile; its names for modules."""
+"""What torch.compile will compile in this process, and what it has compiled, when and why; its names for modules."""
 
 from __future__ import annotations
 
@@ -20,19 +20,7 @@ from torchprof.run.meta import Compilation, CompiledRegion, RunWarning
 from torchprof.run.sentences import TOO_MUCH_FOR_STACKS
 from torchprof.run.words import BACKWARD, FORWARD
 
-_RESUME = re.compile(r"__resume_at_(\d+)_\d+")
-_BRANCH = "generic_jump "
-"""How torch begins its reason for a graph break at an ``if`` or a loop on the value of a tensor
-(``torch/_dynamo/symbolic_convert.py``)."""
-_ON_A_VALUE = """Data-dependent branching
-  Explanation: which code runs depends on the value of a tensor
-  Hint: Compute both branches, and select with `torch.where`; or use `torch.cond`."""
-_VERSION = re.compile(r"[!\d/]+: ")
-"""The version of a region that a reason is about; torch puts it first."""
-_ADDRESS = re.compile(r", \d{9,}")
-_CACHE_HITS = tuple(
-    f"{cache}_{place}_cache_hit_count" for cache in ("inductor_fx", "aotautograd") for place in ("local", "remote")
-)
+# Modules under torch.compile
 
 
 def awaiting_compilation(models: Iterable[nn.Module]) -> list[nn.Module]:
@@ -138,6 +126,15 @@ class StackWarning:
 
 # Compiled code
 
+_RESUME = re.compile(r"__resume_at_(\d+)_\d+")
+"""The function that a compiled one calls after a graph break, with the offset at which it continues."""
+_BRANCH = "generic_jump "
+"""How torch begins its reason for a graph break at an ``if`` or a loop on the value of a tensor
+(``torch/_dynamo/symbolic_convert.py``)."""
+_ON_A_VALUE = """Data-dependent branching
+  Explanation: which code runs depends on the value of a tensor
+  Hint: Compute both branches, and select with `torch.where`; or use `torch.cond`."""
+
 
 def compiled_regions() -> tuple[CompiledRegion, ...]:
     """All code that torch.compile has compiled in this process and still has; empty if this torch does not give it."""
@@ -194,6 +191,13 @@ def _reason_and_hint(message: str) -> tuple[str, str]:
 
 
 # Compilations
+
+_VERSION = re.compile(r"[!\d/]+: ")
+"""The version of a region that a reason is about; torch puts it first."""
+_ADDRESS = re.compile(r", \d{9,}")
+_CACHE_HITS = tuple(
+    f"{cache}_{place}_cache_hit_count" for cache in ("inductor_fx", "aotautograd") for place in ("local", "remote")
+)
 
 
 def compilations(step_starts: Sequence[int]) -> tuple[Compilation, ...]:

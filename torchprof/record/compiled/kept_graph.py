@@ -26,11 +26,7 @@ from torchprof.record.compiled.dynamo_code import TakenTensor
 
 _FROZEN = re.compile(r"(\w+): \"[^\"]*\" = self\.(_frozen_param\d+)")
 """The line of a tensor that is a part of the graph, with ``torch._inductor.config.freezing``: its node, its name."""
-_LIBRARY = re.compile(r"(inductor_)?extern_kernels\.\w+|(torch\.ops\.)?aten\.\w+(\.\w+)?|torch\.ops\.\w+\.\w+\.\w+")
-"""The calls of libraries."""
 _BUFFER = re.compile(r"buf(\d+)")
-_HAVE_EVENTS = ("RAIIAtenRecordFunctionHandle", "@triton")
-"""What the source of a generated kernel with an event contains: C++ that opens a range, or Triton."""
 TANGENTS = "tangents_"
 """The prefix of the inputs of a backward graph that are gradients of the outputs of the forward."""
 
@@ -187,6 +183,11 @@ class NotedCalls:
 
 
 # Reading a source
+
+_LIBRARY = re.compile(r"(inductor_)?extern_kernels\.\w+|(torch\.ops\.)?aten\.\w+(\.\w+)?|torch\.ops\.\w+\.\w+\.\w+")
+"""The calls of libraries."""
+_HAVE_EVENTS = ("RAIIAtenRecordFunctionHandle", "@triton")
+"""What the source of a generated kernel with an event contains: C++ that opens a range, or Triton."""
 
 
 def plain_kernel_name(kernel: str) -> str:
