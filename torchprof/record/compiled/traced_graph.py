@@ -220,16 +220,12 @@ class TracedGraph:
         """The kernels so far. The nodes of those that only prepare the inputs of a library op are that op's."""
         return tuple(
             CompiledKernel(
-                kernel.name,
-                tuple(self._from_self(owner) for work in kernel.works for owner in work.owners) or (None,),
-                self._is_backward and bool(kernel.works) and all(work.recomputes for work in kernel.works),
-                tuple(
-                    work.node
-                    for work in kernel.works
-                    if work.node in kernel.made_for or work.node not in self._of_library
-                ),
+                name,
+                tuple(self._from_self(owner) for work in works for owner in work.owners) or (None,),
+                self._is_backward and bool(works) and all(work.recomputes for work in works),
+                tuple(work.node for work in works if work.node in made_for or work.node not in self._of_library),
             )
-            for kernel in self.written
+            for name, made_for, works in self.written
         )
 
     def _from_self(self, owner: Owner | None) -> Owner | None:
