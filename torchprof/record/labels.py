@@ -249,24 +249,27 @@ class Labels:
     def _joined(self, target: Target, module: nn.Module, of_class: _OfClass) -> list[StandIn]:
         """The stand-ins that the calls of a module go through; missing ones are put in place."""
         stand_ins = []
-        for stand_in in self._places(target, module, of_class):
+        for stand_in in self._stand_ins_for(target, module, of_class):
             stand_in.join(self)
             self._stand_ins[id(stand_in)] = stand_in
             stand_ins.append(stand_in)
         return stand_ins
 
-    def _places(self, target: Target, module: nn.Module, of_class: _OfClass) -> Iterator[StandIn]:
+    def _stand_ins_for(self, target: Target, module: nn.Module, of_class: _OfClass) -> Iterator[StandIn]:
+        """Those for its hooks that exchange tensors between ranks, then the one for its forward."""
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
-            exchanging = [key for key, hook in hooks.items() if getattr(hook, "__module__", "").startswith(_PARALLEL)]
-            for key in exchanging:
-                yield on_hook(hooks, key)
+            exchanging = [
+                number for number, hook in hooks.items() if getattr(hook, "__module__", "").startswith(_PARALLEL)
+            ]
+            for number in exchanging:
+                yield on_hook(hooks, number)
         own = "_compiled_call_impl" if getattr(module, "_compiled_call_impl", None) is not None else "forward"
         if own in module.__dict__ or isinstance(module, torch.jit.ScriptModule):
             yield on_instance(module, own)
             return
-        kind = type(module), target.inlined
-        if kind in of_class:
-            stand_ins, is_unlabelled = of_class[kind]
+        key = type(module), target.inlined
+        if key in of_class:
+            stand_ins, is_unlabelled = of_class[key]
             self.unlabelled += [target.label] * is_unlabelled
             yield from stand_ins
         else:
@@ -274,7 +277,7 @@ class Labels:
             for stand_in in self._on_classes(target, module):
                 stand_ins.append(stand_in)
                 yield stand_in
-            of_class[kind] = stand_ins, len(self.unlabelled) > before
+            of_class[key] = stand_ins, len(self.unlabelled) > before
         if getattr(module, "gradient_checkpointing", False):  # of transformers
             for stand_in in stand_ins:
                 stand_in.label_in_backward()

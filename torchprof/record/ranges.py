@@ -122,6 +122,7 @@ class Reopened:
 
 
 def _add_open(opened: Any) -> None:
+    """A range that was entered is open, as the innermost of this thread."""
     if threading.get_ident() not in SplitRanges._splitting:
         key = threading.get_ident(), id(opened)
         SplitRanges._open.pop(key, None)  # it may be open already: a decorated function that calls itself
@@ -170,8 +171,8 @@ class PipelineRanges(SharedChange):
 
 
 def _with_range(function: Any, label_of: Callable[..., str | None]) -> Any:
-    """A function in a range. ``label_of`` gets the arguments of a call; None, or an error, as if a newer torch calls it
-    in another way: the call has no range."""
+    """A function whose calls are ranges. ``label_of`` gets the arguments of a call. A call has no range if the result
+    is None, or if there is an error, because a newer torch calls the function in another way."""
 
     def in_a_range(*args: Any, **kwargs: Any) -> Any:
         label = None

@@ -199,13 +199,14 @@ class SessionColumns:
         )
 
     def _find_launches(self) -> None:
-        """Set the IDs by which kernels find the ops that launched them, and the threads on which the rest counts::
+        """Set the IDs by which kernels find the ops that launched them. A call of the device's runtime counts on the
+        thread of its op, overhead on that of the op that it interrupts::
 
-        event                                   ID    of op      becomes
-        aten::mm, an op                          7        0      7: kernels name it as their launcher
-        cudaLaunchKernel, called in aten::mm    31        7      0, on the thread of aten::mm
-        cudaGraphLaunch, outside of all ops     32        0      -32: an op may have the ID 32
-        overhead, in the op or range 7           7        0      0: it launches nothing
+            event                                   ID    of op      becomes
+            aten::mm, an op                          7        0      7: kernels name it as their launcher
+            cudaLaunchKernel, called in aten::mm    31        7      0, on the thread of aten::mm
+            cudaGraphLaunch, outside of all ops     32        0      -32: an op may have the ID 32
+            overhead, in the op or range 7           7        0      0: it launches nothing
         """
         events = self._events
         raws, names, names_of, scopes = events.all, events.names, events.names_of, events.scopes

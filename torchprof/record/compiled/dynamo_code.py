@@ -243,13 +243,14 @@ def _compilations_of(metrics: Sequence[Any], step_starts: Sequence[int]) -> Iter
 
 
 def _durations(metric: Any, is_forward: bool) -> dict[str, Any]:
-    """How long a compilation and its parts took. Each of torch's times contains the next ones, if it has them::
+    """How long a compilation and its parts took, from torch's times. Each of these contains the next ones, if torch has
+    them; a backward is all of its backend::
 
-    the frame            |-- ns ------------------------------------------|
-    its backend                      |------------------------------------|
-    Inductor                                       |----------------------|
-    Triton and C++                                               |--------|
-                         | tracing_ns | autograd_ns | lowering_ns | kernels_ns
+        frame               |----------------------- ns ----------------------|
+        backend                          |------------------------------------|
+        Inductor                                       |----------------------|
+        Triton and C++                                               |--------|
+                            | tracing_ns | autograd_ns | lowering_ns | kernels_ns
     """
     in_inductor = _ns(metric, "inductor_compile_time_s", 1e9)
     frame = _ns(metric, "entire_frame_compile_time_s", 1e9) or _ns(metric, "duration_us", 1e3) or in_inductor

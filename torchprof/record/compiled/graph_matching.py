@@ -99,10 +99,11 @@ def _paired_by_inputs(
 
 
 def saves_for(forward: GraphText, backward: GraphText) -> bool:
-    """Whether a backward takes what a forward returns last, and returns gradients of its inputs, by types and sizes::
+    """Whether a backward may be that of a forward: it takes what the forward returns last, and returns a gradient for
+    each input of the forward, with the same types and sizes::
 
-    def forward(primals_1, primals_2): …  return (mm, primals_1, relu)
-    def backward(primals_1, relu, tangents_1): …  return (gradient of primals_1, gradient of primals_2)
+        def forward(primals_1, primals_2): …  return (mm, primals_1, relu)
+        def backward(primals_1, relu, tangents_1): …  return (gradient of primals_1, gradient of primals_2)
     """
     saved = [(name, value) for name, value in backward.inputs.items() if not name.startswith(TANGENTS)]
     saved.sort(key=lambda pair: not isinstance(pair[1], GraphTensor))  # a forward returns numbers last
