@@ -258,11 +258,9 @@ class Labels:
     def _stand_ins_for(self, target: Target, module: nn.Module, of_class: _OfClass) -> Iterator[StandIn]:
         """Those for its hooks that exchange tensors between ranks, then the one for its forward."""
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
-            exchanging = [
-                number for number, hook in hooks.items() if getattr(hook, "__module__", "").startswith(_PARALLEL)
-            ]
-            for number in exchanging:
-                yield on_hook(hooks, number)
+            for number, hook in [*hooks.items()]:
+                if getattr(hook, "__module__", "").startswith(_PARALLEL):
+                    yield on_hook(hooks, number)
         own = "_compiled_call_impl" if getattr(module, "_compiled_call_impl", None) is not None else "forward"
         if own in module.__dict__ or isinstance(module, torch.jit.ScriptModule):
             yield on_instance(module, own)

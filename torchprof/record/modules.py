@@ -1,5 +1,5 @@
-"""The modules of a model by path, and the arguments they are called with; copies of models without data; the tensors of
-modules: who owns one, whether it changes, which gradients DistributedDataParallel exchanges."""
+"""Modules of models: their paths and names, and what users give for them; copies without data; and the tensors of
+modules: which modules have one, and which gradients DistributedDataParallel exchanges."""
 
 from __future__ import annotations
 

@@ -100,8 +100,14 @@ class GraphFlow:
         self.calls = {node.name: node for node in self.node_of.values()}
         base_of = _bases(self.text)
         self.of_gradients = _needing_gradients(self.text, base_of)
-        self.made_of = _made_of_parameters(self, forward)
-        self._gradients = {} if forward is None else _gradients_computed(forward, self.text, _terms(self, base_of))
+        known = {name: frozenset([name]) for name in graph.roots}
+        if forward is not None:
+            known = {name: forward.made_of[name] for name in self.text.inputs if name in forward.made_of}
+        self.made_of: Mapping[str, _Parameters] = _made_of_parameters(self.text, self.calls, known)
+        self._gradients: Mapping[str, Set[str]] = {}
+        if forward is not None:
+            terms = _terms(self.text, self.calls, self.made_of, base_of)
+            self._gradients = _gradients_computed(forward, self.text, terms)
         self._own = self._own_work()
         # What a backward computes again of the forward does not tell where the gradients after it are computed.
         reads_of = {
@@ -168,22 +174,22 @@ class _Work(NamedTuple):
 _NO_WORK = _Work(-1, frozenset())
 
 
-def _made_of_parameters(flow: GraphFlow, forward: GraphFlow | None) -> Mapping[str, _Parameters]:
-    """The values that are computed of parameters alone, without calls of libraries, and the parameters. In a backward,
-    what the forward saved is made of the same as there::
+def _made_of_parameters(
+    text: GraphText, calls: Mapping[str, GraphNode], known: Mapping[str, _Parameters]
+) -> Mapping[str, _Parameters]:
+    """The values that are computed of parameters alone, without calls of libraries. ``known``: such inputs, which are
+    parameters or what the forward saved; and parameters that are a part of the graph::
 
         cat = aten.cat([w1, w2])      {w1, w2}
         mul = aten.mul(cat, 2)        {w1, w2}
         add = aten.add(mul, x)        –
     """
-    made_of = {name: frozenset([name]) for name in (flow.roots if forward is None else ())}
-    for name, value in flow.text.inputs.items():
+    made_of = dict(known)
+    for name, value in text.inputs.items():
         if not isinstance(value, GraphTensor):
             made_of[name] = frozenset()
-        elif forward is not None and name in forward.made_of:
-            made_of[name] = forward.made_of[name]
-    for name, node in flow.text.nodes.items():
-        if name not in flow.calls and name not in made_of and all(read in made_of for read in node.reads):
+    for name, node in text.nodes.items():
+        if name not in calls and name not in made_of and all(read in made_of for read in node.reads):
             made_of[name] = frozenset().union(*(made_of[read] for read in node.reads))
     return made_of
 
@@ -213,7 +219,9 @@ _KEEP_GRADIENTS |= {"prims::convert_element_type", "prims::inductor_force_stride
 """Operators after which the gradient of a parameter is still one: in another type or layout, in a sum, scaled."""
 
 
-def _terms(flow: GraphFlow, base_of: Mapping[str, str]) -> Mapping[str, Set[str]]:
+def _terms(
+    text: GraphText, calls: Mapping[str, GraphNode], made_of: Mapping[str, _Parameters], base_of: Mapping[str, str]
+) -> Mapping[str, Set[str]]:
     """The calls of libraries whose results a value is the sum of. Of a value that is anything else, such as the product
     of a result, there are none::
 
@@ -224,13 +232,13 @@ def _terms(flow: GraphFlow, base_of: Mapping[str, str]) -> Mapping[str, Set[str]
         relu = aten.relu(t)                   –
     """
     terms: dict[str, Set[str]] = {}
-    for name, node in flow.text.nodes.items():
-        if name in flow.calls:  # a product may add its first argument: the sum of two gradients
+    for name, node in text.nodes.items():
+        if name in calls:  # a product may add its first argument: the sum of two gradients
             added = [base_of[name] for name in node.given[:1] if node.operator in PRODUCTS_AND_SUMS]
             terms[name] = {name}.union(*(terms.get(base, ()) for base in added))
             continue
         of_calls = [terms[read] for read in node.reads if read in terms]
-        is_of_calls_alone = all(read in terms or read in flow.made_of for read in node.reads)
+        is_of_calls_alone = all(read in terms or read in made_of for read in node.reads)
         is_sum = node.operator == "aten::add"  # a gradient in a sum of gradients is one, too
         if of_calls and (node.operator in _KEEP_GRADIENTS or not node.is_call) and (is_sum or is_of_calls_alone):
             terms[name] = set().union(*of_calls)
