@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from examples.models import MLP, Bert, LeNet5
 from torchprof import Profile, Run
-from torchprof.record.compiled.dynamo_code import Taken
+from torchprof.record.compiled.dynamo_code import TakenTensor
 from torchprof.record.compiled.graph_flow import GraphFlow, kernels_by_parameters
 from torchprof.record.compiled.kept_graph import KeptGraph, NotedCalls
 from torchprof.run.words import (
@@ -436,7 +436,7 @@ def call(args):
 """
 
 
-TAKEN = (Taken(0, "first", ()), Taken(1, "second", ()))  # primals_1 and primals_2
+TAKEN = (TakenTensor(0, "first", ()), TakenTensor(1, "second", ()))  # primals_1 and primals_2
 
 
 def matches(text: str = "", source: str = "") -> list[tuple[set[str], bool] | None]:

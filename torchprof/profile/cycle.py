@@ -26,7 +26,7 @@ from torchprof.record.labels import Labels, Target, label_of
 from torchprof.record.plan import Plan
 from torchprof.record.python_lines import Sampler
 from torchprof.record.session import Session, is_profiled
-from torchprof.record.this_process import Job, held_now, this_job, this_process
+from torchprof.record.this_process import Job, live_memory, this_job, this_process
 from torchprof.run.layers import Layer
 from torchprof.run.meta import RunWarning
 from torchprof.run.run import Run
@@ -88,7 +88,7 @@ class Cycle:
         setup = self._setup
         try:
             if setup.asked.profile_memory:
-                self._start_memory = held_now(setup.plan.models, watch=True)
+                self._start_memory = live_memory(setup.plan.models, watch=True)
             if setup.samples_python:
                 self._sampler = Sampler(get_ident())
             self._called.on()
@@ -125,7 +125,7 @@ class Cycle:
             "under_compile": forwards_under_compile(setup.plan.under_compile),
         }
         if setup.asked.profile_memory:
-            self._end_memory = held_now(setup.plan.models)
+            self._end_memory = live_memory(setup.plan.models)
 
     def look_at_job(self) -> None:
         """Note which rank of which job this is: a process group may be made or destroyed while we record."""

@@ -30,9 +30,9 @@ from torchprof.record.compiled.dynamo_code import compiled_regions
 from torchprof.record.labels import Labels
 from torchprof.record.modules import checked_models
 from torchprof.record.plan import Plan
+from torchprof.record.session import CustomOps
 from torchprof.record.session_events import SessionEvents, ended_session
-from torchprof.record.this_process import held_now, this_job, this_process
-from torchprof.record.torch_internals import CustomOps
+from torchprof.record.this_process import live_memory, this_job, this_process
 from torchprof.run.formats import ranks_in_words
 from torchprof.run.merge import merge
 from torchprof.run.run import Run, output
@@ -106,7 +106,7 @@ def from_profiler(profiler: Any, model: nn.Module | Sequence[nn.Module], *, path
         plan.layers(),
         this_process(job),
         seen,
-        end=held_now(plan.models) if asked.profile_memory else NOT_MEASURED,
+        end=live_memory(plan.models) if asked.profile_memory else NOT_MEASURED,
         group=job.group,
         regions=compiled_regions(),
     )
