@@ -129,6 +129,11 @@ class Observations:
         self.unmatched += cycle.unmatched
         self.uncertain += cycle.uncertain
 
+    def copy_labels(self, total: Observations, unobserved_before: Counter[int]) -> None:
+        """Copy what the observations of all cycles say of labels; of the calls, those since ``unobserved_before``."""
+        self.unobserved = total.unobserved - unobserved_before
+        self.unlabelled, self.added, self.removed = total.unlabelled, total.added, total.removed
+
 
 class EventSource(Protocol):
     """The source of events: a session of ours, a ``torch.profiler.profile``, or a trace file.
