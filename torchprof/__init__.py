@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from torchprof.profile.benchmark import benchmark
     from torchprof.profile.flops import flops
     from torchprof.profile.profile import Profile
-    from torchprof.profile.torch_profiler import annotate, from_profiler, log_stragglers, tensorboard_trace_handler
+    from torchprof.profile.torch_profiler import annotate, from_profiler
+    from torchprof.profile.trace_ready import log_stragglers, tensorboard_trace_handler
     from torchprof.record.peak import peak
     from torchprof.run.merge import merge
     from torchprof.run.run import Run
@@ -58,7 +59,8 @@ _FILES = {
     "profile.benchmark": "benchmark",
     "profile.flops": "flops",
     "profile.profile": "Profile",
-    "profile.torch_profiler": "annotate from_profiler log_stragglers tensorboard_trace_handler",
+    "profile.torch_profiler": "annotate from_profiler",
+    "profile.trace_ready": "log_stragglers tensorboard_trace_handler",
     "record.peak": "peak",
     "run.merge": "merge",
     "run.run": "Run",

@@ -202,7 +202,7 @@ def _python_table(script: Script, ending: Ending) -> str:
     """Run the script under cProfile. Returns the table of its functions, without those of torch."""
     import torch
 
-    from torchprof.profile.script import profile_python
+    from torchprof.profile.python_functions import profile_python
 
     if ending.signal is not None:
         return "Not run: the first run was interrupted."
