@@ -86,7 +86,7 @@ def of_so_many(ranks: int) -> list[str]:
 
     from torchprof import merge
     from torchprof.profile.gather import RunsInStore
-    from torchprof.profile.sigterm import DelayedSigterm
+    from torchprof.profile.signals import DelayedSigterm
     from torchprof.ranks.sentences import chosen_ranks
 
     runs = [*recorded(ranks)]

@@ -1,21 +1,17 @@
-"""Options that several commands share. Each is declared here once, together with its check. And the parser of the
-command line."""
+"""Options that several commands share. Each is declared here once, together with its check."""
 
 from __future__ import annotations
 
 import argparse
 import os
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
-from shutil import get_terminal_size
-from textwrap import wrap
 from typing import Any, TypeAlias
 
-from torchprof.analyze.report import OPTIONS, QUESTIONS
+from torchprof.analyze.report import OPTIONS
 from torchprof.cli.models import SPECS
 from torchprof.errors import TorchprofError, suggest
-from torchprof.reports import PARQUET_RUN, Reported, format_of, known, options_of
+from torchprof.reports import PARQUET_RUN, Reported, format_of, options_of
 from torchprof.run.file import check_pyarrow
 from torchprof.run.formats import Unit, parse_amount
 from torchprof.run.saved import make_room, names_job_folder
@@ -216,85 +212,3 @@ def _check_file(file: str, of: Reported, rank: int, world_size: int, job: str) -
 def wants_timeline(arguments: argparse.Namespace) -> bool:
     """Whether one of the files to write needs a timeline."""
     return any(format_of(file) in ("chrome-trace", "html") for file in arguments.output)
-
-
-# The parser of the command line
-
-_HEADER = """\
-Which layer of a PyTorch model takes the time, the memory and the FLOPs?
-
-Record a run
-  torchprof profile net.py:Net --input 8,64   a model on random inputs
-  torchprof run train.py                      a whole script, unchanged
-  torchprof flops net.py:Net --input 8,64     parameters, MACs and FLOPs from shapes alone
-"""
-_COMMANDS = {
-    "time": "torchprof show run.json                     the answer first; also of a trace of torch.profiler",
-    "why": "torchprof show run.json",
-    "fit": "torchprof show run.json                     of a run that was recorded with --memory",
-    "changed": "torchprof compare before.json after.json    with limits for CI: --fail-if",
-    "waits": "torchprof show rank*.json                   the ranks of a job, compared",
-}
-"""For each question a command that answers it, by the keys of ``QUESTIONS``."""
-_REPORTS = "    --report NAME                             "
-_FOOTER = """\
-More
-  torchprof COMMAND --help                    all options and examples of a command
-  torchprof show run.json -o report.html      the run as a page, a table, a flame graph, a timeline
-  torchprof show run.json --json              a report as data
-
-Exit codes
-  0    success
-  1    the model failed, or a limit of `compare --fail-if` is exceeded
-  2    bad input, or a file could not be written
-  130  Ctrl-C
-  `torchprof run` ends as its script ends: with its exit code, or by the signal that ended it.
-"""
-
-
-class MainParser(argparse.ArgumentParser):
-    """The parser of ``torchprof``, whose help is ordered by questions. ``commands`` adds a command, whose help keeps
-    the line breaks of its epilog."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(usage="torchprof COMMAND ...", **options)
-        parser: Any = partial(argparse.ArgumentParser, formatter_class=argparse.RawDescriptionHelpFormatter)
-        self.commands: Any = self.add_subparsers(
-            required=True, dest="subcommand", metavar="COMMAND", parser_class=parser, prog="torchprof"
-        )
-
-    def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """The parsed arguments. Bad input ends the process with exit code 2, as ``argparse`` does; the error for an
-        unknown option names similar ones."""
-        command = next((word for word in words if not word.startswith("-")), None)
-        if not words:
-            self.error("a command is missing: torchprof --help shows them")
-        if command is not None and command not in self.commands.choices:
-            self.error(f"there is no command {command!r}. {suggest(command, self.commands.choices, every=True)}")
-        arguments, unknown = self.parse_known_args(words)
-        parser = self.commands.choices[arguments.subcommand]
-        options = [option for option in parser._option_string_actions if option.startswith("--")]
-        for word in unknown:
-            if word.startswith("-"):
-                name = word.partition("=")[0]
-                parser.error(f"there is no option {name}. {suggest(name, options, limit=1)}")
-        if unknown:
-            parser.error(f"too many arguments: {' '.join(unknown)}")
-        return arguments
-
-    def format_help(self) -> str:
-        """The commands and the reports, below the questions that they answer."""
-        reports = known()
-        sections = [self.format_usage(), _HEADER]
-        for key, command in _COMMANDS.items():
-            names = sorted(name for name, report in reports.items() if report.answers == key)
-            lines = [QUESTIONS[key], f"  {command}"]
-            if names:
-                lines += wrap(
-                    ", ".join(names),
-                    width=max(get_terminal_size().columns, 2 * len(_REPORTS)),
-                    initial_indent=_REPORTS,
-                    subsequent_indent=" " * len(_REPORTS),
-                )
-            sections.append("\n".join([*lines, ""]))
-        return "\n".join([*sections, _FOOTER])

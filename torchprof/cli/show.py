@@ -62,12 +62,6 @@ examples:
   torchprof show job/ --rank 3
 """
 
-_WORTH_PROCESSES = 2**24  # bytes of saved runs, which take a second to read
-_MOST_OF_USE = 4  # processes that read saved runs: one process merges them, which takes a third of the time
-MOST_RANKS = 256
-"""How many ranks are loaded at most, if ``--rank`` does not say which."""
-_NOT_WHILE_WRITING = (*TABLE_OPTIONS, *REPORT_OPTIONS, "report", "summary", "json", "rank", "add_cycles")
-
 
 def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
@@ -111,11 +105,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.jobs == 0:
         raise TorchprofError("--jobs is at least 1.")
     if folder:
-        for run in runs_of(files_of(arguments.files), arguments, one_by_one=True):
-            run.save(folder)
-            del run  # before the next one is loaded
-        count = len(torchprof.open_job(folder).ranks)
-        print(f"Written: {folder} has {count} rank{'s' if count > 1 else ''} now.", file=sys.stderr)
+        _write_job(folder, arguments)
         return 0
     job, names, is_trace = read_job(arguments), arguments.files, False
     if job is None:
@@ -134,6 +124,12 @@ def execute(arguments: argparse.Namespace) -> int:
         lambda: print_all(run, arguments, names, of_ranks, is_trace=is_trace),
     )
     return code
+
+
+# The files: saved runs and traces
+
+_WORTH_PROCESSES = 2**24  # bytes of saved runs, which take a second to read
+_MOST_PROCESSES = 4  # that read saved runs: one process merges them, which takes a third of the time
 
 
 class Files(NamedTuple):
@@ -231,7 +227,7 @@ def _run_or_error(read: Callable[[str], torchprof.Run], file: str) -> torchprof.
 
 def processes_for_runs(arguments: argparse.Namespace) -> int:
     """How many processes read many saved runs: ``--jobs``, or one for each CPU, but no more than are of use."""
-    return arguments.jobs or min(_MOST_OF_USE, usable_cpus())
+    return arguments.jobs or min(_MOST_PROCESSES, usable_cpus())
 
 
 def _read_traces(files: Sequence[str], model: torch.nn.Module | None, arguments: argparse.Namespace) -> torchprof.Run:
@@ -253,6 +249,11 @@ def _read_traces(files: Sequence[str], model: torch.nn.Module | None, arguments:
 
 # Jobs: of many ranks, in a job folder or in files, all are compared, and only some are loaded
 
+MOST_RANKS = 256
+"""How many ranks are loaded at most, if ``--rank`` does not say which."""
+_NOT_WHILE_WRITING = (*TABLE_OPTIONS, *REPORT_OPTIONS, "report", "summary", "json", "rank", "add_cycles")
+"""The options that contradict writing a job folder, as attributes of the parsed arguments."""
+
 
 def job_to_write(arguments: argparse.Namespace) -> str:
     """The job folder among the outputs, "" if there is none. Raises TorchprofError if anything else is to be done."""
@@ -268,6 +269,14 @@ def job_to_write(arguments: argparse.Namespace) -> str:
             "writes other files."
         )
     return folder
+
+
+def _write_job(folder: str, arguments: argparse.Namespace) -> None:
+    for run in runs_of(files_of(arguments.files), arguments, one_by_one=True):
+        run.save(folder)
+        del run  # before the next one is loaded
+    count = len(torchprof.open_job(folder).ranks)
+    print(f"Written: {folder} has {count} rank{'s' if count > 1 else ''} now.", file=sys.stderr)
 
 
 class JobRun(NamedTuple):
@@ -315,18 +324,17 @@ def read_many(files: Files, arguments: argparse.Namespace) -> JobRun | None:
     model_of(arguments, has_traces=False)  # raises if there is one
     file_of: dict[int, str] = {}
 
-    def compared() -> Iterator[torchprof.Run]:
+    def to_compare() -> Iterator[torchprof.Run]:
         for file, run in saved_runs(files, arguments, load_to_compare):
             file_of.update((meta.rank, file) for meta in run.metas)
             yield run
 
-    comparison = torchprof.merge(compared())
+    comparison = torchprof.merge(to_compare())
     ranks = chosen_ranks(comparison) if arguments.rank is None else [comparison.of_rank(arguments.rank).meta.rank]
-    chosen = files._replace(saved=[*dict.fromkeys(file_of[rank] for rank in ranks)])
-    runs = saved_runs(chosen, arguments, torchprof.load)
+    files_of_ranks = files._replace(saved=[*dict.fromkeys(file_of[rank] for rank in ranks)])
     run = torchprof.merge(
         of_rank
-        for _, run in runs
+        for _, run in saved_runs(files_of_ranks, arguments, torchprof.load)
         for of_rank in run.of_ranks(sorted({*ranks}.intersection(meta.rank for meta in run.metas)))
     )
     if arguments.rank is not None:

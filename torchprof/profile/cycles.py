@@ -13,7 +13,7 @@ from torchprof.measure.assemble import with_warnings
 from torchprof.measure.recording import CycleEnd, Observations
 from torchprof.measure.warnings import about_buckets
 from torchprof.profile.cycle import Cycle, Setup
-from torchprof.profile.sigterm import DelayedSignals
+from torchprof.profile.signals import DelayedSignals
 from torchprof.record.compiled.dynamo_code import about_left_out_stacks, awaiting_compilation
 from torchprof.record.labels import Labels
 from torchprof.record.ranges import SplitRanges

@@ -26,7 +26,7 @@ from torchprof.profile.arguments import AUTO, action_of, checked_device, checked
 from torchprof.profile.cycle import Setup, label_ns
 from torchprof.profile.cycles import ScheduledCycles
 from torchprof.profile.gather import gather
-from torchprof.profile.sigterm import DelayedSignals, DelayedSigterm, uninterrupted
+from torchprof.profile.signals import DelayedSignals, DelayedSigterm, uninterrupted
 from torchprof.record.compiled.inductor import Provenance
 from torchprof.record.labels import Labels
 from torchprof.record.modules import Trace, checked_models

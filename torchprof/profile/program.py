@@ -20,7 +20,7 @@ from torchprof.measure.recording import CycleEnd, Options
 from torchprof.profile.arguments import check_count
 from torchprof.profile.cycle import Cycle, Setup
 from torchprof.profile.cycles import Cycles
-from torchprof.profile.sigterm import DelayedSignals, uninterrupted
+from torchprof.profile.signals import DelayedSignals, uninterrupted
 from torchprof.record.compiled.inductor import Provenance
 from torchprof.record.forwards import OutermostCalls, backward_task
 from torchprof.record.labels import Labels

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, cast
 
 from torchprof.profile.script import Script, die_by, flush
-from torchprof.profile.sigterm import SigtermAsError, Terminated
+from torchprof.profile.signals import SigtermAsError, Terminated
 from torchprof.record.python_lines import OUR_FILES
 
 _TAIL_BYTES = 4000  # of stderr

@@ -1,7 +1,7 @@
 """Run a Python program as ``python`` would, inside a context manager of ours.
 
 The program sees its own ``__main__``, ``sys.argv`` and ``sys.path``, as with ``python script.py``. An error ends it
-with a traceback and an exit code; Ctrl-C and SIGTERM end it by the signal.
+with a traceback and an exit code; Ctrl-C and SIGTERM end it by the signal. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pkgutil import get_importer
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn, cast
 
-from torchprof.profile.sigterm import SigtermAsError, Terminated
+from torchprof.profile.signals import SigtermAsError, Terminated
 from torchprof.record.python_lines import OUR_FILES
 
 
@@ -57,7 +57,7 @@ class Script:
         A process that the program forked may reach the end of the program, too. It ends here as under plain Python: it
         neither leaves ``around`` nor returns.
         """
-        starter = os.getpid()
+        own_process = os.getpid()
         context: AbstractContextManager[object] | None = None
         began = False
 
@@ -81,15 +81,15 @@ class Script:
                 # Outside the except block, since sys.exc_info() must be empty for the script's excepthook.
                 if error is not None and not sigterm.came:
                     code = _print_error(error)
-                if os.getpid() == starter:
+                if os.getpid() == own_process:
                     sigterm.ignore_first()
             except Terminated as raised:  # SIGTERM came while another error was printed
                 error = raised
-            number = None
+            by_signal = None
             if sigterm.came or type(error) is KeyboardInterrupt:  # as in Python, not a subclass
-                number = signal.SIGTERM if sigterm.came else signal.SIGINT
-            ending = Ending(code if number is None else 128 + number, error, number, began)
-            if os.getpid() != starter:
+                by_signal = signal.SIGTERM if sigterm.came else signal.SIGINT
+            ending = Ending(code if by_signal is None else 128 + by_signal, error, by_signal, began)
+            if os.getpid() != own_process:
                 _end_forked_process(ending)
             if context is not None and began:
                 context.__exit__(None, None, None)

@@ -12,7 +12,7 @@ from torch import nn
 from torchprof.errors import TorchprofError
 from torchprof.measure.assemble import assemble, wanted_detail, with_warnings
 from torchprof.measure.recording import NOT_MEASURED, Observations, Options, Recording
-from torchprof.profile.sigterm import DelayedSignals, uninterrupted
+from torchprof.profile.signals import DelayedSignals, uninterrupted
 from torchprof.record.compiled.dynamo_code import compiled_regions
 from torchprof.record.labels import Labels
 from torchprof.record.modules import checked_models

@@ -19,7 +19,7 @@ import torch
 
 from torchprof.errors import TorchprofError
 from torchprof.profile.gather import RunsInStore, store_of_job
-from torchprof.profile.sigterm import DelayedSigterm
+from torchprof.profile.signals import DelayedSigterm
 from torchprof.run.formats import ranks_in_words
 from torchprof.run.merge import merge
 from torchprof.run.run import Run, output
