@@ -293,11 +293,8 @@ def _in_mode(model: nn.Module, train: bool, parameters: Sequence[Tensor]) -> Ite
 
 @dataclass
 class _Timing:
-    """Times the calls of a model, and collects ``devices`` and ``warnings`` while it does.
-
-    The other fields are the arguments of ``benchmark``, except for ``parameters``, whose gradients are cleared, and
-    ``show``, which shows the progress.
-    """
+    """Times the calls of a model, and collects ``devices`` and ``warnings`` while it does. The gradients of
+    ``parameters`` are cleared before each step. ``show`` shows the progress."""
 
     model: nn.Module
     parameters: Sequence[Tensor]
@@ -363,14 +360,12 @@ class _Timing:
         return tuple(seconds[self.warmup :])
 
     def _clock(self, batch: _Batch) -> Callable[[], float]:
-        """A clock that waits for all devices of the model and of the batch."""
         used = {tensor.device: None for tensor in (*self.model.parameters(), *self.model.buffers(), *batch.tensors)}
         devices = [device for device in used if device.type not in ("cpu", "meta")]
         self.devices = tuple(dict.fromkeys((*self.devices, *devices)))
         return clock_that_waits(devices, timer)
 
     def _step(self, batch: _Batch) -> None:
-        """What is timed: a call of the model, or a training step."""
         output = self.model(*batch.args, **batch.kwargs)
         if self.train:
             _loss_of(output, self.loss).backward()

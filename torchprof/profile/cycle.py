@@ -69,18 +69,12 @@ class Cycle:
     """
 
     def __init__(
-        self,
-        setup: Setup,
-        *,
-        with_stack: bool = False,
-        previous_job: Job | None = None,
-        previous_end: CycleEnd | None = None,
+        self, setup: Setup, *, with_stack: bool = False, last_job: Job | None = None, last_end: CycleEnd | None = None
     ) -> None:
-        """``previous_job``: the job as the cycle before saw it. ``previous_end``: of that cycle, if this one begins
-        there."""
+        """``last_job``: the job as the last cycle saw it. ``last_end``: where that ended, if this one begins there."""
         asked = setup.asked
         self.observations = Observations()
-        self.job = this_job(setup.plan.models, previous_job)
+        self.job = this_job(setup.plan.models, last_job)
         self.session = Session(
             setup.device,
             profile_memory=asked.profile_memory,
@@ -94,9 +88,9 @@ class Cycle:
         self._stack_warning = StackWarning()
         self._sampler: Sampler | None = None
         self._called_graphs = CalledGraphs()
-        self._previous_end = previous_end
-        if previous_end is not None:
-            self.session.loop_before = previous_end.loop
+        self._last_end = last_end
+        if last_end is not None:
+            self.session.loop_before = last_end.loop
 
     def start(self) -> None:
         """Start torch's session. If this fails, all that was switched on is switched off again."""
@@ -171,7 +165,7 @@ class Cycle:
             start=self._start_memory,
             end=self._end_memory,
             has_steps=session.steps > 0,
-            before=self._previous_end,
+            before=self._last_end,
             from_first_mark=setup.from_first_mark,
             python_samples=None if self._sampler is None else self._sampler.samples(),
             began_ns=session.began_ns,

@@ -73,7 +73,7 @@ class Cycles:
 
     def _new(self, with_stack: bool) -> Cycle:
         job = None if self.last is None else self.last.job
-        return Cycle(self.setup, with_stack=with_stack, previous_job=job, previous_end=self.end_of_last)
+        return Cycle(self.setup, with_stack=with_stack, last_job=job, last_end=self.end_of_last)
 
     def begin_recording(self) -> None:
         """Begin the recording of a cycle that was just started. Call it last, right before the user's code."""
@@ -171,8 +171,7 @@ class ScheduledCycles(Cycles):
     """The cycles of a ``Profile``. They start and end, step by step, as a schedule says; the rules are those of
     ``torch.profiler.profile``. Without a schedule there is a single cycle, from ``start`` to ``stop``.
 
-    ``run_of_last``: the run of the last added cycle, with its warnings, until the Profile takes it; None without
-    ``keeps_runs``.
+    ``run_of_last``: of the last added cycle, with warnings, until the Profile takes it; None without ``keeps_runs``.
     """
 
     def __init__(self, setup: Setup, warnings: list[RunWarning], labels: Labels, *, keeps_runs: bool) -> None:
@@ -236,10 +235,7 @@ class ScheduledCycles(Cycles):
 
 
 def _refuse_active_profiler() -> None:
-    """Raise TorchprofError if another profiler is active inside the block.
-
-    ``refuse_if_profiled`` alone would also search all objects of the process for a profiler in its warm-up, which may
-    take long. That was done at the start of the block, and a guard keeps later ones out.
-    """
+    """Raise TorchprofError if another profiler is active inside the block. ``refuse_if_profiled`` alone would also
+    search all objects of the process for a prepared one. That takes long, and was done at the start of the block."""
     if is_profiled():
         refuse_if_profiled()

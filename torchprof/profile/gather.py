@@ -87,16 +87,8 @@ def gather(
         if failed:
             seconds = min(seconds, _GRACE_S)
     sigterm.expected = failed
-    gathered = exchange(
-        None if is_of_other_rank else run,
-        store,
-        rank=rank,
-        dst=dst,
-        ranks=ranks,
-        whole=whole,
-        seconds=seconds,
-        sigterm=sigterm,
-    )
+    own = None if is_of_other_rank else run
+    gathered = exchange(own, store, rank=rank, dst=dst, ranks=ranks, whole=whole, seconds=seconds, sigterm=sigterm)
     if is_of_other_rank:
         assert run is not None
         raise TorchprofError(

@@ -96,14 +96,9 @@ class Program:
         )
         self._max_calls = max_calls
         self._plan = Plan([], None)
+        kind = None if missing else device
         setup = Setup(
-            self._plan,
-            asked,
-            device=None if missing else device,
-            provenance=self._provenance,
-            from_first_mark=False,
-            has_gaps=False,
-            samples_python=True,
+            self._plan, asked, kind, self._provenance, from_first_mark=False, has_gaps=False, samples_python=True
         )
         self._labels = Labels(())
         self._cycles = Cycles(setup, warnings, self._labels)
