@@ -173,8 +173,8 @@ def _layers(run: torchprof.Run, arguments: argparse.Namespace, color: bool) -> s
         return text_of(short_tree(run, _LAYERS_SHOWN, terminal_width(), _how_to_see_all(run), color=color))
     deepest = max(len(layer.path) for layer in run.layers) - 1
     hidden = "" if options.get("depth", deepest) >= deepest else f"\nDeeper layers are hidden: {_how_to_see_all(run)}"
-    look = options.get("tablefmt")
-    return f"{text_of(_without_warnings(run, 'tree', color=color, **options), look)}{hidden}"
+    tree = _without_warnings(run, "tree", color=color, **options)
+    return f"{text_of(tree, options.get('tablefmt'))}{hidden}"
 
 
 def _first_findings(run: torchprof.Run, all_findings: Sequence[Advice], command: str, is_trace: bool) -> str:

@@ -44,8 +44,8 @@ class ProfileCallback(LoopCallback, Callback):  # type: ignore[misc]  # its type
     validation begins in the middle of a cycle of recorded batches, the cycle ends; another begins after validation.
 
     ``on_trace_ready`` is called with the Profile at the end of each cycle. ``options`` are other arguments of Profile:
-    ``device``, ``profile_memory``, ``with_flops``, ``paths``, … With ``dirpath``, each rank
-    saves its run in that folder, as ``<stage>-rank<rank>.json``.
+    ``device``, ``profile_memory``, ``with_flops``, ``paths``, … With ``dirpath``, each rank saves its run in that
+    folder, as ``<stage>-rank<rank>.json``.
 
     Afterwards, ``run`` is the result and ``profile`` the Profile of the last time that the stage ran. If the stage
     raised or was interrupted, they have what was recorded until then. Nothing is printed; use ``print(callback.run)``.

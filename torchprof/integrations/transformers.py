@@ -37,8 +37,8 @@ class ProfileCallback(LoopCallback, TrainerCallback):  # type: ignore[misc]  # i
     only after a batch.
 
     ``on_trace_ready`` is called with the Profile at the end of each cycle. ``options`` are other arguments of Profile:
-    ``device``, ``profile_memory``, ``with_flops``, ``paths``, … With ``dirpath``, each rank
-    saves its run in that folder, as ``<stage>-rank<rank>.json``.
+    ``device``, ``profile_memory``, ``with_flops``, ``paths``, … With ``dirpath``, each rank saves its run in that
+    folder, as ``<stage>-rank<rank>.json``.
 
     Afterwards, ``run`` is the result and ``profile`` the Profile of the last time that the stage ran. Nothing is
     printed; use ``print(callback.run)``.
