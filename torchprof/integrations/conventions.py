@@ -30,6 +30,10 @@ class PerCall(NamedTuple):
     formula: Callable[[Signature], int | None]
     inputs_of: tuple[str, ...] = ()
 
+    def of_call(self, signature: Signature | None) -> int | None:
+        """The work of one call; None if its inputs were not recorded."""
+        return None if signature is None or input_shape(signature) is None else self.formula(signature)
+
 
 _Work = PerCall | Callable[[Cost], int]
 """How much work an operator does: by its inputs, or by torchprof's count of it and of the operators that it calls."""
@@ -261,10 +265,9 @@ def count(run: Run, convention: Convention, time: str) -> Counts:
     ]
     rules = dict(convention.rules)
     if convention.counts_all_products:
-        for row, _ in rows:
-            if row.cost.macs and not any(frame.name in rules for frame in row.frames):
-                name = row.frames[-1].name
-                rules[name] = CountingRule(name.removeprefix("aten::"), _twice_macs)
+        for frames in (row.frames for row, _ in rows if row.cost.macs):
+            if not any(frame.name in rules for frame in frames):
+                rules[frames[-1].name] = CountingRule(frames[-1].name.removeprefix("aten::"), _twice_macs)
     counts = Counts()
     for row, layer in rows:
         outermost = next((depth for depth, frame in enumerate(row.frames) if frame.name in rules), None)
@@ -279,14 +282,15 @@ def count(run: Run, convention: Convention, time: str) -> Counts:
         if not isinstance(work, PerCall):
             counted.work += work(row.cost)
             counts.uncounted[layer] += row.cost.uncounted if work is not _nothing else 0
-        elif row.frames[-1].name in work.inputs_of if work.inputs_of else outermost == len(row.frames) - 1:
-            signature = row.signature
-            of_one_call = None if signature is None or input_shape(signature) is None else work.formula(signature)
-            if of_one_call is None:
-                counts.uncounted[layer] += row.calls
-                counts.without_shapes[name] += row.calls
-            else:
-                counted.work += row.calls * of_one_call
+            continue
+        # Rows of operators inside it count with it, and have other inputs.
+        has_inputs = row.frames[-1].name in work.inputs_of if work.inputs_of else outermost == len(row.frames) - 1
+        work_of_call = work.of_call(row.signature) if has_inputs else 0
+        if work_of_call is None:
+            counts.uncounted[layer] += row.calls
+            counts.without_shapes[name] += row.calls
+        else:
+            counted.work += row.calls * work_of_call
     return counts
 
 
