@@ -107,17 +107,18 @@ def execute(arguments: argparse.Namespace) -> int:
     if folder:
         _write_job(folder, arguments)
         return 0
-    job, names, is_trace = read_job(arguments), arguments.files, False
-    if job is None:
+    names, is_trace = arguments.files, False
+    shown = read_job(arguments)
+    if shown is None:
         files = files_of(arguments.files)
-        job = read_many(files, arguments)
-        if job is None:
-            job = JobRun(torchprof.merge(runs_of(files, arguments), add_cycles=arguments.add_cycles))
         names, is_trace = [*files.saved, *files.traces], bool(files.traces)
-    run = job.run if arguments.rank is None else job.run.of_rank(arguments.rank)
-    for_page = {} if job.compared is None else {"compared": job.compared}
-    code = write_files(lambda path: run.export(path, **(for_page if format_of(path) == "html" else {})), arguments)
-    of_ranks = job.compared or run
+        shown = read_many(files, arguments)
+        if shown is None:
+            shown = RunToShow(torchprof.merge(runs_of(files, arguments), add_cycles=arguments.add_cycles))
+    run = shown.run if arguments.rank is None else shown.run.of_rank(arguments.rank)
+    page_options = {} if shown.compared is None else {"compared": shown.compared}
+    code = write_files(lambda path: run.export(path, **(page_options if format_of(path) == "html" else {})), arguments)
+    of_ranks = shown.compared or run
     print_run(
         of_ranks if arguments.report == "ranks" else run,
         arguments,
@@ -279,14 +280,14 @@ def _write_job(folder: str, arguments: argparse.Namespace) -> None:
     print(f"Written: {folder} has {count} rank{'s' if count > 1 else ''} now.", file=sys.stderr)
 
 
-class JobRun(NamedTuple):
+class RunToShow(NamedTuple):
     """The ``run`` to show. If it has chosen ranks of a job: what is ``compared`` of all, else None."""
 
     run: torchprof.Run
     compared: torchprof.Run | None = None
 
 
-def read_job(arguments: argparse.Namespace) -> JobRun | None:
+def read_job(arguments: argparse.Namespace) -> RunToShow | None:
     """The run of the job folder that is to be shown; None if none of the files is a job folder.
 
     Of more than ``MOST_RANKS`` ranks it has ``chosen_ranks``, and a warning with the verdict on all. These are compared
@@ -305,17 +306,17 @@ def read_job(arguments: argparse.Namespace) -> JobRun | None:
         )
     job = torchprof.open_job(folders[0])
     if arguments.rank is not None:
-        return JobRun(job.run([arguments.rank]))
+        return RunToShow(job.run([arguments.rank]))
     if len(job.ranks) <= MOST_RANKS:
-        return JobRun(job.run())
+        return RunToShow(job.run())
     comparison = job.comparison()
     run = with_comparison(job.run(chosen_ranks(comparison)), comparison)
     if arguments.report == "ranks" or any(format_of(output) == "html" for output in arguments.output):
         comparison = job.comparison(layers=True, processes=processes_for_runs(arguments))
-    return JobRun(run, comparison)
+    return RunToShow(run, comparison)
 
 
-def read_many(files: Files, arguments: argparse.Namespace) -> JobRun | None:
+def read_many(files: Files, arguments: argparse.Namespace) -> RunToShow | None:
     """The run of the chosen ranks of more than ``MOST_RANKS`` saved runs, as of a job folder; with --rank, the run of
     that rank. None if all runs are to be merged: there are fewer, or traces, or cycles to add up, or a file or a report
     for other programs is to be written. Raises TorchprofError."""
@@ -338,8 +339,8 @@ def read_many(files: Files, arguments: argparse.Namespace) -> JobRun | None:
         for of_rank in run.of_ranks(sorted({*ranks}.intersection(meta.rank for meta in run.metas)))
     )
     if arguments.rank is not None:
-        return JobRun(run)
-    return JobRun(with_comparison(run, comparison.to_compare()), comparison)
+        return RunToShow(run)
+    return RunToShow(with_comparison(run, comparison.to_compare()), comparison)
 
 
 def _is_for_programs(arguments: argparse.Namespace) -> bool:
