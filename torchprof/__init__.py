@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from torchprof.run.saved import load, open_job
     from torchprof.traces.read import from_trace
 
-
 __all__ = [
     "BudgetExceeded",
     "Diff",

@@ -30,7 +30,6 @@ _ASCII = {
 
 
 def _replace(error: UnicodeError) -> tuple[str | bytes, int]:
-    """The error handler: what replaces the first missing character, and where encoding continues."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     error_of_char = UnicodeEncodeError(error.encoding, error.object, error.start, error.start + 1, error.reason)

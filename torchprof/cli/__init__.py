@@ -72,7 +72,6 @@ def _about(error: Exception) -> str:
 
 
 def parser() -> MainParser:
-    """The parser of the whole command line."""
     main_parser = MainParser(prog="torchprof")
     main_parser.add_argument("--version", action="version", version=f"torchprof {torchprof.__version__}")
     for command in _COMMANDS:
@@ -97,7 +96,6 @@ _ANSWERED_BY = {
 }
 """For each question a command that answers it, by the keys of ``QUESTIONS``."""
 _REPORTS = "    --report NAME                             "
-"""What stands before the names of reports, and how far their next lines are indented."""
 _FOOTER = """\
 More
   torchprof COMMAND --help                    all options and examples of a command

@@ -253,7 +253,6 @@ def _read_traces(files: Sequence[str], model: torch.nn.Module | None, arguments:
 MOST_RANKS = 256
 """How many ranks are loaded at most, if ``--rank`` does not say which."""
 _NOT_WHILE_WRITING = (*TABLE_OPTIONS, *REPORT_OPTIONS, "report", "summary", "json", "rank", "add_cycles")
-"""The options that contradict writing a job folder, as attributes of the parsed arguments."""
 
 
 def job_to_write(arguments: argparse.Namespace) -> str:

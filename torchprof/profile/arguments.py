@@ -27,7 +27,6 @@ _USE_SCHEDULE = "use for example torch.profiler.schedule(wait=1, warmup=1, activ
 
 
 def check_warmup(warmup: Any) -> None:
-    """Raise TorchprofError if this is not a number of calls."""
     check_count(warmup, 0, "warmup must be a number of calls of the model, 0 or more")
 
 

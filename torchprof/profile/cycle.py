@@ -125,10 +125,10 @@ class Cycle:
             self.update_job()
         finally:
             self.session.stop(self.job.metadata)
-        warnings = self.observations.warnings
-        warnings += about_clock(self.session.clock_jump_ns, self.session.wall_ns)
+        self.observations.warnings += about_clock(self.session.clock_jump_ns, self.session.wall_ns)
         if self._called_graphs.knows_parameters:
-            warnings.append(RunWarning.of("layers_by_parameters", asked=setup.provenance is not None))
+            asked = setup.provenance is not None
+            self.observations.warnings.append(RunWarning.of("layers_by_parameters", asked=asked))
         self._compiled = {
             "regions": compiled_regions(),
             "compilations": compilations(self.session.step_starts),
@@ -200,9 +200,8 @@ _calibrated: list[float] = []
 def label_ns() -> float | None:
     """The time that one label takes inside a session, in nanoseconds; None if another session is active.
 
-    It is measured once in a process, in a session of its own, right after one of ours has ended: calls of a module that
-    does nothing, with a label and without. Of the blocks of calls the shortest counts, since other processes and
-    threads interrupt some.
+    It is measured once in a process, in a session of its own: calls of a module that does nothing, with a label and
+    without. Of the blocks of calls the shortest counts, since other processes and threads interrupt some.
     """
     with _calibration:
         if not _calibrated and not is_profiled():

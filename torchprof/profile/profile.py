@@ -198,8 +198,8 @@ class Profile:
         missing = missing_device(asked.device) if asked.device else None
         warnings += [missing] if missing else []
         self._plan = Plan(self._models, self.paths, self._model)
-        device = None if missing else asked.device
-        setup = Setup(self._plan, asked, device, self._provenance, from_first_mark=not self.warmup)
+        kind = None if missing else asked.device
+        setup = Setup(self._plan, asked, kind, self._provenance, from_first_mark=not self.warmup)
         self._labels = Labels(self._plan.targets)
         self._cycles = ScheduledCycles(setup, warnings, self._labels, keeps_runs=self.on_trace_ready is not None)
 
@@ -240,7 +240,6 @@ class Profile:
             self.on_trace_ready(self)
 
     def _end_session(self) -> None:
-        """Stop the cycle that is recording, or discard the one that is prepared. Then measure the cost of a label."""
         cycles = self._cycles
         if cycles.is_recording and self.schedule is not None:
             cycles.stop_and_add()
@@ -257,10 +256,9 @@ class Profile:
         try:
             self._layers = self._plan.layers()
         finally:
-            device = self._device()
-            if self._cycles.setup.asked.device is None and device is not None:  # "auto" would choose it now
-                moved = RunWarning.of("moved_to_device", device=device.upper(), kind=device)
-                self._cycles.observations.warnings.append(moved)
+            kind, observations = self._device(), self._cycles.observations
+            if self._cycles.setup.asked.device is None and kind is not None:  # "auto" would choose it now
+                observations.warnings.append(RunWarning.of("moved_to_device", device=kind.upper(), kind=kind))
             self._cycles.finish()
 
     def start(self) -> None:
@@ -318,8 +316,7 @@ class Profile:
             self._run_of_cycle = None
 
     def _before_call(self) -> bool:
-        """Count a warm-up call, or start to record; returns whether recording started. The labels call it before each
-        call of a model, until recording has started."""
+        """Before a call of a model: count a warm-up call, or start to record. Returns whether recording started."""
         if self._warmup_left:
             self._warmup_left -= 1
             return False

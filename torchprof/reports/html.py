@@ -101,13 +101,10 @@ def page(takes: Sequence[Take], more: Mapping[str, Any], compared: Run | None = 
     }
     script = page_script()
     script_hash = b64encode(sha256(script.encode()).digest()).decode()
-    parts = {
-        "title": escape(f"{title} · torchprof".encode("utf-8", "replace").decode()),
-        "policy": f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{script_hash}'; img-src data:",
-        "style": _part("page.css"),
-        "data": _packed(document),
-        "script": script,
-    }
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{script_hash}'; img-src data:"
+    shown = f"{title} · torchprof".encode("utf-8", "replace").decode()
+    parts = {"title": escape(shown), "policy": policy, "style": _part("page.css"), "data": _packed(document)}
+    parts["script"] = script
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _part("page.html"))
 
 
@@ -143,7 +140,6 @@ def page_script() -> str:
 
 
 def _part(name: str) -> str:
-    """A file of the page, without its data."""
     return files("torchprof.reports").joinpath("page").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -203,11 +199,8 @@ def diff_html(diff: Diff) -> str:
 
 
 def _paths(diff: Diff) -> tuple[dict[Path, Path], dict[Path, Path]]:
-    """The path on the page of each layer of ``before`` and of ``after``, by its own path.
-
-    A layer of both runs has one path on the page, unless it moved to another parent. A removed or moved layer whose
-    path another layer has after is shown as ``name (before)``.
-    """
+    """The path on the page of each layer of ``before`` and of ``after``, by its own path. A layer of both runs has one
+    path on the page, unless it moved to another parent: then its old path, with "(before)" if another layer has it."""
     pairs = [pair for pair in diff.walk() if pair.is_layer]
     after = {pair.after.path: pair.after.path for pair in pairs if pair.after}
     before: dict[Path, Path] = {}
@@ -220,7 +213,7 @@ def _paths(diff: Diff) -> tuple[dict[Path, Path], dict[Path, Path]]:
             before[layer.path] = pair.after.path
             continue
         path = (*above, layer.path[-1])
-        while path in taken:  # if another layer has this path after
+        while path in taken:
             path = (*path[:-1], f"{path[-1]} (before)")
         taken.add(path)
         before[layer.path] = path
