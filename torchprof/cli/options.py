@@ -25,7 +25,7 @@ TABLE_OPTIONS = ("depth", "show_events", "sort_by", "top", "percent", "tablefmt"
 
 REPORT_OPTIONS = ("op", "layer", "phase", "by_shape", "full_names")
 """The options that only reports have, likewise."""
-_BY_SHAPE_IN_REPORTS = "group_by_input_shape"
+_BY_SHAPE_IN_REPORTS = "group_by_input_shape"  # what reports call by_shape
 
 
 def whole_number(text: str) -> int:
@@ -68,6 +68,10 @@ def add_options(parser: argparse._ActionsContainer, *names: str, **more: Any) ->
         parser.add_argument(name, **{**_SHARED[name], **more})
 
 
+_DTYPES = {dtype.name: dtype.others for dtype in DTYPES if dtype.others}
+"""The dtypes of ``--dtype``, with other names."""
+
+
 def add_model_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """The model to run, how it is called, and its mode. Returns their group."""
     parser.add_argument("spec", metavar="SPEC", help=f"what makes the model: {SPECS}")
@@ -86,10 +90,6 @@ def add_model_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGrou
         "--dtype", type=dtype_name, metavar="DTYPE", help=f"of the model and of floating inputs: {', '.join(_DTYPES)}"
     )
     return model
-
-
-_DTYPES = {dtype.name: dtype.others for dtype in DTYPES if dtype.others}
-"""The dtypes of ``--dtype``, with other names."""
 
 
 def dtype_name(text: str) -> str:
@@ -156,8 +156,8 @@ def report_options(arguments: argparse.Namespace) -> dict[str, Any]:
     given = given_options(arguments, (*TABLE_OPTIONS, *REPORT_OPTIONS))
     refused = [option for option in given if option not in name_in_report]
     if refused:
-        known = [option for option in (*TABLE_OPTIONS, *REPORT_OPTIONS) if option in name_in_report]
-        choice = f"It has {in_words(known)}." if known else "It has no options."
+        valid = [option for option in (*TABLE_OPTIONS, *REPORT_OPTIONS) if option in name_in_report]
+        choice = f"It has {in_words(valid)}." if valid else "It has no options."
         raise TorchprofError(f"--report {name} has no {in_words(refused)}. {choice}")
     not_with_op = [option for option in ("layer", "by_shape") if option in given]
     if "op" in given and not_with_op:
@@ -174,17 +174,17 @@ def check_output(
     of its job, and its name, as for ``make_room``. A job folder is made now. Raises TorchprofError that names all files
     that cannot be written.
     """
-    known: dict[Path, str] = {}
+    name_of: dict[Path, str] = {}  # as the user wrote it
     problems = []
     for file in arguments.output:
         path = Path(file).resolve()
         try:
-            if path in known:
-                raise TorchprofError(f"{file}: the same file as -o {known[path]}.")
+            if path in name_of:
+                raise TorchprofError(f"{file}: the same file as -o {name_of[path]}.")
             _check_file(file, of, rank, world_size, job)
         except TorchprofError as error:
             problems.append(f"-o {error}")
-        known[path] = file
+        name_of[path] = file
     if problems:
         raise TorchprofError("\n".join(problems))
 
@@ -195,11 +195,11 @@ def _check_file(file: str, of: Reported, rank: int, world_size: int, job: str) -
     is_job = of == "run" and names_job_folder(file)
     if path.is_dir() and not is_job:
         raise TorchprofError(f"{file}: this is a folder, not a file.")
-    name = format_of(file, of=of)
+    report = format_of(file, of=of)
     try:
         if is_job:
             make_room(path, rank, world_size, job)
-        elif name == PARQUET_RUN:
+        elif report == PARQUET_RUN:
             check_pyarrow()
     except TorchprofError as error:
         raise TorchprofError(f"{file}: {error}") from error
