@@ -5,8 +5,8 @@ Those that need torch are loaded when they are first used.
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
+from sys import modules
 from typing import TYPE_CHECKING, Any
 
 from torchprof.analyze.columns import Column
@@ -84,9 +84,7 @@ _NEED_TORCH = {"BenchmarkResult": "profile.benchmark", "Latency": "profile.bench
 
 def __getattr__(name: str) -> Any:
     if name not in _NEED_TORCH:
-        raise AttributeError(
-            f"module 'torchprof.types' has no attribute {name!r}", name=name, obj=sys.modules[__name__]
-        )
+        raise AttributeError(f"module 'torchprof.types' has no attribute {name!r}", name=name, obj=modules[__name__])
     return getattr(import_module(f"torchprof.{_NEED_TORCH[name]}"), name)
 
 

@@ -103,7 +103,7 @@ FEATURES = {
     ),
     "scripts": Feature(
         "whole scripts: torchprof run",
-        "profile/program profile/script profile/sigterm cli/run",
+        "profile/program profile/script profile/python_functions profile/signals cli/run",
         "profile/test_program profile/test_script profile/test_signals cli/test_run_command build/warm",
         "whole-scripts",
     ),
@@ -188,7 +188,7 @@ FEATURES = {
     ),
     "torch's profiler": Feature(
         "annotate, from_profiler, and the methods of torch's profiler",
-        "profile/torch_profiler record/session_events",
+        "profile/torch_profiler profile/trace_ready record/session_events",
         "profile/test_annotate build/torchs_list",
     ),
     "latency": Feature(

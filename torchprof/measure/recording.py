@@ -68,6 +68,11 @@ class Recording:
     python_samples: Iterable[tuple[int, SourceLine, int]] | None = None
     began_ns: int = 0
 
+    def copy_labels(self, total: Observations, unobserved_before: Counter[int]) -> None:
+        """Copy what the observations of all cycles say of labels; of the calls, those since ``unobserved_before``."""
+        self.unobserved = total.unobserved - unobserved_before
+        self.unlabelled, self.added, self.removed = total.unlabelled, total.added, total.removed
+
 
 class EventSource(Protocol):
     """The source of events: a session of ours, a ``torch.profiler.profile``, or a trace file.

@@ -321,7 +321,7 @@ _FILES = {
     "chosen_ranks": "torchprof.ranks.sentences",
     "with_comparison": "torchprof.ranks.sentences",
     "benchmark_table": "torchprof.analyze.summary",
-    "data_of": "torchprof.reports.documents",
+    "data_of": "torchprof.reports.exports",
     "dataframe": "torchprof.reports.exports",
     "export": "torchprof.reports",
     "html_of": "torchprof.reports.documents",
