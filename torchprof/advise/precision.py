@@ -11,7 +11,7 @@ from torchprof.advise import WORTH, Advice, Gain, merged, rule, together
 from torchprof.advise.chains import Among, Frames, always, inside, is_device_work, shape_of_input
 from torchprof.advise.evidence import Evidence
 from torchprof.run.formats import format_memory, format_time
-from torchprof.run.torch_names import CONVOLUTIONS, ELEMENTWISE, FACTORS, recorded_as
+from torchprof.run.torch_names import CONVOLUTIONS, ELEMENTWISE, FACTORS, PRODUCT_KERNELS, recorded_as
 from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE, Frame, FrameKind, Signature
 
 _DOUBLE = recorded_as("float64", "complex128")
@@ -23,7 +23,6 @@ _FLOAT32_KERNEL = re.compile(r"sgemm|scudnn|simt|f32f32_f32f32")
 _TF32_KERNEL = re.compile(r"tf32|s1688")
 _HALF_KERNEL = re.compile(r"[sh]884|h1688|16816|fp16|bf16|half|BFloat16|c10::Half")
 
-_PRODUCTS = frozenset({*FACTORS, *CONVOLUTIONS})
 _TF32_SWITCHES = (
     ("float32_matmul_precision", "highest", FACTORS, '`torch.set_float32_matmul_precision("high")`'),
     ("cudnn_tf32", "False", CONVOLUTIONS, "`torch.backends.cudnn.allow_tf32 = True`"),
@@ -232,12 +231,12 @@ def _odd_sizes(frame: Frame) -> list[int]:
 
 
 def _is_half_product(frame: Frame) -> bool:
-    return frame.name in _PRODUCTS and _has(frame.signature, _HALF)
+    return frame.name in PRODUCT_KERNELS and _has(frame.signature, _HALF)
 
 
-_has_half_product = Among(inside(*_PRODUCTS), lambda frames: any(map(_is_half_product, frames)))
+_has_half_product = Among(inside(*PRODUCT_KERNELS), lambda frames: any(map(_is_half_product, frames)))
 _has_odd_sizes = Among(_has_half_product, lambda frames: any(map(_odd_sizes, frames)))
-_is_product_kernel = Among(is_device_work, lambda frames: len(frames) > 1 and frames[-2].name in _PRODUCTS)
+_is_product_kernel = Among(is_device_work, lambda frames: len(frames) > 1 and frames[-2].name in PRODUCT_KERNELS)
 
 
 def _could_be_tf32(evidence: Evidence) -> dict[int, int]:
