@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import add
 
-from torchprof.advise import Advice, Merged, merged, rule
+from torchprof.advise import Advice, MergedLayers, merged, rule
 from torchprof.advise.chains import Among, Frames, Holds, inside, is_device_work, is_interruption, is_loading, is_op
 from torchprof.advise.evidence import Evidence
 from torchprof.run.collectives import collective_of, shows_collective
@@ -244,7 +244,7 @@ def _waiting(seen: _Transfers) -> str:
     return f"It waits {format_time(seen.cpu_ns)}, and then the device waits for work."
 
 
-def _in_calls(evidence: Evidence, group: Merged) -> str:
+def _in_calls(evidence: Evidence, group: MergedLayers) -> str:
     """In how many forward calls of its layers; "" if that is unknown."""
     calls = [*map(evidence.timed_calls, group.numbers)]
     return f" in {_times(sum(calls), 'forward call')}" if all(calls) else ""
@@ -256,7 +256,7 @@ def _times(count: int, what: str, several: str = "") -> str:
 
 def _at_most(
     evidence: Evidence, transfers: Mapping[int, _Transfers], limit: int
-) -> Iterator[tuple[Merged, _Transfers]]:
+) -> Iterator[tuple[MergedLayers, _Transfers]]:
     """The layers that share a finding, and their transfers. The gain of all layers is at most ``limit``."""
     whole = sum(seen.cpu_ns for seen in transfers.values())
     if not whole:

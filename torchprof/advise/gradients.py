@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import dropwhile, takewhile
 from math import ceil
 
-from torchprof.advise import Advice, merged, rule, together
+from torchprof.advise import Advice, merged, merged_into_one, rule
 from torchprof.advise.chains import (
     ACCUMULATE,
     Among,
@@ -231,7 +231,7 @@ def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
     which = f"{len(frozen)} {what.replace('layer', 'layers')}" if len(frozen) > 1 else f"a {what}"
     others = len(front) - len(frozen)
     between = f" and {others} layer{'s' * (others > 1)} without parameters" if others else ""
-    group = together(evidence, {layer: evidence.time_of(backward[layer]) for layer in front})
+    group = merged_into_one(evidence, {layer: evidence.time_of(backward[layer]) for layer in front})
     yield group.advice(
         f"Backward runs through {which}{between}, for {format_time(ns)} in total.",
         "If the gradient of the model's input is not needed, create the input with `requires_grad=False`, or run the "

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from math import prod
 
-from torchprof.advise import Advice, merged, rule, together
+from torchprof.advise import Advice, merged, merged_into_one, rule
 from torchprof.advise.chains import (
     Among,
     always,
@@ -59,7 +59,7 @@ def cells_over_time(evidence: Evidence) -> Iterator[Advice]:
         own = evidence.time_of(took[above]) if above in took else 0
         gains = {number: round(_FUSED * (evidence.time_of(took[number]) + own / len(numbers))) for number in numbers}
         steps = calls[numbers[0]] // calls[above]
-        yield together(evidence, gains).advice(
+        yield merged_into_one(evidence, gains).advice(
             f"The cell runs for each point in time: {steps:,} times in a call of {layers[above].name}.",
             f"If all inputs are known before the first step: `torch.nn.{_CELLS[kind]}(…, batch_first=True)`, one "
             "operator for the whole sequence, with the same weights and results.",
@@ -117,7 +117,7 @@ def costly_dropout(evidence: Evidence) -> Iterator[Advice]:
             times[number] = evidence.time_of(took) + (evidence.time_of(backward[number]) if is_dropout else 0)
     if not times or sum(times.values()) < evidence.notable_ns:
         return
-    group = together(evidence, times)
+    group = merged_into_one(evidence, times)
     yield group.advice(
         "Dropout draws a random number for each element.",
         "Leave it out (`p=0`), or drop whole channels: `torch.nn.Dropout1d`.",

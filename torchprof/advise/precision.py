@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
 
-from torchprof.advise import WORTH, Advice, Gain, merged, rule, together
+from torchprof.advise import WORTH, Advice, Gain, merged, merged_into_one, rule
 from torchprof.advise.chains import Among, Frames, always, inside, is_device_work, shape_of_input
 from torchprof.advise.evidence import Evidence
 from torchprof.run.formats import format_memory, format_time
@@ -147,7 +147,7 @@ def tf32_not_used(evidence: Evidence) -> Iterator[Advice]:
     by_layer = _could_be_tf32(evidence)
     if not by_layer:
         return
-    group = together(evidence, {number: int(ns * _TENSOR_CORES) for number, ns in by_layer.items()})
+    group = merged_into_one(evidence, {number: int(ns * _TENSOR_CORES) for number, ns in by_layer.items()})
     remedies = [remedy for name, off, _, remedy in _TF32_SWITCHES if evidence.switches.get(name) == off]
     yield group.advice(
         f"float32 matrix products and convolutions without tensor cores take {format_time(sum(by_layer.values()))}: "
@@ -180,7 +180,7 @@ def autocast_not_used(evidence: Evidence) -> Iterator[Advice]:
         return
     has_tf32 = evidence.compute_capability >= (8, 0)
     saved = 1 / 2 if has_tf32 else _TENSOR_CORES
-    group = together(evidence, {number: int(took_ns * saved) for number, took_ns in by_layer.items()})
+    group = merged_into_one(evidence, {number: int(took_ns * saved) for number, took_ns in by_layer.items()})
     yield group.advice(
         f"float32 matrix products and convolutions take {ns / whole:.0%} of the CUDA time ({format_time(ns)}), and "
         "nothing runs in half precision.",

@@ -1,4 +1,4 @@
-"""Time outside operators: Python by function and by layer, garbage collection, small batches, data loading."""
+"""Python between operators: by the function that was sampled, by layer, and Python's garbage collector."""
 
 from __future__ import annotations
 
@@ -14,20 +14,15 @@ from torchprof.advise.chains import (
     Frames,
     Holds,
     always,
-    depth_of_label,
     is_collection,
     is_direct,
-    is_interruption,
     is_line,
-    is_loading,
-    is_op,
-    is_optimizer,
     is_own_time,
 )
 from torchprof.advise.evidence import Evidence
 from torchprof.run.formats import format_time
 from torchprof.run.layers import Layer
-from torchprof.run.words import FORWARD, FSDP_RANGE, LOADING, OUTSIDE, Frame, FrameKind, SourceLine, sampled_line
+from torchprof.run.words import FORWARD, FSDP_RANGE, OUTSIDE, Frame, FrameKind, SourceLine, sampled_line
 
 # Python by function
 
@@ -240,16 +235,7 @@ def has_python(layer: Layer) -> bool:
     return bool(layer.kind) and not layer.compiled and layer.kind not in _OF_TORCH and not layer.settings
 
 
-# Python around the layers: garbage collection, small batches, data loading
-
-_SMALL_NS = 20_000
-_FEW_SAMPLES = 8
-_BATCH = 64
-_MOST_OF_IT = 0.5
-_FEW = 10
-_PASSING_NS = 500_000
-"""What a batch from a worker process takes in the process of the loop: measured on two cores, 0.3 to 1.0 ms."""
-_LIGHT = 3
+# The garbage collector
 
 
 @rule
@@ -268,100 +254,3 @@ def garbage_collection(evidence: Evidence) -> Iterator[Advice]:
         options="Or call `gc.disable()` before the loop, and `gc.collect()` where a pause does no harm, such as "
         "between epochs. Remove `gc.collect()` from the loop.",
     )
-
-
-@rule
-def tiny_batches(evidence: Evidence) -> Iterator[Advice]:
-    """A model that is called with at most 8 samples, at least ten times, so that the calls of operators take longer
-    than their computation: at least half of the recorded time.
-
-    Long operators of optimizers are part of the gain: a larger batch has fewer steps. With 64 samples in a call all of
-    that is shared among them: the gain is 63/64 of it for one sample, 7/8 for eight. Only on the CPU; a device has
-    ``launches_slower_than_the_device``.
-    """
-    run, layers = evidence.run, evidence.run.layers
-    if evidence.device != "cpu" or len(run.metas) > 1:
-        return
-    called = [(evidence.forward_calls[root], root) for root in layers.roots]
-    calls, root = max(called, default=(0, 0))
-    shapes = layers[root].input_shapes if calls >= 10 else ()
-    if not shapes or len(shapes[0]) < 2 or not 0 < shapes[0][0] <= _FEW_SAMPLES or not layers[root].same_shapes:
-        return
-    long_ns = ops = stepping = 0
-    for row in evidence.rows(is_op):
-        ops += row.calls
-        if row.cpu_ns >= _SMALL_NS * row.calls:
-            long_ns += row.cpu_ns
-            stepping += row.cpu_ns if is_optimizer(row.frames) else 0
-    own_ns = evidence.took_outside(is_own_time, FORWARD).cpu_ns
-    interrupted = evidence.whole_of(is_interruption).cpu_ns
-    python = sum(own_time_of_slow_python(evidence).values())
-    small = evidence.recorded_ns - long_ns - interrupted - python - own_ns
-    if not ops or small < _MOST_OF_IT * evidence.recorded_ns:
-        return
-    samples = f"{shapes[0][0]} sample{'s' * (shapes[0][0] > 1)}"
-    yield Advice(
-        layers[root].name,
-        f"A call gets {samples}, and its operators are small.",
-        f"Use a larger batch (`DataLoader(…, batch_size={_BATCH})`), or compile the model: `torch.compile(model)`.",
-        (small + stepping) * (_BATCH - shapes[0][0]) // _BATCH,
-        layers=(layers[root].name,),
-        details=f"A call of the model has {ops // calls:,}, with backward; {format_time(small)} are in short ones and "
-        "between them.",
-    )
-
-
-@rule
-def waiting_for_data(evidence: Evidence) -> Iterator[Advice]:
-    """A training loop that waits for its DataLoader, for more than 5 % of the recorded time: every loop takes some time
-    to fetch batches.
-
-    Workers have to start: with marked steps, the wait of the first step beyond the median is not part of the gain;
-    without, fewer than 10 batches give no finding. To get a batch from another process takes some 0.5 ms: that is not
-    gained by workers, and where the loop waits hardly longer for its workers, to have none may be faster.
-
-    Torch's label is also around the call that ends an epoch without a batch, and a run does not record which calls
-    these were. So the time is per step, if steps were marked, and not per batch.
-    """
-    labels: Counter[str] = Counter()
-    whole = in_no_op = 0
-    for layer, _, frames, calls, cpu_ns, *_ in evidence.rows(is_loading):
-        if layer != OUTSIDE:
-            continue
-        inside = frames[depth_of_label(frames, LOADING) :]
-        whole += cpu_ns
-        labels[inside[0].name] += calls if len(inside) == 1 else 0
-        in_no_op += cpu_ns if is_own_time(inside) else 0
-    if not whole:
-        return
-    label = labels.most_common(1)[0][0]
-    times = sum(labels.values())
-    gain = whole
-    in_steps = [spread for _, spread in evidence.samples["step_data_ns"]]
-    steps = sum(spread.count for spread in in_steps)
-    each = f" ({format_time(sum(spread.sum for spread in in_steps) / steps)} per step on average)" if steps else ""
-    waits = f"{format_time(whole)}{each}"
-    seen = f"The loop waits {waits} for data loading."
-    details = options = ""
-    remedy = "Load batches in worker processes: `DataLoader(…, num_workers=4, persistent_workers=True)`."
-    if "MultiProcessing" in label:
-        if not in_steps and times < _FEW:
-            return
-        gain -= sum(max(0, spread.first - round(spread.median)) for spread in in_steps)
-        seen = f"The loop waits {waits} for the workers of its DataLoader: they are too slow."
-        remedy = "Use more workers (`DataLoader(…, num_workers=…)`), or do less work per batch."
-        if gain < _LIGHT * _PASSING_NS * times:
-            seen = f"The loop waits {waits} for the workers of its DataLoader, hardly longer than to pass a batch."
-            remedy = "Use larger batches (`batch_size=…`)."
-            options = (
-                "If a batch takes less than a millisecond to make, load it in the process itself: `num_workers=0`."
-            )
-    elif "SingleProcess" in label:
-        function = next(iter(functions(evidence, is_loading)), None)
-        most = f", above all at {function.at}" if function is not None and 4 * function.ns > whole else ""
-        seen = f"The loop loads each batch itself{most}: its DataLoader has no workers."
-        details = f"That takes {waits}. {in_no_op / whole:.0%} of that time is in no operator."
-        gain -= _PASSING_NS * times
-    gain = evidence.while_idle(gain)
-    if gain > evidence.notable_ns:
-        yield Advice(evidence.name_of(OUTSIDE), seen, remedy, gain, details=details, options=options)

@@ -6,7 +6,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from torchprof.advise import Advice, findings_table, judge, place, share_of
+from torchprof.advise import Advice, findings_table, judge, place_in_words, share_of
 from torchprof.advise.evidence import Evidence
 from torchprof.analyze.compiled import compiled_in_short
 from torchprof.analyze.report import Part, name_of_layer, printable, stacked
@@ -218,7 +218,7 @@ def first_findings(evidence: Evidence, findings: Sequence[Advice] | None = None)
 
 def in_short(advice: Advice, evidence: Evidence) -> tuple[str, str]:
     """A finding in two sentences: the gain, the place and the cause; and the remedy."""
-    return f"{short_gain(advice, evidence)}{place(advice)}: {advice.cause}", advice.action
+    return f"{short_gain(advice, evidence)}{place_in_words(advice)}: {advice.cause}", advice.action
 
 
 def _drawn(number: int, cause: str, remedy: str, width: int) -> str:

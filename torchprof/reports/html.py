@@ -19,7 +19,7 @@ from types import NoneType
 from typing import Any
 from zlib import compress
 
-from torchprof.advise import advise, gain, place
+from torchprof.advise import advise, gain_in_words, place_in_words
 from torchprof.advise.evidence import Evidence
 from torchprof.analyze.report import QUESTIONS, report
 from torchprof.analyze.sentences import LEGEND, count_of_ranks
@@ -85,8 +85,8 @@ def page(takes: Sequence[Take], more: Mapping[str, Any], compared: Run | None = 
         "facts": _facts(run),
         "findings": [
             {
-                "gain": gain(finding, evidence),
-                "place": place(finding),
+                "gain": gain_in_words(finding, evidence),
+                "place": place_in_words(finding),
                 "layers": finding.layers or [finding.layer],
                 "finding": finding.finding,
                 "remedy": finding.remedy,
