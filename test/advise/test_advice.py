@@ -972,7 +972,7 @@ class Loop(nn.Module):
 
 def test_a_loop_over_rows_is_reported(monkeypatch) -> None:
     monkeypatch.setattr(torchprof.advise.python, "_GAP_NS", 10**9)
-    monkeypatch.setattr(torchprof.advise.fusion, "_FEW_NS", 10**9)  # however slow this machine is
+    monkeypatch.setattr(torchprof.advise.fusion, "_TINY_NS", 10**9)  # however slow this machine is
     model = nn.Sequential(Loop(), nn.Linear(500, 4))
     run = profiled(model, lambda: [model(torch.rand(500, 8)) for _ in range(3)])
     (found,) = of(run, "many_tiny_ops")
@@ -1094,7 +1094,7 @@ def test_a_compiled_layer_is_not_reported() -> None:
 
 @pytest.mark.parametrize("name", sorted(ARCHITECTURES))
 def test_layers_without_a_loop_call_fewer_than_a_hundred_ops(monkeypatch, name) -> None:
-    monkeypatch.setattr(torchprof.advise.fusion, "_FEW_NS", 10**12)  # whatever their ops take
+    monkeypatch.setattr(torchprof.advise.fusion, "_TINY_NS", 10**12)  # whatever their ops take
     model = ARCHITECTURES[name].make()
     with torchprof.Profile(model) as prof:
         model(*ARCHITECTURES[name].inputs())
