@@ -7,14 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from torchprof.advise import Advice, rule
-from torchprof.advise.chains import (
-    depth_of_label,
-    is_interruption,
-    is_loading,
-    is_op,
-    is_optimizer,
-    is_own_time,
-)
+from torchprof.advise.chains import depth_of_label, is_interruption, is_loading, is_op, is_optimizer, is_own_time
 from torchprof.advise.evidence import Evidence
 from torchprof.advise.python import functions, own_time_of_slow_python
 from torchprof.run.formats import format_time

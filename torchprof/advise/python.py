@@ -9,16 +9,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from torchprof.advise import Advice, merged, rule
-from torchprof.advise.chains import (
-    Among,
-    Frames,
-    Holds,
-    always,
-    is_collection,
-    is_direct,
-    is_line,
-    is_own_time,
-)
+from torchprof.advise.chains import Among, Frames, Holds, always, is_collection, is_direct, is_line, is_own_time
 from torchprof.advise.evidence import Evidence
 from torchprof.run.formats import format_time
 from torchprof.run.layers import Layer
