@@ -20,8 +20,8 @@ from torchprof.run.words import FORWARD, FSDP_RANGE, OUTSIDE, Frame, FrameKind, 
 FEWEST_SAMPLES = 5
 """The samples from which a function is reported."""
 _ANY_LAYER, _ANY_OPERATOR = 0, Frame(FrameKind.OP, "any")
-_Place = tuple[int, tuple[Frame, ...]]
-"""A layer, and the labels with the outermost operator in them."""
+_Work = tuple[int, tuple[Frame, ...]]
+"""What shares its time among its lines: a layer, and the labels with the outermost operator in them."""
 
 
 class Spent(NamedTuple):
@@ -59,12 +59,15 @@ def functions(evidence: Evidence, holds: Holds, *, in_layers: bool = False) -> l
     The time of an operator, and that between operators under the same labels, is shared among its lines by their
     samples; in layers, the time of all operators and that between them, because most layers have no sample. ``holds``
     gets the frames without the line.
+
+    Example: aten::add takes 90 us. Two samples in it are at line 3 of a file, one at line 7. The function of line 3
+    gets 60 us, that of line 7 30 us.
     """
     if not evidence.any_row(is_line):
         return []
-    times: Counter[_Place] = Counter()
-    calls: Counter[_Place] = Counter()
-    lines: defaultdict[_Place, Counter[SourceLine]] = defaultdict(Counter)
+    times: Counter[_Work] = Counter()
+    calls: Counter[_Work] = Counter()
+    samples: defaultdict[_Work, Counter[SourceLine]] = defaultdict(Counter)
 
     def matches(frames: Frames) -> bool:
         return holds(frames[:-1] if is_line(frames) else frames)
@@ -73,23 +76,23 @@ def functions(evidence: Evidence, holds: Holds, *, in_layers: bool = False) -> l
         if (layer >= 0) != in_layers:
             continue
         outermost = _outermost(frames)
-        place = (_ANY_LAYER, outermost[-1:] and (_ANY_OPERATOR,)) if in_layers else (layer, outermost)
+        work = (_ANY_LAYER, outermost[-1:] and (_ANY_OPERATOR,)) if in_layers else (layer, outermost)
         if (line := sampled_line(frames)) is not None:
-            lines[place][line] += called
+            samples[work][line] += called
         else:
-            times[place] += ns
-            if len(place[1]) == len(frames) and not is_own_time(frames):
-                calls[place] += called
+            times[work] += ns
+            if len(work[1]) == len(frames) and not is_own_time(frames):
+                calls[work] += called
     by_owner: dict[str, Function] = {}
-    for place, seen in lines.items():
-        samples = max(seen.total(), 1)  # a file may have lines without samples
-        for line, count in seen.items():
+    for work, lines in samples.items():
+        op = "" if is_own_time(work[1]) else work[1][-1].name
+        all_samples = max(lines.total(), 1)  # a file may have lines without samples
+        for line, count in lines.items():
             function = by_owner.setdefault(line.owner, Function())
-            op = "" if is_own_time(place[1]) else place[1][-1].name
             function.samples += count
-            function.spent[Spent(line, op)] += times[place] * count // samples
+            function.spent[Spent(line, op)] += times[work] * count // all_samples
             if op:
-                function.op_calls[op] += calls[place] * count // samples
+                function.op_calls[op] += calls[work] * count // all_samples
     return sorted(by_owner.values(), key=lambda function: function.ns, reverse=True)
 
 
@@ -101,10 +104,10 @@ def _outermost(frames: Frames) -> tuple[Frame, ...]:
 
 def most_of(spent: Counter[Spent]) -> SourceLine:
     """The line that takes most of the time, without what it calls."""
-    lines: Counter[SourceLine] = Counter()
+    line_ns: Counter[SourceLine] = Counter()
     for part, ns in spent.items():
-        lines[part.line.at] += ns
-    return lines.most_common(1)[0][0]
+        line_ns[part.line.at] += ns
+    return line_ns.most_common(1)[0][0]
 
 
 @rule
@@ -128,18 +131,18 @@ def hooks(evidence: Evidence) -> Iterator[Advice]:
 # Python in layers
 
 _GAP_NS = 30_000  # what the call of a layer or an operator takes outside of it
-_is_array = Among(is_direct, lambda frames: frames[-1].name == "aten::resolve_neg")
+_converts_to_array = Among(is_direct, lambda frames: frames[-1].name == "aten::resolve_neg")
 """It is the operator that Tensor.numpy() and Tensor.tolist() call; models do not call it directly."""
 _is_line_between_ops = Among(is_line, lambda frames: is_own_time(frames[:-1]))
 _WAITS_FOR_RANKS = ("DistributedDataParallel.", "FullyShardedDataParallel.", FSDP_RANGE)
 """Prefixes of torch's own labels of distributed wrappers, which may wait for other ranks."""
 _is_python = Among(is_own_time, lambda frames: not any(frame.name.startswith(_WAITS_FOR_RANKS) for frame in frames))
-_IN_EACH_DIMENSION = """
+_NN_OF_EACH_DIMENSION = """
 AdaptiveAvgPool AdaptiveMaxPool AvgPool BatchNorm CircularPad ConstantPad Conv ConvTranspose Dropout InstanceNorm
 LPPool LazyBatchNorm LazyConv LazyConvTranspose LazyInstanceNorm MaxPool MaxUnpool ReflectionPad ReplicationPad
 ZeroPad
 """
-_OTHERS = """
+_OTHER_NN = """
 AdaptiveLogSoftmaxWithLoss AlphaDropout BCELoss BCEWithLogitsLoss Bilinear CELU CTCLoss ChannelShuffle Container
 CosineEmbeddingLoss CosineSimilarity CrossEntropyLoss CrossMapLRN2d DataParallel Dropout ELU Embedding EmbeddingBag
 FeatureAlphaDropout Flatten Fold FractionalMaxPool2d FractionalMaxPool3d GELU GLU GRU GRUCell GaussianNLLLoss
@@ -152,8 +155,8 @@ SoftMarginLoss Softmax Softmax2d Softmin Softplus Softshrink Softsign SyncBatchN
 Transformer TransformerDecoder TransformerDecoderLayer TransformerEncoder TransformerEncoderLayer TripletMarginLoss
 TripletMarginWithDistanceLoss Unflatten Unfold Upsample UpsamplingBilinear2d UpsamplingNearest2d
 """
-_OF_TORCH = frozenset(
-    [*_OTHERS.split(), *(f"{name}{number}d" for name in _IN_EACH_DIMENSION.split() for number in (1, 2, 3))]
+_NN_CLASSES = frozenset(
+    [*_OTHER_NN.split(), *(f"{name}{number}d" for name in _NN_OF_EACH_DIMENSION.split() for number in (1, 2, 3))]
 )
 """The classes of ``torch.nn``: the Python that runs in them between operators is not the user's."""
 
@@ -170,7 +173,7 @@ def python_in_layers(evidence: Evidence) -> Iterator[Advice]:
     times = own_time_of_slow_python(evidence)
     if not times:
         return
-    arrays = evidence.took(_is_array, phases=(FORWARD,))
+    arrays = evidence.took(_converts_to_array, phases=(FORWARD,))
     lines: defaultdict[int, Counter[SourceLine]] = defaultdict(Counter)
     for row in evidence.rows(_is_line_between_ops, phases=(FORWARD,)):
         if (source := sampled_line(row.frames)) is not None:
@@ -178,20 +181,20 @@ def python_in_layers(evidence: Evidence) -> Iterator[Advice]:
     for layer in [*times]:  # hooks have a finding of their own
         if 2 * sum(samples for line, samples in lines[layer].items() if line.is_hook) > lines[layer].total():
             del times[layer]
-    whole = sum(times.values())
-    gains = {layer: ns * evidence.while_idle(whole) // whole for layer, ns in times.items()}
+    all_ns = sum(times.values())
+    gains = {layer: ns * evidence.while_idle(all_ns) // all_ns for layer, ns in times.items()}
     for group in merged(evidence, gains, {layer: layer in arrays for layer in times}):
         ns = sum(times[layer] for layer in group.numbers)
         calls = [evidence.timed_calls(layer) for layer in group.numbers]
         of_calls = f" of {sum(calls):,} call{'s' * (sum(calls) != 1)}" if all(calls) else ""
         sampled = sum((lines[layer] for layer in group.numbers), Counter[SourceLine]()).most_common(1)
         line = f", most often at {sampled[0][0]}" if sampled else ""
-        leaves = sum(arrays[layer].calls for layer in group.numbers if layer in arrays)
-        leave = f"{leaves:,} time{'s' * (leaves != 1)}"
+        arrays_made = sum(arrays[layer].calls for layer in group.numbers if layer in arrays)
+        often = f"{arrays_made:,} time{'s' * (arrays_made != 1)}"
         yield group.advice(
             f"No operator runs for {format_time(ns)}{of_calls}: this is Python between operators{line}.",
-            f"Replace {'NumPy' if leaves else 'the Python loop'} with tensor operations.",
-            details=f"Tensors are converted to NumPy or to lists {leave}." if leaves else "",
+            f"Replace {'NumPy' if arrays_made else 'the Python loop'} with tensor operations.",
+            details=f"Tensors are converted to NumPy or to lists {often}." if arrays_made else "",
         )
 
 
@@ -203,7 +206,7 @@ def own_time_of_slow_python(evidence: Evidence) -> dict[int, int]:
     least 5 % of the recorded time must remain, and more than half of the layer's; many tiny operators have a rule of
     their own.
     """
-    if not evidence.ops_recorded or evidence.of_class.keys() <= _OF_TORCH:
+    if not evidence.ops_recorded or evidence.of_class.keys() <= _NN_CLASSES:
         return {}
     layers = evidence.run.layers
     slow: dict[int, int] = {}
@@ -223,7 +226,7 @@ def own_time_of_slow_python(evidence: Evidence) -> dict[int, int]:
 def has_python(layer: Layer) -> bool:
     """Whether the user's Python may run in a layer between operators. The ranges of a trace have no class, so they may
     be anything; only torch's own layers have ``settings``."""
-    return bool(layer.kind) and not layer.compiled and layer.kind not in _OF_TORCH and not layer.settings
+    return bool(layer.kind) and not layer.compiled and layer.kind not in _NN_CLASSES and not layer.settings
 
 
 # The garbage collector
