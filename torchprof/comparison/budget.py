@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from torchprof.analyze.columns import Column
 from torchprof.analyze.figures import incomplete_phases
-from torchprof.analyze.sentences import about_uncounted, operators_without_shapes, waited_share
+from torchprof.analyze.sentences import about_uncounted, operators_without_shapes
 from torchprof.comparison import as_run, compare
-from torchprof.comparison.diff import BUSY, FEWEST, SLOWER, UNDECIDED, Change, Diff, Pair
+from torchprof.comparison.diff import BUSY, FEWEST, SLOWER, UNDECIDED, Change, Diff, Pair, waited_at_most
 from torchprof.comparison.layers import ADDED, REMOVED
 from torchprof.errors import TorchprofError, suggest
 from torchprof.run.formats import EXAMPLES, FORMATS, UNITS, Bound, Cell, Figure, Unit, parse_amount
@@ -238,7 +238,7 @@ def _checked(diff: Diff, limit: Limit, subject: _Subject) -> tuple[bool, str]:
     A lower bound above an absolute limit exceeds it. A lower bound below the limit raises: the result is unknown.
     """
     # Absolute limits are per call of the model. A diff of runs with equally many calls holds totals.
-    calls = diff.counts[1] if diff.unit is None and subject.is_sum and limit.share is None else 1
+    calls = diff.calls_in_figures if subject.is_sum and limit.share is None else 1
     figure = subject.change.figure(1)
     if not figure.is_known or (figure.bound is Bound.AT_LEAST and limit.share is not None):
         raise _unknown(limit, subject, 1, figure)
@@ -293,7 +293,7 @@ def _judged(
     the cause. ``texts``: what the time is, and that it exceeds the limit."""
     sentence, exceeded = texts
     change, noise = subject.change, subject.change.noise
-    waited = max(map(waited_share, diff.after.metas), default=0.0) if subject.is_elapsed else 0.0
+    waited = waited_at_most(diff.after) if subject.is_elapsed else 0.0
     if waited and after * Fraction(1 - waited) <= most:
         return False, _unclear(sentence, waited)
     if noise is None or min(noise.counts) < FEWEST or (limit.share is not None and change.verdict == UNDECIDED):
@@ -308,7 +308,7 @@ def _judged(
     if beyond:
         return True, exceeded
     if change.verdict == BUSY:
-        return False, _unclear(sentence, max(waited, *(waited_share(meta) for meta in diff.before.metas)))
+        return False, _unclear(sentence, max(waited, waited_at_most(diff.before)))
     return False, f"Exceeded within noise, so it passes: {sentence[:-1]}; {typical}."
 
 
@@ -332,7 +332,7 @@ def _parts(diff: Diff, limit: Limit, pair: Pair, quantity: Column) -> str:
         lead += f" of the difference{beyond_noise}"
     else:
         own = diff.self_of(quantity)
-        calls = diff.counts[1] if diff.unit is None and own.is_self and quantity.what != "params" else 1
+        calls = diff.calls_in_figures if own.is_self and quantity.what != "params" else 1
         layers = [layer for layer in pair.walk() if layer.after is not None and (own.is_self or not layer.children)]
         figures = [(layer, layer.changes[own.key].figure(1)) for layer in layers]
         lead = "The largest parts"

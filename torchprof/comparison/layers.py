@@ -1,19 +1,14 @@
-"""Matches the layers of two runs: by path, and where paths differ, by content. And ``Side``: the figures of one run."""
+"""Matches the layers of two runs: by path, and where paths differ, by content."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
-from itertools import repeat
-from operator import add, or_, sub
+from operator import or_
 from typing import NamedTuple
 
-from torchprof.analyze.figures import Figures, figures_of_layers, measured_by_all
 from torchprof.run.layers import Layers
-from torchprof.run.measures import Spread
-from torchprof.run.run import Run
-from torchprof.run.words import FORWARD, PHASES
 
 UNCHANGED, MOVED, RENAMED, ADDED, REMOVED = "same", "moved", "renamed", "added", "removed"
 """How a layer after is related to the layer before."""
@@ -233,88 +228,3 @@ def _anchors(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[tuple[int
         chain.append(common[step])
         step = previous[step]
     return chain[::-1]
-
-
-# The figures of a run
-
-_NEARLY_ALL_TIME = 0.99  # times of steps and of calls differ slightly by the cost of measuring them
-
-
-class Side:
-    """One of the two runs, with its figures by layer. Lists are indexed as ``run.layers``, and end with the work of
-    ``NOT_SELECTED`` (-2) and ``OUTSIDE`` (-1)."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        layers = run.layers
-        self.below: list[list[int]] = [*layers.children, [], []]
-        of_layers = figures_of_layers(run, PHASES)
-        self.figures = [of_layers[layer.path] for layer in layers]
-        for selected_only in (False, True):
-            costs = {phase: run.no_layer(phase, selected=selected_only) for phase in PHASES}
-            self.figures.append(Figures(costs, costs))
-        self.known = [bool(figures.total) and not figures.unknown for figures in self.figures]
-        self.params = run.total_params()
-        self.knows_params = any(layer.params is not None for layer in layers)
-        self.peaks = self._peaks()
-        self.measured = measured_by_all(run)
-        self.steps = sum(meta.marked_steps for meta in run.metas)
-        self._steps_of = self._sampled_steps() if self.steps and self._steps_hold_all() else {}
-        self._spreads: defaultdict[tuple[int, str, int, str], list[Spread]] = defaultdict(list)  # of all devices
-        for key, spread in run.samples.items():
-            self._spreads[key.layer, key.phase, key.rank, key.measure].append(spread)
-
-    def worked(self, index: int, phase: str) -> bool:
-        """Whether a layer that was selected, or one below it, did anything in a phase."""
-        _, calls = self.run.rows.by_layer.get((index, PHASES.index(phase)), (None, 0))
-        return bool(calls or self.figures[index].cost(phase))
-
-    def _peaks(self) -> dict[tuple[int, str, bool], int]:
-        """The largest peak of memory above the start of a call, in bytes, by layer, phase and whether it is of a
-        device."""
-        peaks: dict[tuple[int, str, bool], int] = {}
-        for key, spread in self.run.samples.items():
-            of = (key.layer, key.phase, key.device != "cpu")
-            if key.measure == "peak_bytes":
-                peaks[of] = max(spread.max, peaks.get(of, spread.max))
-            elif key.measure == "kept_bytes":  # memory was recorded: without a peak it allocated nothing
-                peaks.setdefault(of, 0)
-        return peaks
-
-    def _steps_hold_all(self) -> bool:
-        """Whether all forward work of the models was in steps. An evaluation after the last one is in no step."""
-        in_steps: defaultdict[int, int] = defaultdict(int)
-        for key, spread in self.run.samples.items():
-            if key.measure == "step_cpu_ns" and key.phase == FORWARD:
-                in_steps[key.layer] += spread.sum
-        totals = [self.run.tree(FORWARD, number).total.cpu_ns for number in range(len(self.run.roots))]
-        return all(in_steps[root] >= _NEARLY_ALL_TIME * total for root, total in zip(self.run.layers.roots, totals))
-
-    def _sampled_steps(self) -> dict[int, tuple[int, ...]]:
-        """The steps in the samples, by rank: each is identified by the hash of its start time."""
-        steps = {}
-        for key, spread in self.run.samples.items():
-            if key.measure == "step_ns":
-                if len(set(spread.hashes)) < len(spread.hashes):  # values cannot be assigned to steps
-                    return {}
-                steps[key.rank] = spread.hashes
-        return steps
-
-    def of_steps(self, index: int, phase: str, field: str, is_self: bool = False) -> list[float]:
-        """The total or self time of a layer in each step, in the order of ``_sampled_steps``; empty without steps."""
-        values: list[float] = []
-        for rank, steps in self._steps_of.items():
-            taken = [0] * len(steps)
-            for spread in self._spreads[index, phase, rank, f"step_{field}"]:
-                by_step = dict(zip(spread.hashes, spread.sample))
-                taken = list(map(add, taken, map(by_step.get, steps, repeat(0))))
-            values += taken
-        for child in self.below[index] if is_self else ():
-            values = list(map(sub, values, self.of_steps(child, phase, field)))
-        return values
-
-    def of_calls(self, index: int, phase: str) -> list[float]:
-        """The time of each sampled call of a layer, times the number of its calls: so they compare to totals."""
-        spreads = [spread for meta in self.run.metas for spread in self._spreads[index, phase, meta.rank, "cpu_ns"]]
-        count = sum(spread.count for spread in spreads)
-        return [value * count for spread in spreads for value in spread.sample]
