@@ -85,8 +85,8 @@ class _Matching:
 
     def __init__(self, before: Layers, after: Layers) -> None:
         self.before, self.after = _LayerTree(before), _LayerTree(after)
-        self.partner: dict[int, Match] = {}  # of a layer after
-        self.matched: dict[int, int] = {}  # before → after
+        self.match_of_new: dict[int, Match] = {}
+        self.new_of_old: dict[int, int] = {}
         roots = self._roots()
         numbers: dict[Hashable, int] = {}
         with_settings = all(any(layer.settings for layer in layers) for layers in (before, after))
@@ -97,7 +97,7 @@ class _Matching:
             self._match(old, new, UNCHANGED)
 
     def _match(self, old: int, new: int, how: str) -> None:
-        self.partner[new], self.matched[old] = Match(old, new, how), new
+        self.match_of_new[new], self.new_of_old[old] = Match(old, new, how), new
 
     def _roots(self) -> list[tuple[int, int]]:
         pairs = self._same_names(self.before.roots, self.after.roots)
@@ -113,7 +113,7 @@ class _Matching:
 
     def by_path(self) -> None:
         """Match the children of matched layers, by name or by their place in a list."""
-        waiting = list(self.matched.items())
+        waiting = list(self.new_of_old.items())
         while waiting:
             above_old, above_new = waiting.pop()
             old, new = self.before.below[above_old], self.after.below[above_new]
@@ -128,45 +128,48 @@ class _Matching:
 
     def _aligned(self, old: Sequence[int], new: Sequence[int]) -> list[tuple[int, int]]:
         """The matching items of two lists, in the same order on both sides: items with equal content, between these
-        items with equal kind and settings, between those items of one kind."""
+        items with equal kind and settings, between those items of one kind.
+
+        Example: items with the contents A, B, C, D before and A, X, Y, C, D after. A matches at the start, C and D at
+        the end. Between them B matches X if X has its kind and settings, because both are item 1, or Y if only Y has
+        them. If neither has, the same by kind.
+        """
         pairs = []
         waiting = [(old, new, 0)]
         while waiting:
             old, new, level = waiting.pop()
             keys = [self.before.key(index, level) for index in old], [self.after.key(index, level) for index in new]
             if level:  # similar is not equal: match from the start by name too, and from the end only single candidates
-                alike = [(self.before.name(index), key) for index, key in zip(old, keys[0])]
-                first = _common(alike, [(self.after.name(index), key) for index, key in zip(new, keys[1])])
-                last = 0
+                start = _common([*zip(map(self.before.name, old), keys[0])], [*zip(map(self.after.name, new), keys[1])])
+                end = 0
             else:
-                first = _common(*keys)
-                last = _common(keys[0][first:][::-1], keys[1][first:][::-1])
-            stops = len(old) - last, len(new) - last
-            pairs += [*zip(old[:first], new[:first]), *zip(old[stops[0] :], new[stops[1] :])]
-            anchors = [
-                (first + position, first + other)
-                for position, other in _anchors(keys[0][first : stops[0]], keys[1][first : stops[1]])
-            ]
+                start = _common(*keys)
+                end = _common(keys[0][start:][::-1], keys[1][start:][::-1])
+            stops = len(old) - end, len(new) - end
+            pairs += [*zip(old[:start], new[:start]), *zip(old[stops[0] :], new[stops[1] :])]
+            in_between = _anchors(keys[0][start : stops[0]], keys[1][start : stops[1]])
+            anchors = [(start + position, start + other) for position, other in in_between]
             pairs += [(old[position], new[other]) for position, other in anchors]
-            for (a, b), (c, d) in zip([(first - 1, first - 1), *anchors], [*anchors, stops]):
+            # The gaps between anchors again, at the same level: fewer of their items are ambiguous.
+            for (a, b), (c, d) in zip([(start - 1, start - 1), *anchors], [*anchors, stops]):
                 if a + 1 < c and b + 1 < d and (anchors or level < _LEVELS - 1):
-                    waiting.append((old[a + 1 : c], new[b + 1 : d], level + (not anchors)))
+                    waiting.append((old[a + 1 : c], new[b + 1 : d], level if anchors else level + 1))
         return pairs
 
     def by_content(self) -> None:
         """Match the largest equal subtrees among the unmatched layers, wherever they are."""
         left: defaultdict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-        for side, tree, done in ((0, self.before, self.matched), (1, self.after, self.partner)):
+        for side, tree, done in ((0, self.before, self.new_of_old), (1, self.after, self.match_of_new)):
             for index, content in enumerate(tree.content):
                 if index not in done:
                     left[content][side].append(index)
         groups = [group for group in left.values() if group[0] and group[1]]
         for group in sorted(groups, key=lambda group: -self.before.size[group[0][0]]):
-            old = [index for index in group[0] if index not in self.matched]
-            new = [index for index in group[1] if index not in self.partner]
+            old = [index for index in group[0] if index not in self.new_of_old]
+            new = [index for index in group[1] if index not in self.match_of_new]
             for layer, other in self._unambiguous(old, new):
                 above = self.before.above[layer]
-                is_below_the_same = above >= 0 and self.matched.get(above) == self.after.above[other]
+                is_below_the_same = above >= 0 and self.new_of_old.get(above) == self.after.above[other]
                 self._match(layer, other, RENAMED if is_below_the_same else MOVED)
                 waiting = [(layer, other)]
                 while waiting:  # equal content: the children have the same names in the same order
@@ -188,18 +191,18 @@ class _Matching:
                 name, above = tree.name(index), tree.above[index]
                 if tree.has_params[index] or not name.isdecimal():
                     names.setdefault(name, ([], []))[side].append(index)
-                parent = above if side or above < 0 else self.matched.get(above)
+                parent = above if side or above < 0 else self.new_of_old.get(above)
                 if parent is not None and above >= 0:
                     parents.setdefault(parent, ([], []))[side].append(index)
         done: set[int] = set()
         for ones, others in (*names.values(), *parents.values()):
-            if len(ones) == len(others) == 1 and others[0] not in done and ones[0] not in self.matched:
+            if len(ones) == len(others) == 1 and others[0] not in done and ones[0] not in self.new_of_old:
                 done.add(others[0])
                 yield ones[0], others[0]
 
     def result(self) -> list[Match]:
-        matches = [self.partner.get(new, Match(None, new, ADDED)) for new in range(len(self.after.layers))]
-        removed = [Match(old, None, REMOVED) for old in range(len(self.before.layers)) if old not in self.matched]
+        matches = [self.match_of_new.get(new, Match(None, new, ADDED)) for new in range(len(self.after.layers))]
+        removed = [Match(old, None, REMOVED) for old in range(len(self.before.layers)) if old not in self.new_of_old]
         return matches + removed
 
 
@@ -210,7 +213,10 @@ def _common(old: Sequence[Hashable], new: Sequence[Hashable]) -> int:
 
 
 def _anchors(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """The positions of keys that occur once on each side: the longest chain that is in order on both."""
+    """The positions of keys that occur once on each side: the longest chain that is in order on both.
+
+    Example: A, B, C before and C, A, B after: A (0, 1) and B (1, 2).
+    """
     once = [{key for key, count in Counter(side).items() if count == 1} for side in (old, new)]
     positions = {key: position for position, key in enumerate(new)}
     common = [(position, positions[key]) for position, key in enumerate(old) if key in once[0] & once[1]]
@@ -223,8 +229,8 @@ def _anchors(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[tuple[int
         previous.append(piles[pile - 1] if pile else None)
         piles[pile:], tops[pile:] = [number, *piles[pile + 1 :]], [position, *tops[pile + 1 :]]
     chain = []
-    step = piles[-1] if piles else None
-    while step is not None:
-        chain.append(common[step])
-        step = previous[step]
+    last = piles[-1] if piles else None
+    while last is not None:
+        chain.append(common[last])
+        last = previous[last]
     return chain[::-1]

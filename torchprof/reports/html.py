@@ -25,7 +25,7 @@ from torchprof.analyze.report import QUESTIONS, report
 from torchprof.analyze.sentences import LEGEND, count_of_ranks
 from torchprof.comparison.diff import Diff
 from torchprof.comparison.layers import MOVED
-from torchprof.comparison.table import changes_of_layers, diff_headline, whole_of
+from torchprof.comparison.table import changes_of_layers, changes_of_run, diff_headline
 from torchprof.errors import TorchprofError
 from torchprof.first_screen.headline import headline
 from torchprof.first_screen.verdict import first_findings, in_short, lines_of_run
@@ -179,7 +179,7 @@ def diff_html(diff: Diff) -> str:
             "scale": [1 / count if diff.unit else 1 for count in reversed(diff.counts)],
             "per": diff.unit,
             "notes": [*diff.notes, *diff.warnings],
-            "whole": whole_of(diff),
+            "whole": changes_of_run(diff),
             "layerChanges": [[what, lines] for what, lines in changes_of_layers(diff)],
             "quantities": [
                 {
