@@ -72,8 +72,7 @@ def double_precision(evidence: Evidence) -> Iterator[Advice]:
         return
     gains = {
         number: Gain(
-            round(ns * _part_of_double(evidence, number)),
-            double_bytes[number] // 2 if number in double_bytes else None,
+            round(ns * _part_of_double(evidence, number)), double_bytes[number] // 2 if number in double_bytes else None
         )
         for number, work in took.items()
         if (ns := evidence.time_of(work))
