@@ -137,6 +137,7 @@ def _trains(evidence: Evidence) -> bool:
 
 
 def _depends_on_mode(layer: Layer) -> bool:
+    """Whether a layer computes something else in train mode than in eval mode."""
     if layer.kind in BATCH_NORMS:
         return "track_running_stats=False" not in layer.settings
     return layer.kind in _DROPOUTS and not layer.settings.startswith(("p=0,", "p=0.0,"))

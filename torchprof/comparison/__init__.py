@@ -154,7 +154,18 @@ class _Side:
 # Two runs, layer by layer
 
 
+class _IndexedPair(NamedTuple):
+    """A pair, and the indices of its layer before and after, None for a run that does not have it. For the work of no
+    layer they are negative."""
+
+    pair: Pair
+    before: int | None
+    after: int | None
+
+
 class _Comparison:
+    """Makes a ``Diff``: first what is compared and per what, then the figures and their noise, then the pairs."""
+
     def __init__(self, before: Run, after: Run) -> None:
         self.runs = before, after
         self.sides = _Side(before), _Side(after)
@@ -194,7 +205,7 @@ class _Comparison:
         return Denominator("step", counts) if all(counts) else Denominator(None, (1, 1))
 
     def _quantities(self) -> Iterator[Column]:
-        """What is compared: what both runs measured, without rates."""
+        """What is compared: what both runs measured, without rates; memory peaks only of phases in which both have any."""
         measured = self.sides[0].measured & self.sides[1].measured
         phases = [phase for phase in PHASES if any(phase in run.phases() for run in self.runs)]
         for column in catalogue(phases, measured, measured, self.device):
@@ -337,15 +348,6 @@ class _Comparison:
                 largest = max(peaks[0]), max(peaks[1])
                 whole[key] = _exact(*largest, *largest)
         return whole
-
-
-class _IndexedPair(NamedTuple):
-    """A pair, and the indices of its layer before and after, None for a run that does not have it. For the work of no
-    layer they are negative."""
-
-    pair: Pair
-    before: int | None
-    after: int | None
 
 
 def _nested(pairs: Iterable[Pair]) -> list[Pair]:
