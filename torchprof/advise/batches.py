@@ -130,6 +130,7 @@ def waiting_for_data(evidence: Evidence) -> Iterator[Advice]:
 
 
 def _loading(evidence: Evidence) -> _Loading:
+    """The sums of all work outside layers in torch's label of a loader."""
     fetches: Counter[str] = Counter()
     ns = in_no_op_ns = 0
     for row in evidence.rows(is_loading):

@@ -210,7 +210,8 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
 
 
 def _time_in_no_operator(evidence: Evidence) -> tuple[int, int]:
-    """The time of the loop in which no operator runs, and how much of it is that of calls or unusual."""
+    """The time of the loop in which no operator runs, and the part of it that the calls of operators take, or that is
+    unusual."""
     own = evidence.took_outside(Among(is_own_time, _is_loop), FORWARD)
     waited = sum(pipeline.waited_ns for pipeline in evidence.run.pipelines if pipeline.device == "cpu")
     gaps = [spread for _, spread in evidence.samples["step_gap_ns"]]
@@ -235,7 +236,7 @@ def _finding_on_operators(evidence: Evidence, function: Function, spent: Counter
 
 
 def _finding(evidence: Evidence, line: str, ns: int, kind: _Kind) -> Advice:
-    """The finding on what takes so much time: ``line`` is the first of it, "" if unknown."""
+    """The finding on a line that takes so much time; ``line`` is "" without samples."""
     per_step = evidence.per_step(ns)
     each = "" if per_step is None else f" ({format_time(per_step)} per step)"
     where = f"{line} takes" if line else "No operator and no layer runs for"

@@ -57,7 +57,7 @@ def layer_that_makes_the_peak(evidence: Evidence) -> Iterator[Advice]:
 
 
 def _large_at_peak(evidence: Evidence) -> dict[int, dict[int, _Bytes]]:
-    """What the layers that this is about had allocated at the peaks, by layer and the index of the peak."""
+    """The live bytes of the layers that have enough of them, by layer and the index of the peak in ``Run.memory``."""
     called = sum(key.phase == FORWARD for key, _ in evidence.samples["cpu_ns"])
     share = max(_LEAST_SHARE, 2 / max(called, 1))
     large: defaultdict[int, dict[int, _Bytes]] = defaultdict(dict)

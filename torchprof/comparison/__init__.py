@@ -205,7 +205,7 @@ class _Comparison:
         return Denominator("step", counts) if all(counts) else Denominator(None, (1, 1))
 
     def _quantities(self) -> Iterator[Column]:
-        """What is compared: what both runs measured, without rates; memory peaks only of phases in which both have any."""
+        """What is compared: what both runs measured, without rates; a peak only of phases in which both have one."""
         measured = self.sides[0].measured & self.sides[1].measured
         phases = [phase for phase in PHASES if any(phase in run.phases() for run in self.runs)]
         for column in catalogue(phases, measured, measured, self.device):
