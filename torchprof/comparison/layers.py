@@ -63,6 +63,7 @@ class _LayerTree:
         return self.layers[index].path[-1]
 
     def key(self, index: int, level: int) -> Hashable:
+        """What must be equal for a layer to match at a level of ``_LEVELS``."""
         layer = self.layers[index]
         return (self.content[index], (layer.kind, layer.settings), layer.kind)[level]
 
@@ -100,6 +101,7 @@ class _Matching:
         self.match_of_new[new], self.new_of_old[old] = Match(old, new, how), new
 
     def _roots(self) -> list[tuple[int, int]]:
+        """The models that match: those with the same name, and the rest in order if the classes are known."""
         pairs = self._same_names(self.before.roots, self.after.roots)
         named_before, named_after = {old for old, _ in pairs}, {new for _, new in pairs}
         old = [index for index in self.before.roots if index not in named_before]
