@@ -109,8 +109,7 @@ def _history(run: Run) -> Iterator[Part]:
 def _why(compilation: Compilation) -> str:
     if compilation.failure:
         return f"failed: {compilation.failure}" + (f"; {compilation.reason}" if compilation.reason else "")
-    is_first = compilation.name.rpartition("/")[2] == "0"
-    why = compilation.reason or ("first version" if is_first else UNKNOWN)
+    why = compilation.reason or ("first version" if compilation.is_first_version else UNKNOWN)
     if compilation.phase == BACKWARD:  # the reason is that of its forward
         why = "first backward"
     return f"{why} (from cache)" if compilation.from_cache else why

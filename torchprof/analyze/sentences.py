@@ -315,12 +315,8 @@ def about_flops(run: Run) -> Iterator[str]:
 
 def _about_busy_machines(run: Run) -> Iterator[str]:
     """One sentence for all ranks: a warning for each rank, with different figures, would hide other warnings."""
-    shares = {
-        meta.rank: (meta.run_delay_ns or 0) / meta.wall_ns
-        for meta in run.metas
-        if len(run.metas) > 1 and any(about_processors(meta))
-    }
-    if shares:
+    shares = {meta.rank: share for meta in run.metas if (share := waited_share(meta))}
+    if shares and len(run.metas) > 1:
         most = max(shares, key=shares.__getitem__)
         yield (
             f"The machine was busy on {len(shares)} of {len(run.metas)} ranks: the main thread waited for a processor "

@@ -6,7 +6,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from torchprof.advise import Advice, findings_table, judge, place, share_of
+from torchprof.advise import Advice, findings_table, judge, place_in_words, share_of
 from torchprof.advise.evidence import Evidence
 from torchprof.analyze.compiled import compiled_in_short
 from torchprof.analyze.report import Part, name_of_layer, printable, stacked
@@ -20,7 +20,7 @@ from torchprof.ranks.sentences import straggler
 from torchprof.run.formats import format_count, format_memory, short_time
 from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.run import Run
-from torchprof.run.torch_names import CONVOLUTIONS, FACTORS
+from torchprof.run.torch_names import PRODUCT_KERNELS
 from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, Frame, FrameKind
 
 FIRST_SHARE = 0.03
@@ -30,7 +30,6 @@ _WIDTH = 100
 _LINES = 2  # at most, of a finding, and of its remedy
 _CALLS_FOR_PERCENTILES = 20  # with fewer calls, less than one is beyond the 95th
 _MOSTLY_PRODUCTS = 0.5  # the share of the time in products from which on it is said
-_PRODUCTS = {*FACTORS, *CONVOLUTIONS}
 _NO_BATCH_FIRST = ("LSTM", "GRU", "RNN", "MultiheadAttention", "Transformer")
 """The classes whose input has its time, not the batch, in its first dimension unless ``batch_first=True``."""
 
@@ -219,7 +218,7 @@ def first_findings(evidence: Evidence, findings: Sequence[Advice] | None = None)
 
 def in_short(advice: Advice, evidence: Evidence) -> tuple[str, str]:
     """A finding in two sentences: the gain, the place and the cause; and the remedy."""
-    return f"{short_gain(advice, evidence)}{place(advice)}: {advice.cause}", advice.action
+    return f"{short_gain(advice, evidence)}{place_in_words(advice)}: {advice.cause}", advice.action
 
 
 def _drawn(number: int, cause: str, remedy: str, width: int) -> str:
@@ -253,7 +252,7 @@ def short_gain(advice: Advice, evidence: Evidence) -> str:
 
 
 def _has_product(frames: Iterable[Frame]) -> bool:
-    return any(frame.kind == FrameKind.OP and frame.name in _PRODUCTS for frame in frames)
+    return any(frame.kind == FrameKind.OP and frame.name in PRODUCT_KERNELS for frame in frames)
 
 
 def _nothing(run: Run) -> str:

@@ -25,7 +25,7 @@ from torchprof.analyze.report import (
     tables_and_sentences,
 )
 from torchprof.comparison.diff import Diff
-from torchprof.comparison.table import changes_of_layers, diff_headline, table_of, whole_of
+from torchprof.comparison.table import changes_of_layers, changes_of_run, diff_headline, table_of
 from torchprof.errors import TorchprofError, suggest
 from torchprof.first_screen.overview import overview
 from torchprof.run.formats import format_time
@@ -208,7 +208,7 @@ def diff_markdown(diff: Diff, *, depth: int | None = None, sort_by: str | None =
     """
     table, notes = table_of(diff, depth, sort_by, top)
     lines = [_escaped(diff_headline(diff, sort_by=sort_by)), ""]
-    whole = [f"- {_escaped(sentence)}" for sentence in whole_of(diff)]
+    whole = [f"- {_escaped(sentence)}" for sentence in changes_of_run(diff)]
     lines += [*whole, ""] if whole else []
     lines += markdown_lines(table)
     for what, texts in (*changes_of_layers(diff), ("", (*notes, *diff.notes, *diff.warnings))):

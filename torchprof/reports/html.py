@@ -19,13 +19,13 @@ from types import NoneType
 from typing import Any
 from zlib import compress
 
-from torchprof.advise import advise, gain, place
+from torchprof.advise import advise, gain_in_words, place_in_words
 from torchprof.advise.evidence import Evidence
 from torchprof.analyze.report import QUESTIONS, report
 from torchprof.analyze.sentences import LEGEND, count_of_ranks
 from torchprof.comparison.diff import Diff
 from torchprof.comparison.layers import MOVED
-from torchprof.comparison.table import changes_of_layers, diff_headline, whole_of
+from torchprof.comparison.table import changes_of_layers, changes_of_run, diff_headline
 from torchprof.errors import TorchprofError
 from torchprof.first_screen.headline import headline
 from torchprof.first_screen.verdict import first_findings, in_short, lines_of_run
@@ -85,8 +85,8 @@ def page(takes: Sequence[Take], more: Mapping[str, Any], compared: Run | None = 
         "facts": _facts(run),
         "findings": [
             {
-                "gain": gain(finding, evidence),
-                "place": place(finding),
+                "gain": gain_in_words(finding, evidence),
+                "place": place_in_words(finding),
                 "layers": finding.layers or [finding.layer],
                 "finding": finding.finding,
                 "remedy": finding.remedy,
@@ -179,7 +179,7 @@ def diff_html(diff: Diff) -> str:
             "scale": [1 / count if diff.unit else 1 for count in reversed(diff.counts)],
             "per": diff.unit,
             "notes": [*diff.notes, *diff.warnings],
-            "whole": whole_of(diff),
+            "whole": changes_of_run(diff),
             "layerChanges": [[what, lines] for what, lines in changes_of_layers(diff)],
             "quantities": [
                 {

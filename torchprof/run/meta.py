@@ -82,6 +82,11 @@ class Compilation(NamedTuple):
     from_cache: bool | None
     began_ns: int
 
+    @property
+    def is_first_version(self) -> bool:
+        """Whether no version of this code was compiled before: a compile id ends in the number of the version."""
+        return self.name.rpartition("/")[2] == "0"
+
 
 @dataclass(frozen=True)
 class Meta:

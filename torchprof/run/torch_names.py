@@ -39,6 +39,8 @@ CONVOLUTIONS = aten(
     "convolution _convolution convolution_overrideable cudnn_convolution cudnn_convolution_relu "
     "cudnn_convolution_add_relu cudnn_convolution_transpose convolution_backward"
 )
+PRODUCT_KERNELS = frozenset({*FACTORS, *CONVOLUTIONS})
+"""The operators that call the kernels of matrix products and convolutions."""
 SOFTMAX_OPS = aten("softmax _softmax")
 FORWARD_ATTENTION = aten(
     "scaled_dot_product_attention _scaled_dot_product_attention_math _scaled_dot_product_attention_math_for_mps "
