@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import PurePath
 
 from torchprof.analyze.compiled_regions import Compiled, PhaseOfRegion, compiled_in, python_name
 from torchprof.analyze.report import Part, ReportTable, name_of_layer, printable, report, spaced, stacked, time_cell
@@ -125,14 +124,12 @@ def _texts(run: Run, part: PhaseOfRegion) -> dict[str, Cell]:
 def _breaks(run: Run, usage: Compiled) -> Iterator[str]:
     """A sentence for each graph break that occurred."""
     for region, uses in usage.breaks.items():
-        file = PurePath(region.file).name
-        where = f"{file}:{region.break_line}" if file else f"line {region.break_line}"
         why = f": {region.break_reason}" if region.break_reason else ""
         calls = sum(use.calls for use in uses)
         modules = some([*dict.fromkeys(run.layers.name_of(use.layer) for use in uses)])
         names = some([*dict.fromkeys(use.name for use in uses)])
         times = f"{calls} time{'s' if calls > 1 else ''}"
-        yield printable(f"Graph break in {modules} at {where}, after region {names}, {times}{why}")
+        yield printable(f"Graph break in {modules} at {region.break_place}, after region {names}, {times}{why}")
 
 
 def _times(run: Run, usage: Compiled) -> Iterator[str]:

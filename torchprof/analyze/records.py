@@ -8,15 +8,14 @@ memory in bytes; the names of columns end in the unit.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
-from torchprof.analyze.columns import MEASURE_OF, measures_of_records
-from torchprof.analyze.figures import Figures, figures_of_layers, figures_of_no_layer, measured_by_all, mfu
+from torchprof.analyze.columns import measures_of_records
+from torchprof.analyze.figures import Figures, figures_of_layers, figures_of_no_layer
 from torchprof.errors import TorchprofError, suggest
-from torchprof.run.formats import Bound, Figure
-from torchprof.run.layers import find
-from torchprof.run.measures import Cost, Measure, SampleKey
+from torchprof.run.formats import Bound
+from torchprof.run.measures import Measure, SampleKey
 from torchprof.run.operators import Op, operators_of_layers
 from torchprof.run.rows import Around
 from torchprof.run.run import Run
@@ -25,8 +24,6 @@ from torchprof.run.words import (
     BETWEEN_OPS,
     FORWARD,
     LAUNCHED_BEFORE,
-    NOT_SELECTED,
-    OUTSIDE,
     PHASES,
     Frame,
     FrameKind,
@@ -288,117 +285,3 @@ def _cells_of_frames(frames: Sequence[Frame]) -> tuple[RecordValue, ...]:
         return (inside, name, kind, None, None, None)
     source = "\n".join(signature.stack) or None
     return (inside, name, kind, _as_json(signature.shapes), _as_json(signature.dtypes), source)
-
-
-# A run as a flat dict of numbers, for the tools that track training runs. docs/metrics.md lists the names.
-
-_Named = tuple[str, Figure]
-_NS_PER_MS = 1e6
-_TIMES = {"cpu_ms": MEASURE_OF["cpu_ns"], "device_ms": MEASURE_OF["device_ns"]}
-_COUNTS = {"flops": MEASURE_OF["flops"], "macs": MEASURE_OF["macs"]}
-
-
-def metrics(run: Run, layers: int | str | Iterable[str | tuple[str, ...]] | None = None) -> dict[str, int | float]:
-    """``Run.metrics``."""
-    figures = figures_of_layers(run, run.phases())
-    models = [figures[model.path] for model in run.roots]
-    named = [*_of_work(run, models), *_of_steps(run), *_of_memory(run), *_of_models(models)]
-    for path in _chosen(run, layers):
-        named += _of_layer(run, ".".join(path), figures[path])
-    known = {name: figure for name, figure in named if figure.is_known}
-    at_least = [name for name, figure in known.items() if figure.bound is Bound.AT_LEAST]
-    counts = {"ranks/count": len(run.metas), "warnings/count": len(run.warnings), "lower_bounds/count": len(at_least)}
-    return {name: figure.value for name, figure in known.items()} | counts
-
-
-def _chosen(run: Run, layers: int | str | Iterable[str | tuple[str, ...]] | None) -> list[tuple[str, ...]]:
-    """The paths of the layers to a depth, or of those that some paths name; none for None."""
-    if layers is None:
-        return []
-    if isinstance(layers, int) and not isinstance(layers, bool) and layers >= 0:
-        return [layer.path for layer in run.layers if len(layer.path) <= layers + 1]
-    if not isinstance(layers, Iterable):
-        raise TorchprofError(f"layers is a depth of 0 or more, a path or a list of paths, not {layers!r:.80}.")
-    known = [(layer.path,) for layer in run.layers]
-    numbers = {number for path in ([layers] if isinstance(layers, str) else layers) for number in find(path, known)}
-    return [run.layers[number].path for number in sorted(numbers)]
-
-
-def _of_work(run: Run, models: Sequence[Figures]) -> Iterator[_Named]:
-    """Time, FLOPs and MACs of all layers by phase, and the time of work of no layer; sums over ranks."""
-    measured = measured_by_all(run)
-    walls = [meta.wall_ns for meta in run.metas]
-    if all(walls) and measured & {"cpu_ns", "device_ns"}:
-        yield "time/recorded/wall_ms", Figure(max(walls) / _NS_PER_MS)
-    of_layers = {phase: Cost() for phase in run.phases()}
-    called = dict.fromkeys(of_layers, False)
-    for (layer, number), (cost, calls) in run.rows.by_layer.items():
-        if layer >= 0:
-            of_layers[PHASES[number]] += cost
-            called[PHASES[number]] |= calls > 0
-    for phase, cost in of_layers.items():
-        lacks = {phase for model in models if phase in model.incomplete}
-        whole = Figures({phase: cost}, {phase: cost}, unknown=not called[phase] and not cost, incomplete=lacks)
-        yield from _times(f"time/{phase}", whole, phase, measured)
-        for name, measure in _COUNTS.items():
-            yield f"{name}/{phase}", whole.measure(measure, phase, measured=measure.fields[0][0] in measured)
-        if "flops" in measured and not whole.unknown:
-            yield f"uncounted/{phase}", Figure(cost.uncounted)
-    for layer, name in ((OUTSIDE, "outside"), (NOT_SELECTED, "not_selected")):
-        costs = [run.no_layer(phase, selected=layer == OUTSIDE) for phase in PHASES]
-        if layer == OUTSIDE or any(costs):
-            in_all = {FORWARD: sum(costs, Cost())}
-            yield from _times(f"time/{name}", Figures(in_all, in_all), FORWARD, measured)
-    if "device_ns" in measured:
-        yield "time/launched_before/device_ms", Figure(run.left_over.device_ns / _NS_PER_MS)
-        busy = [ns / meta.wall_ns for meta in run.metas if meta.wall_ns for ns in meta.busy_devices.values()]
-        if busy:
-            yield "device/busy_share", Figure(sum(busy) / len(busy))
-    share = mfu(run)
-    if share is not None:
-        yield "mfu", share
-
-
-def _times(prefix: str, figures: Figures, phase: str, measured: Set[str]) -> Iterator[_Named]:
-    for name, measure in _TIMES.items():
-        time = figures.measure(measure, phase, measured=measure.fields[0][0] in measured)
-        yield f"{prefix}/{name}", time._replace(value=time.value / _NS_PER_MS)
-
-
-def _of_steps(run: Run) -> Iterator[_Named]:
-    """The duration of a step on the rank with the longest mean; and the number of steps."""
-    spreads = [spread for key, spread in run.samples.items() if key.measure == "step_ns" and spread.count]
-    if not spreads:
-        return
-    slowest = max(spreads, key=lambda spread: spread.sum / spread.count)
-    yield "steps/count", Figure(max(spread.count for spread in spreads))
-    mean, p95 = slowest.sum / slowest.count, slowest.quantile(0.95)
-    for name, ns in (("mean", mean), ("median", slowest.median), ("p95", p95), ("max", slowest.max)):
-        yield f"time/step/{name}_ms", Figure(ns / _NS_PER_MS)
-
-
-def _of_memory(run: Run) -> Iterator[_Named]:
-    """The highest peaks above the start, of the CPU and of any one device, over all ranks."""
-    for name, is_cpu in (("cpu", True), ("device", False)):
-        peaks = [memory.peak_bytes for memory in run.memory if (memory.device == "cpu") is is_cpu and memory.peak_bytes]
-        if peaks:
-            yield f"memory/{name}/peak_bytes", Figure(max(peaks))
-
-
-def _of_models(models: Sequence[Figures]) -> Iterator[_Named]:
-    """The forward calls and the parameters of all models; only if they are known of each."""
-    for name, figures in (
-        ("calls/forward", [model.number_of_calls() for model in models]),
-        ("parameters/count", [model.parameters() for model in models]),
-    ):
-        if figures and all(figure.is_known for figure in figures):
-            yield name, Figure(sum(figure.value for figure in figures))
-
-
-def _of_layer(run: Run, name: str, figures: Figures) -> Iterator[_Named]:
-    """The totals of a layer, with the layers below it, by phase."""
-    measured = measured_by_all(run)
-    for phase in run.phases():
-        yield from _times(f"layer/{name}/{phase}", figures, phase, measured)
-        counted = figures.measure(_COUNTS["flops"], phase, measured="flops" in measured)
-        yield f"layer/{name}/{phase}/flops", counted

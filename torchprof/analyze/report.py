@@ -295,6 +295,11 @@ def name_of_layer(run: Run, index: int) -> str:
     return printable(run.layers.name_of(index))
 
 
+def pattern_of(paths: Sequence[tuple[str, ...]]) -> str:
+    """The dotted path that fits all of these, which are equally long: ``*`` for a step in which they differ."""
+    return ".".join(steps[0] if len(set(steps)) == 1 else "*" for steps in zip(*paths))
+
+
 def rows_hidden(hidden: int, shown: int, which: str) -> str:
     """The start of a sentence: how many rows are hidden, and which are shown (``which``: "largest")."""
     rows = "1 row is" if hidden == 1 else f"{hidden} rows are"

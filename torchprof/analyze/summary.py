@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torchprof.analyze.columns import MEASURE_OF, Column
-from torchprof.analyze.figures import Figures, dtype_of_most_macs, figures_of_layers, peak_of, varying_calls
+from torchprof.analyze.figures import Figures, figures_of_layers, varying_calls
+from torchprof.analyze.metrics import dtype_of_most_macs, peak_of
 from torchprof.analyze.report import Part, ReportTable, Section, TableRow, branches, printable, report, spaced, stacked
 from torchprof.analyze.sentences import warnings_below
 from torchprof.run.formats import (

@@ -10,13 +10,13 @@ from statistics import mean, median
 from typing import NamedTuple
 
 from torchprof.analyze.device import short_kernel_name
-from torchprof.analyze.layers import pattern_of
 from torchprof.analyze.ops import shortened
 from torchprof.analyze.report import (
     Part,
     ReportTable,
     Section,
     TableRow,
+    pattern_of,
     phase_cell,
     printable,
     report,

@@ -7,7 +7,7 @@ from os import PathLike, fspath
 
 from torchprof.analyze.columns import Column, as_key, catalogue
 from torchprof.analyze.figures import figure_of
-from torchprof.analyze.sentences import waited_share
+from torchprof.analyze.warnings import waited_share
 from torchprof.comparison.diff import (
     ALPHA,
     BUSY,

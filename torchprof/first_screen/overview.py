@@ -9,14 +9,14 @@ from itertools import groupby
 from statistics import median
 
 from torchprof.analyze.columns import Column, columns_of, hot_path_column
-from torchprof.analyze.figures import Figures
-from torchprof.analyze.layers import Entry, all_entries, entries_of, summed_figures
+from torchprof.analyze.figures import Figures, summed_figures
+from torchprof.analyze.layers import Entry, all_entries, entries_of
 from torchprof.analyze.ops import shortened
 from torchprof.analyze.report import ReportTable, Section, TableRow, branches, printable, report, spaced, stacked
-from torchprof.analyze.sentences import about_flops, about_sums, from_to, other_warnings_of
+from torchprof.analyze.sentences import about_flops, about_sums, other_warnings_of
 from torchprof.analyze.top import largest_parts, title_of_parts
 from torchprof.first_screen.verdict import verdict
-from torchprof.run.formats import UNKNOWN, Bound, Cell, ReportCell, Value, format_time, short_time
+from torchprof.run.formats import UNKNOWN, Bound, Cell, ReportCell, Value, as_range, format_time, short_time
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD, PHASES
 
@@ -141,7 +141,7 @@ def _of_each(entry: Entry, by: Column) -> Cell:
         return figures[0].text(by.write) if len({*figures}) == 1 else UNKNOWN
     values = [figure.value for figure in figures]
     least, middle, most = (str(_short_time(by.write(value))) for value in (min(values), median(values), max(values)))
-    return by.write(median(values)).written(f"median of {len(values)}: {middle} ({from_to(least, most)})")
+    return by.write(median(values)).written(f"median of {len(values)}: {middle} ({as_range(least, most)})")
 
 
 def _short_heading(column: Column) -> str:

@@ -10,14 +10,14 @@ from torchprof.advise import Advice, findings_table, judge, place, share_of
 from torchprof.advise.evidence import Evidence
 from torchprof.analyze.compiled import compiled_in_short
 from torchprof.analyze.report import Part, name_of_layer, printable, stacked
-from torchprof.analyze.sentences import about_times, count_of_ranks, from_to
+from torchprof.analyze.sentences import about_times, count_of_ranks
 from torchprof.analyze.steps import device_parts, ns_behind_the_cpu, percents, time_parts
 from torchprof.analyze.top import measures_of
 from torchprof.first_screen.headline import headline
 from torchprof.ranks import balance_of
 from torchprof.ranks.pipeline_report import pipelines_in_short
 from torchprof.ranks.sentences import straggler
-from torchprof.run.formats import format_count, format_memory, short_time
+from torchprof.run.formats import as_range, format_count, format_memory, short_time
 from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.run import Run
 from torchprof.run.torch_names import CONVOLUTIONS, FACTORS
@@ -115,9 +115,9 @@ def _spread(spreads: Sequence[Spread], of: str, what: str = "") -> str:
     many = f"{count:,} {of}{'s' * (count != 1)}{what}{' each' * of_each}"
     median = short_time(whole.median)
     if whole.count < _CALLS_FOR_PERCENTILES:
-        return f"{many}: median {median} ({from_to(short_time(whole.min), short_time(whole.max))})"
+        return f"{many}: median {median} ({as_range(short_time(whole.min), short_time(whole.max))})"
     low, high = (short_time(whole.quantile(share)) for share in (0.05, 0.95))
-    return f"{many}: median {median}, 90% in {from_to(low, high)}"
+    return f"{many}: median {median}, 90% in {as_range(low, high)}"
 
 
 def _rate(run: Run) -> str:
