@@ -149,7 +149,16 @@ class Compiled:
 
 
 def compiled_in(run: Run) -> Compiled:
-    """The use of torch.compile in a run, from one pass over its rows."""
+    """The use of torch.compile in a run, from one pass over its rows.
+
+    Example: what rows count for in the use of region ``0/0``, by the frames inside it::
+
+        (none)                              overhead, and its calls
+        TorchDynamo Cache Lookup            overhead and guards
+        CompiledFxGraph > triton_add_0      graph
+        aten::nonzero                       beside
+        1/0 > …                             nothing: they are of region 1/0
+    """
     usage = Compiled()
     known = _known_regions(run)
     knows_layers = ("compile_layers", True) in run.meta.flags
@@ -234,8 +243,11 @@ OF_TORCH = "the forward of a module of torch.nn"
 
 
 def python_name(region: CompiledRegion) -> str:
-    """The function of a region, with its file and line. The rest of a function after a graph break has the name of the
-    function."""
+    """The function of a region, with its file and line: "Net.forward (net.py:12)".
+
+    The rest of a function after a graph break has the name of the function: "Net.forward", not
+    "Net.torch_dynamo_resume_in_forward_at_15".
+    """
     if region.function == WRAPPED:
         return OF_TORCH
     owner, _, name = region.function.rpartition(".")
