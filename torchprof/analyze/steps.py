@@ -177,8 +177,8 @@ def _duration(loop: _Loop) -> ReportTable:
 
 
 class _Part(NamedTuple):
-    """A part of a step that is of no layer. ``launches``: whether it may launch work on devices. ``shown``: None shows it
-    if it was recorded."""
+    """A part of a step that is of no layer. ``launches``: whether it may launch work on devices. ``shown``: None if
+    that depends on whether it was recorded."""
 
     name: str
     measure: str
