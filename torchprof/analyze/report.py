@@ -246,6 +246,8 @@ def report(
 
 # What several reports need
 
+_LONG_NAME = 60
+
 
 def kept_with_run(function: Callable[[Run], _Result]) -> Callable[[Run], _Result]:
     """Keep what a function makes of a run as long as the run: several reports ask for it, and a job may have thousands
@@ -288,6 +290,15 @@ def time_cell(ns: float | None) -> Cell:
 def printable(name: str) -> str:
     """A name with unprintable characters, such as line breaks, written as escapes: they would break tables."""
     return name if name.isprintable() else "".join(char if char.isprintable() else repr(char)[1:-1] for char in name)
+
+
+def shortened(name: str, width: int = _LONG_NAME) -> str:
+    """A name of at most ``width`` characters, long ones without their middle; unprintable characters as escapes."""
+    name = printable(name)
+    if len(name) <= width:
+        return name
+    head = (width - 1) * 3 // 5
+    return f"{name[:head]}…{name[len(name) - (width - 1 - head) :]}"
 
 
 def name_of_layer(run: Run, index: int) -> str:

@@ -10,7 +10,6 @@ from statistics import mean, median
 from typing import NamedTuple
 
 from torchprof.analyze.device import short_kernel_name
-from torchprof.analyze.ops import shortened
 from torchprof.analyze.report import (
     Part,
     ReportTable,
@@ -20,6 +19,7 @@ from torchprof.analyze.report import (
     phase_cell,
     printable,
     report,
+    shortened,
     spaced,
     stacked,
 )

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from torchprof.analyze.ops import shortened
-from torchprof.analyze.report import printable, report
+from torchprof.analyze.report import printable, report, shortened
 from torchprof.analyze.sentences import count_of_ranks, summed_over
 from torchprof.analyze.top import KindOfWork, Parts, most_sampled, parts_of, source_lines
 from torchprof.run.layers import Layer, Layers
