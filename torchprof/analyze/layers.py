@@ -157,17 +157,17 @@ def _own_of_range(op: Op) -> Cost:
 
 def sort_entries(entries: list[Entry], column: Column) -> None:
     """Sort siblings by a column, largest first, on all levels. Work of no layer stays last."""
-    entries.sort(key=lambda entry: (not entry.is_layer, -column.of(entry.figures) if entry.is_layer else 0))
+    entries.sort(key=lambda entry: (not entry.is_layer, -column.sort_key(entry.figures) if entry.is_layer else 0))
     for entry in [*all_entries(entries)]:
-        entry.children.sort(key=lambda child: -column.of(child.figures))
+        entry.children.sort(key=lambda child: -column.sort_key(child.figures))
         for _, op in [*branches([entry], lambda row: row.ops)]:
-            op.ops.sort(key=lambda inner: -column.of(inner.figures))
+            op.ops.sort(key=lambda inner: -column.sort_key(inner.figures))
 
 
 def mark_hot(entries: Sequence[Entry], column: Column) -> None:
     """Mark the hottest path: from the largest model down, the child with the largest total, until a layer's self is at
     least as large as the total of its largest child."""
-    self_of, total_of = column.ranking.of, column.of
+    self_of, total_of = column.ranking.sort_key, column.sort_key
     self_above = 0.0
     while entries := [entry for entry in entries if entry.is_layer]:
         hottest = max(entries, key=lambda entry: total_of(entry.figures))
@@ -193,7 +193,7 @@ def keep_top(entries: list[Entry], column: Column, top: int) -> list[str]:
 
     A layer with hidden layers below it is ranked by its total, because it stands for them.
     """
-    self_of, total_of = column.ranking.of, replace(column, is_self=False).of
+    self_of, total_of = column.ranking.sort_key, replace(column, is_self=False).sort_key
     layers = [entry for entry in all_entries(entries) if entry.is_layer]
     ranked = [entry for entry in layers if entry.figures.total and not entry.figures.unknown]
     ranked.sort(key=lambda entry: -(total_of if entry.hidden else self_of)(entry.figures))

@@ -19,26 +19,27 @@ from torchprof.run.run import Run
 from torchprof.run.torch_names import DTYPES
 from torchprof.run.words import BACKWARD, FORWARD, NOT_SELECTED, OUTSIDE, PHASES
 
-_Named = tuple[str, Figure]
+_Metric = tuple[str, Figure]
+"""The name of a metric and its figure."""
 _NS_PER_MS = 1e6
 _TIMES = {"cpu_ms": MEASURE_OF["cpu_ns"], "device_ms": MEASURE_OF["device_ns"]}
 _COUNTS = {"flops": MEASURE_OF["flops"], "macs": MEASURE_OF["macs"]}
 
 
 def metrics(run: Run, layers: int | str | Iterable[str | tuple[str, ...]] | None = None) -> dict[str, int | float]:
-    """``Run.metrics``."""
+    """``Run.metrics``: all numbers that are known, by name."""
     figures = figures_of_layers(run, run.phases())
     models = [figures[model.path] for model in run.roots]
-    named = [*_of_work(run, models), *_of_steps(run), *_of_memory(run), *_of_models(models)]
-    for path in _chosen(run, layers):
-        named += _of_layer(run, ".".join(path), figures[path])
+    named = [*_work_metrics(run, models), *_step_metrics(run), *_memory_metrics(run), *_model_metrics(models)]
+    for path in _paths_of(run, layers):
+        named += _layer_metrics(run, ".".join(path), figures[path])
     known = {name: figure for name, figure in named if figure.is_known}
     at_least = [name for name, figure in known.items() if figure.bound is Bound.AT_LEAST]
     counts = {"ranks/count": len(run.metas), "warnings/count": len(run.warnings), "lower_bounds/count": len(at_least)}
     return {name: figure.value for name, figure in known.items()} | counts
 
 
-def _chosen(run: Run, layers: int | str | Iterable[str | tuple[str, ...]] | None) -> list[tuple[str, ...]]:
+def _paths_of(run: Run, layers: int | str | Iterable[str | tuple[str, ...]] | None) -> list[tuple[str, ...]]:
     """The paths of the layers to a depth, or of those that some paths name; none for None."""
     if layers is None:
         return []
@@ -51,7 +52,7 @@ def _chosen(run: Run, layers: int | str | Iterable[str | tuple[str, ...]] | None
     return [run.layers[number].path for number in sorted(numbers)]
 
 
-def _of_work(run: Run, models: Sequence[Figures]) -> Iterator[_Named]:
+def _work_metrics(run: Run, models: Sequence[Figures]) -> Iterator[_Metric]:
     """Time, FLOPs and MACs of all layers by phase, and the time of work of no layer; sums over ranks."""
     measured = measured_by_all(run)
     walls = [meta.wall_ns for meta in run.metas]
@@ -66,7 +67,7 @@ def _of_work(run: Run, models: Sequence[Figures]) -> Iterator[_Named]:
     for phase, cost in of_layers.items():
         lacks = {phase for model in models if phase in model.incomplete}
         whole = Figures({phase: cost}, {phase: cost}, unknown=not called[phase] and not cost, incomplete=lacks)
-        yield from _times(f"time/{phase}", whole, phase, measured)
+        yield from _time_metrics(f"time/{phase}", whole, phase, measured)
         for name, measure in _COUNTS.items():
             yield f"{name}/{phase}", whole.measure(measure, phase, measured=measure.fields[0][0] in measured)
         if "flops" in measured and not whole.unknown:
@@ -75,7 +76,7 @@ def _of_work(run: Run, models: Sequence[Figures]) -> Iterator[_Named]:
         costs = [run.no_layer(phase, selected=layer == OUTSIDE) for phase in PHASES]
         if layer == OUTSIDE or any(costs):
             in_all = {FORWARD: sum(costs, Cost())}
-            yield from _times(f"time/{name}", Figures(in_all, in_all), FORWARD, measured)
+            yield from _time_metrics(f"time/{name}", Figures(in_all, in_all), FORWARD, measured)
     if "device_ns" in measured:
         yield "time/launched_before/device_ms", Figure(run.left_over.device_ns / _NS_PER_MS)
         busy = [ns / meta.wall_ns for meta in run.metas if meta.wall_ns for ns in meta.busy_devices.values()]
@@ -86,13 +87,13 @@ def _of_work(run: Run, models: Sequence[Figures]) -> Iterator[_Named]:
         yield "mfu", share
 
 
-def _times(prefix: str, figures: Figures, phase: str, measured: Set[str]) -> Iterator[_Named]:
+def _time_metrics(prefix: str, figures: Figures, phase: str, measured: Set[str]) -> Iterator[_Metric]:
     for name, measure in _TIMES.items():
         time = figures.measure(measure, phase, measured=measure.fields[0][0] in measured)
         yield f"{prefix}/{name}", time._replace(value=time.value / _NS_PER_MS)
 
 
-def _of_steps(run: Run) -> Iterator[_Named]:
+def _step_metrics(run: Run) -> Iterator[_Metric]:
     """The duration of a step on the rank with the longest mean; and the number of steps."""
     spreads = [spread for key, spread in run.samples.items() if key.measure == "step_ns" and spread.count]
     if not spreads:
@@ -104,7 +105,7 @@ def _of_steps(run: Run) -> Iterator[_Named]:
         yield f"time/step/{name}_ms", Figure(ns / _NS_PER_MS)
 
 
-def _of_memory(run: Run) -> Iterator[_Named]:
+def _memory_metrics(run: Run) -> Iterator[_Metric]:
     """The highest peaks above the start, of the CPU and of any one device, over all ranks."""
     for name, is_cpu in (("cpu", True), ("device", False)):
         peaks = [memory.peak_bytes for memory in run.memory if (memory.device == "cpu") is is_cpu and memory.peak_bytes]
@@ -112,7 +113,7 @@ def _of_memory(run: Run) -> Iterator[_Named]:
             yield f"memory/{name}/peak_bytes", Figure(max(peaks))
 
 
-def _of_models(models: Sequence[Figures]) -> Iterator[_Named]:
+def _model_metrics(models: Sequence[Figures]) -> Iterator[_Metric]:
     """The forward calls and the parameters of all models; only if they are known of each."""
     for name, figures in (
         ("calls/forward", [model.number_of_calls() for model in models]),
@@ -122,11 +123,11 @@ def _of_models(models: Sequence[Figures]) -> Iterator[_Named]:
             yield name, Figure(sum(figure.value for figure in figures))
 
 
-def _of_layer(run: Run, name: str, figures: Figures) -> Iterator[_Named]:
+def _layer_metrics(run: Run, name: str, figures: Figures) -> Iterator[_Metric]:
     """The totals of a layer, with the layers below it, by phase."""
     measured = measured_by_all(run)
     for phase in run.phases():
-        yield from _times(f"layer/{name}/{phase}", figures, phase, measured)
+        yield from _time_metrics(f"layer/{name}/{phase}", figures, phase, measured)
         counted = figures.measure(_COUNTS["flops"], phase, measured="flops" in measured)
         yield f"layer/{name}/{phase}/flops", counted
 

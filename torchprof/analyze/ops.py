@@ -145,7 +145,7 @@ def ranked(
     if order.what == "text":
         lines = sorted(lines, key=lambda line: [*map(str, line.texts[order.heading])])
     else:
-        lines = sorted(lines, key=lambda line: -order.of(line))
+        lines = sorted(lines, key=lambda line: -order.sort_key(line))
     shown = lines[:top]
     rows = [row for line in shown for row in _rows(line, all_columns, whole)]
     below: list[Part] = [*whole.sentence(columns), *sentences]

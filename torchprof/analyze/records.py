@@ -1,6 +1,6 @@
-"""A run as flat tables of plain values, for spreadsheets, data frames and databases; and as a dict of numbers.
+"""A run as flat tables of plain values, for spreadsheets, data frames and databases.
 
-In tables, an unknown value is None, never 0: what could not be measured, the costs of a layer that was never called,
+An unknown value is None, never 0: what could not be measured, the costs of a layer that was never called,
 and a sum with no known part. ``lower_bounds`` names the columns whose value is a lower bound. Times are in nanoseconds,
 memory in bytes; the names of columns end in the unit.
 """
@@ -37,8 +37,7 @@ _INWARD = " > "  # separates names, from outer to inner
 
 
 class Table(NamedTuple):
-    """``columns``: the type of each column, int or str, by name. ``records``: tuples with a value, or None, per
-    column."""
+    """Records with a value, or None, in each column. ``columns``: the type of each column, int or str, by name."""
 
     columns: dict[str, type]
     records: list[tuple[RecordValue, ...]]
@@ -59,9 +58,9 @@ def layer_records(run: Run) -> Table:
     parameters are the same in all records of a layer.
     """
     figures = measures_of_records(run)
-    asked = {name for meta in run.metas for name in meta.requested}
-    durations = ("min_call_cpu_ns", "median_call_cpu_ns", "max_call_cpu_ns") if "cpu_ns" in asked else ()
-    peaks = [name for name in ("cpu", "device") if f"{name}_allocated" in asked]
+    requested = {name for meta in run.metas for name in meta.requested}
+    durations = ("min_call_cpu_ns", "median_call_cpu_ns", "max_call_cpu_ns") if "cpu_ns" in requested else ()
+    peaks = [name for name in ("cpu", "device") if f"{name}_allocated" in requested]
     columns = {
         **_typed(str, "layer", "kind", "settings"),
         **_typed(int, "depth"),
@@ -75,20 +74,20 @@ def layer_records(run: Run) -> Table:
     }
     records: list[tuple[RecordValue, ...]] = []
     phases = run.phases()
-    for of_rank in run.of_ranks([meta.rank for meta in run.metas]):
-        for row in _rows_of_layers(of_rank, phases):
+    for one_rank in run.of_ranks([meta.rank for meta in run.metas]):
+        for row in _rows_of_layers(one_rank, phases):
             for phase in [FORWARD] if row.figures.left_over else phases:
-                values = _values(figures, row.figures, phase, frozenset(of_rank.meta.measured))
                 records.append(
                     (
                         *row.names,
-                        phase_of(row.number, phase),
-                        of_rank.meta.rank,
-                        _calls(of_rank, row, phase),
-                        *values,
-                        *(_durations(of_rank, row.number, phase) if durations else ()),
-                        *(_peak(of_rank, row.number, phase, name == "cpu") for name in peaks),
-                        *row.holds,
+                        phase_of(row.layer, phase),
+                        one_rank.meta.rank,
+                        _calls(one_rank, row, phase),
+                        *_values(figures, row.figures, phase, frozenset(one_rank.meta.measured)),
+                        *(_durations(one_rank, row.layer, phase) if durations else ()),
+                        *(_peak(one_rank, row.layer, phase, name == "cpu") for name in peaks),
+                        *row.parameters,
+                        *row.shapes,
                     )
                 )
     return Table(columns, records)
@@ -110,25 +109,24 @@ def operator_records(run: Run) -> Table:
         **_typed(str, "lower_bounds"),
     }
     records: list[tuple[RecordValue, ...]] = []
-    for of_rank in run.of_ranks([meta.rank for meta in run.metas]):
+    for one_rank in run.of_ranks([meta.rank for meta in run.metas]):
         for phase in run.phases():
-            ops_by_layer = operators_of_layers(of_rank.rows, phase)
-            for index, ops in sorted(ops_by_layer.items(), key=lambda item: item[0] % (len(run.layers) + 2)):
-                kind = of_rank.layers[index].kind or None if index >= 0 else None
-                for op, labels in _flat(ops):
-                    own_time = op.name == BETWEEN_OPS
+            ops_by_layer = operators_of_layers(one_rank.rows, phase)
+            layers_first = sorted(ops_by_layer, key=lambda layer: layer % (len(run.layers) + 2))  # then -2 and -1
+            for layer in layers_first:
+                for op, labels in _with_labels(ops_by_layer[layer]):
                     costs = Figures({phase: op.self}, {phase: op.total})
                     records.append(
                         (
-                            LAUNCHED_BEFORE if op.name == LAUNCHED_BEFORE else of_rank.layers.name_of(index),
-                            kind,
-                            phase_of(index, phase),
-                            of_rank.meta.rank,
+                            LAUNCHED_BEFORE if op.name == LAUNCHED_BEFORE else one_rank.layers.name_of(layer),
+                            one_rank.layers[layer].kind or None if layer >= 0 else None,
+                            phase_of(layer, phase),
+                            one_rank.meta.rank,
                             op.name,
                             op.kind,
                             _INWARD.join(labels) or None,
-                            None if own_time else op.calls,
-                            *_values(figures, costs, phase, frozenset(of_rank.meta.measured)),
+                            None if op.name == BETWEEN_OPS else op.calls,
+                            *_values(figures, costs, phase, frozenset(one_rank.meta.measured)),
                         )
                     )
     return Table(columns, records)
@@ -157,11 +155,11 @@ def row_records(run: Run) -> Table:
     records: list[tuple[RecordValue, ...]] = []
     for number, row in enumerate(run.rows):
         index, chain, within = (run.rows.columns[name][number] for name in ("layer", "frames", "within"))
-        own_time = not row.frames
+        is_own_time = not row.frames  # of a layer, between operators
         costs = Figures(
             own={row.phase: row.cost},
             total={row.phase: row.cost},
-            unknown=not own_time and row.frames[-1].kind == FrameKind.PYTHON,
+            unknown=not is_own_time and row.frames[-1].kind == FrameKind.PYTHON,
         )
         records.append(
             (
@@ -173,7 +171,7 @@ def row_records(run: Run) -> Table:
                 ", ".join(layer.name for layer in row.shared_by) or None,
                 surroundings[within],
                 *chains[chain],
-                None if own_time and (index < 0 or row.phase == BACKWARD) else row.calls,
+                None if is_own_time and (index < 0 or row.phase == BACKWARD) else row.calls,
                 *_values(figures, costs, row.phase, measured[row.rank], of_self_alone=True),
             )
         )
@@ -211,12 +209,14 @@ def _values(
 
 
 class _Row(NamedTuple):
-    """A layer, or the work of no layer: ``names`` are the cells before the phase, ``holds`` those after the figures."""
+    """A layer, or the work of no layer. ``names``: the cells before the phase. ``parameters``, ``shapes``: the last
+    cells."""
 
-    number: int
+    layer: int
     figures: Figures
     names: tuple[RecordValue, ...]
-    holds: tuple[RecordValue, ...] = (None,) * 5
+    parameters: tuple[RecordValue, ...] = (None,) * 3
+    shapes: tuple[RecordValue, ...] = (None,) * 2
 
 
 def _rows_of_layers(run: Run, phases: Sequence[str]) -> Iterator[_Row]:
@@ -225,18 +225,19 @@ def _rows_of_layers(run: Run, phases: Sequence[str]) -> Iterator[_Row]:
     for path, figures in figures_of_layers(run, phases).items():
         index = run.layers.index_of[path]
         layer = run.layers[index]
-        names = (layer.name, layer.kind or None, layer.settings or None, len(path) - 1)
+        names = layer.name, layer.kind or None, layer.settings or None, len(path) - 1
+        parameters = layer.params, params[path], layer.trainable_params
         shapes = _as_json(layer.input_shapes), _as_json(layer.output_shapes)
-        yield _Row(index, figures, names, (layer.params, params[path], layer.trainable_params, *shapes))
+        yield _Row(index, figures, names, parameters, shapes)
     for index, name, figures in figures_of_no_layer(run, phases):
         yield _Row(index, figures, (name, None, None, None))
 
 
 def _calls(run: Run, row: _Row, phase: str) -> int | None:
     """The calls of a layer in a phase; None if they are unknown, and for work of no layer."""
-    if row.number < 0 or phase == BACKWARD or not row.figures.number_of_calls().is_known:
+    if row.layer < 0 or phase == BACKWARD or not row.figures.number_of_calls().is_known:
         return None
-    _, calls = run.rows.by_layer.get((row.number, PHASES.index(phase)), (None, 0))
+    _, calls = run.rows.by_layer.get((row.layer, PHASES.index(phase)), (None, 0))
     return calls
 
 
@@ -256,7 +257,7 @@ def _peak(run: Run, index: int, phase: str, on_cpu: bool) -> int | None:
     return max((spread.max for spread in spreads if spread is not None), default=None)
 
 
-def _flat(ops: Sequence[Op]) -> Iterator[tuple[Op, tuple[str, ...]]]:
+def _with_labels(ops: Sequence[Op]) -> Iterator[tuple[Op, tuple[str, ...]]]:
     """Each operator and label, with the labels around it."""
     waiting: list[tuple[Op, tuple[str, ...]]] = [(op, ()) for op in reversed(ops)]
     while waiting:

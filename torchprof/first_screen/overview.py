@@ -268,7 +268,7 @@ def _count_of_ops(row: Entry) -> int:
 def _size(figures: Figures, ranking: Column) -> float:
     """How large a row is: its total in all phases."""
     if ranking.measure is None:  # nothing was measured
-        return ranking.of(figures)
+        return ranking.sort_key(figures)
     return sum(map(ranking.measure.of, figures.total.values()))
 
 
