@@ -131,11 +131,11 @@ def figures_of_layers(run: Run, phases: Sequence[str]) -> dict[_Path, Figures]:
             if selected is None or layer.path in selected:
                 totals, selves = incomplete.get(layer.path, (frozenset(), frozenset()))
                 figures_of[layer.path] = Figures(
-                    {phase: node.self for phase, node in zip(phases, nodes)},
-                    {phase: node.total for phase, node in zip(phases, nodes)},
-                    calls,
-                    params[layer.path],
-                    layer.params,
+                    own={phase: node.self for phase, node in zip(phases, nodes)},
+                    total={phase: node.total for phase, node in zip(phases, nodes)},
+                    calls=calls,
+                    params=params[layer.path],
+                    own_params=layer.params,
                     has_params=True,
                     unknown=not any(node.calls or node.total for node in nodes),
                     inlined=layer.compiled and not calls,

@@ -287,6 +287,7 @@ class _MemoryByLayer:
         """The rows of a device: the models with all layers below them, then work of no layer. ``samples``: those of
         the device."""
         run = self.run
+        of_rank = [other for other, memory in enumerate(run.memory) if memory.rank == run.memory[device].rank]
         figures_of_calls = _figures_of_calls(run.layers, samples)
         figures = {}
         for path, of_layer in figures_of_layers(run, run.phases()).items():
@@ -295,7 +296,7 @@ class _MemoryByLayer:
                 layer = run.layers.index_of[path]
                 figures[path] = self._figures(device, layer, is_unknown=of_layer.unknown)
                 figures[path].more = {
-                    ("activations", FORWARD, False): self._activations(device, layer),
+                    ("activations", FORWARD, False): self._activations(device, layer, of_rank),
                     **figures_of_calls(layer, figures[path]),
                 }
         entries = [entry for path, entry in entries_by_path(figures).items() if len(path) == 1]
@@ -312,15 +313,13 @@ class _MemoryByLayer:
         )
         return Figures(own, total, unknown=is_unknown)
 
-    def _activations(self, device: int, layer: int) -> Figure:
-        """The outputs of one call, on the device of the rank on which the layer allocated most; else unknown."""
-        memories = self.run.memory
-        of_rank = [other for other, memory in enumerate(memories) if memory.rank == memories[device].rank]
+    def _activations(self, device: int, layer: int, of_rank: Sequence[int]) -> Figure:
+        """The outputs of one call, unknown unless the layer allocated most on this one of the devices ``of_rank``."""
 
         def allocated(other: int) -> int:
             return _ALLOCATED.of(self.used[other].total.get((layer, FORWARD), Cost()))
 
-        is_here = device == max(of_rank, key=lambda other: (allocated(other), memories[other].peak_bytes))
+        is_here = device == max(of_rank, key=lambda other: (allocated(other), self.run.memory[other].peak_bytes))
         is_first = self.varying[self.run.layers[layer].path] is not False
         return figure_of(self.run.layers[layer].output_bytes if is_here else None, "first" if is_first else "")
 

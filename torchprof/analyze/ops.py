@@ -78,9 +78,9 @@ class TableLine(Figures):
 def line_of(texts: Mapping[str, Sequence[Cell]], sums: Sums, *, left_over: bool = False) -> TableLine:
     """A line with these figures; 0 calls are blank. ``left_over``: it was launched before the recording."""
     return TableLine(
-        {SUM_OF_PHASES: sums.self},
-        {SUM_OF_PHASES: sums.total},
-        sums.calls or -1,
+        own={SUM_OF_PHASES: sums.self},
+        total={SUM_OF_PHASES: sums.total},
+        calls=sums.calls or -1,
         left_over=left_over,
         texts=texts,
         is_part=0 < sums.calls == sums.parts,
@@ -91,9 +91,9 @@ def line_of_figures(texts: Mapping[str, Sequence[Cell]], figures: Figures, phase
     """A line with the sum of the figures over these phases."""
     own, total = (sum((costs.get(phase, Cost()) for phase in phases), Cost()) for costs in (figures.own, figures.total))
     return TableLine(
-        {SUM_OF_PHASES: own},
-        {SUM_OF_PHASES: total},
-        figures.calls,
+        own={SUM_OF_PHASES: own},
+        total={SUM_OF_PHASES: total},
+        calls=figures.calls,
         unknown=figures.unknown,
         inlined=figures.inlined,
         incomplete={SUM_OF_PHASES} if figures.incomplete & {*phases} else frozenset(),

@@ -230,8 +230,8 @@ def report(
     name: str, shows: str = "", *, answers: str = "", suffix: str | None = None, of: str = "run"
 ) -> Callable[[Callable[..., _Part]], Callable[..., _Part]]:
     """Register a function as a report of that name: ``of`` a "run", or of the "diff" of two runs. Its keyword arguments
-    are options, of which ``OPTIONS`` has the meaning. Of what ``answers`` a question, ``tablefmt`` is one, too: how the
-    tables are drawn.
+    are options, of which ``OPTIONS`` has the meaning. A report that ``answers`` a question has the option ``tablefmt``,
+    too: how the tables are drawn.
 
     ``shows``: its line in the list of reports. ``answers``: a key of ``QUESTIONS``. ``suffix``: ``export`` writes this
     report to files with this suffix.
@@ -246,7 +246,7 @@ def report(
 
 # What several reports need
 
-_LONG_NAME = 60
+_LONG_NAME = 60  # characters; longer names are shortened
 
 
 def kept_with_run(function: Callable[[Run], _Result]) -> Callable[[Run], _Result]:
@@ -255,13 +255,13 @@ def kept_with_run(function: Callable[[Run], _Result]) -> Callable[[Run], _Result
     kept: dict[int, _Result] = {}  # by the id of the run
 
     @wraps(function)
-    def of(run: Run) -> _Result:
+    def kept_result(run: Run) -> _Result:
         if id(run) not in kept:
             kept[id(run)] = function(run)
             finalize(run, kept.pop, id(run))
         return kept[id(run)]
 
-    return of
+    return kept_result
 
 
 def check_device(run: Run, lacks: str) -> None:
@@ -307,8 +307,9 @@ def name_of_layer(run: Run, index: int) -> str:
 
 
 def pattern_of(paths: Sequence[tuple[str, ...]]) -> str:
-    """The dotted path that fits all of these, which are equally long: ``*`` for a step in which they differ."""
-    return ".".join(steps[0] if len(set(steps)) == 1 else "*" for steps in zip(*paths))
+    """The dotted path that fits all of these, which are equally long: "blocks.*.mlp" of "blocks.0.mlp" and
+    "blocks.1.mlp"."""
+    return ".".join(names[0] if len(set(names)) == 1 else "*" for names in zip(*paths))
 
 
 def rows_hidden(hidden: int, shown: int, which: str) -> str:
@@ -318,7 +319,8 @@ def rows_hidden(hidden: int, shown: int, which: str) -> str:
 
 
 def branches(roots: Sequence[_Branch], below: Callable[[_Branch], Sequence[_Branch]]) -> Iterator[tuple[str, _Branch]]:
-    """Each item of a tree, depth first, after the lines of the tree that lead to it. ``below``: the children of one."""
+    """Each item of a tree, depth first, after the lines of the tree that lead to it: ("", root), ("├── ", child),
+    ("│└── ", its child), ("└── ", last child). ``below``: the children of one."""
     waiting = [(root, "", "") for root in reversed(roots)]
     while waiting:
         item, own, lines = waiting.pop()
