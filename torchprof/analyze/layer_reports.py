@@ -1,8 +1,9 @@
-"""The reports on layers: "tree" with a row for each layer, "calls" with the times of its calls, and "types" with a row
-for each class of layers."""
+"""The reports on layers: "tree" with a row for each, "calls" with the times of its calls, "python" with the time
+between its operators, and "types" with a row for each class."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from itertools import repeat
 from typing import NamedTuple
@@ -11,12 +12,24 @@ from torchprof.analyze.columns import CALLS, Column, column_called, columns_of, 
 from torchprof.analyze.figures import Figures, figures_of_layers, summed_figures
 from torchprof.analyze.layers import all_entries, down_to, entries_of, keep_top, mark_hot, sort_entries, table_rows
 from torchprof.analyze.ops import SUM_OF_PHASES, Whole, figure_columns, largest_by, line_of_figures, ranked
-from torchprof.analyze.report import HOT, Part, ReportTable, Section, name_of_layer, printable, report, spaced, stacked
+from torchprof.analyze.report import (
+    HOT,
+    Part,
+    ReportTable,
+    Section,
+    name_of_layer,
+    phase_cell,
+    printable,
+    report,
+    spaced,
+    stacked,
+)
 from torchprof.analyze.sentences import about_flops, about_sums, warnings_below
-from torchprof.run.formats import Cell, ReportCell, format_number, format_time
+from torchprof.analyze.top import parts_of, source_lines
+from torchprof.run.formats import UNKNOWN, Cell, ReportCell, format_number, format_share, format_time
 from torchprof.run.measures import Cost
 from torchprof.run.run import Run
-from torchprof.run.words import FORWARD, FrameKind
+from torchprof.run.words import BETWEEN_OPS, FORWARD, FrameKind
 
 
 @report("tree", "every layer, with self and total of all that was measured", answers="time", suffix=".txt")
@@ -91,6 +104,36 @@ def calls(run: Run, *, depth: int | None = None) -> Part:
             name = name_of_layer(run, key.layer)
             table.append([name, *cells, format_time(spread.min), format_time(spread.max)])
     return ReportTable.of_cells(headings, table) if table else "No call of a layer was recorded in this run."
+
+
+@report("python", "the time between operators: Python and what it calls", answers="time")
+def python(run: Run, *, top: int | None = 10, lines: int | None = 3) -> Section:
+    """The CPU time in which no operator ran: Python, and libraries that it calls, such as NumPy. By layer, label and
+    phase, largest first.
+
+    Below each row are the ``lines`` source lines with the most samples, and the part of the time that their samples
+    stand for. Samples need a sampling thread, which ``torchprof run`` has; without it they are unknown. Short times may
+    have no samples.
+    """
+    parts = parts_of(run, "cpu_ns")
+    whole = sum(parts.values())
+    between_ops = Counter({work.at(layer): ns for (layer, work), ns in parts.items() if work.name == BETWEEN_OPS})
+    shown = between_ops.most_common(top)
+    sampled = source_lines(run)
+    cells = []
+    for where, ns in shown:
+        samples_of = sampled.get(where, Counter())
+        whole_count = sum(samples_of.values())
+        figures = [format_time(ns), format_share(ns / whole), format_number(whole_count) if sampled else UNKNOWN]
+        cells.append([where.name(run), phase_cell(where.phase_name), *figures])
+        for line, count in samples_of.most_common(lines):
+            line_ns = ns * count / whole_count
+            time = format_time(line_ns).written(f"~{format_time(line_ns)}")
+            cells.append([ReportCell(f"  {line}", line), "", time, format_share(line_ns / whole), format_number(count)])
+    headings = ["Layer, and where in the source", "Phase", "Between ops", "Share", "Samples"]
+    hidden = len(between_ops) - len(shown)
+    more = [f"Layers with less are hidden: {hidden}."] if hidden else []
+    return stacked([ReportTable.of_cells(headings, cells), *more, *about_sums(run), warnings_below(run)])
 
 
 @report("types", "all layers of a class together: Linear, BatchNorm2d, …", answers="time")

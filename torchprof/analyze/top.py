@@ -1,5 +1,4 @@
-"""The parts of all recorded time, by layer, phase and operator. Two reports on them: "top", the largest parts, and
-"python", the time between operators with its source lines."""
+"""The parts of all recorded time, by layer, phase and operator, and the report "top" of the largest ones."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from torchprof.analyze.report import (
 )
 from torchprof.analyze.sentences import about_sums, warnings_below
 from torchprof.errors import some
-from torchprof.run.formats import UNKNOWN, Cell, ReportCell, format_count, format_number, format_share, format_time
+from torchprof.run.formats import Cell, ReportCell, format_count, format_share, format_time
 from torchprof.run.layers import Layer
 from torchprof.run.run import Run
 from torchprof.run.words import (
@@ -396,36 +395,3 @@ def _shown_as(cell: Cell, text: str) -> Cell:
     if isinstance(cell, ReportCell):
         return cell.written(text)
     return cell if cell == text else ReportCell(text, cell)
-
-
-# The Python report
-
-
-@report("python", "the time between operators: Python and what it calls", answers="time")
-def python(run: Run, *, top: int | None = 10, lines: int | None = 3) -> Section:
-    """The CPU time in which no operator ran: Python, and libraries that it calls, such as NumPy. By layer, label and
-    phase, largest first.
-
-    Below each row are the ``lines`` source lines with the most samples, and the part of the time that their samples
-    stand for. Samples need a sampling thread, which ``torchprof run`` has; without it they are unknown. Short times may
-    have no samples.
-    """
-    parts = parts_of(run, "cpu_ns")
-    whole = sum(parts.values())
-    between_ops = Counter({work.at(layer): ns for (layer, work), ns in parts.items() if work.name == BETWEEN_OPS})
-    shown = between_ops.most_common(top)
-    sampled = source_lines(run)
-    cells = []
-    for where, ns in shown:
-        samples_of = sampled.get(where, Counter())
-        whole_count = sum(samples_of.values())
-        figures = [format_time(ns), format_share(ns / whole), format_number(whole_count) if sampled else UNKNOWN]
-        cells.append([where.name(run), phase_cell(where.phase_name), *figures])
-        for line, count in samples_of.most_common(lines):
-            line_ns = ns * count / whole_count
-            time = format_time(line_ns).written(f"~{format_time(line_ns)}")
-            cells.append([ReportCell(f"  {line}", line), "", time, format_share(line_ns / whole), format_number(count)])
-    headings = ["Layer, and where in the source", "Phase", "Between ops", "Share", "Samples"]
-    hidden = len(between_ops) - len(shown)
-    more = [f"Layers with less are hidden: {hidden}."] if hidden else []
-    return stacked([ReportTable.of_cells(headings, cells), *more, *about_sums(run), warnings_below(run)])
