@@ -117,11 +117,11 @@ class Column:
     def text(self, figures: Figures, whole: float | None) -> Cell:
         """The text of a cell; with its share of ``whole`` if that is given."""
         figure = self.figure(figures)
-        text = figure.text(self.write)
-        has_share = whole and self.is_time and figure.bound is Bound.EXACT and not figures.left_over
-        if has_share and whole and isinstance(text, ReportCell):
-            return text.written(f"{text} ({figure.value / whole:.1%})")
-        return text
+        cell = figure.text(self.write)
+        may_have_share = self.is_time and figure.bound is Bound.EXACT and not figures.left_over
+        if whole and may_have_share and isinstance(cell, ReportCell):
+            return cell.written(f"{cell} ({figure.value / whole:.1%})")
+        return cell
 
 
 _SELF_AND_TOTAL = ("cost", "params", "saved")

@@ -169,11 +169,11 @@ def _distribution(spread: Spread | None) -> list[Cell]:
 def _duration(loop: _Loop) -> ReportTable:
     """The table of the duration of a step."""
     whole = loop.whole
-    counts = format_number(whole.count), format_number(loop.meta.cycles)
-    extremes = format_time(whole.min), format_time(whole.max)
-    row = [*counts, format_time(whole.sum / whole.count), *_distribution(whole), *extremes]
+    mean = format_time(whole.sum / whole.count)
+    cells: list[Cell] = [format_number(whole.count), format_number(loop.meta.cycles), mean]
+    cells += [*_distribution(whole), format_time(whole.min), format_time(whole.max)]
     headings = ["Steps", "Cycles", "Mean", "Median", "P95", "IQR", "Min", "Max"]
-    return ReportTable.of_cells(headings, [row]).of("duration")
+    return ReportTable.of_cells(headings, [cells]).of("duration")
 
 
 class _Part(NamedTuple):

@@ -224,7 +224,7 @@ def outline(entries: Sequence[Entry], kinds: _Kinds, size: Callable[[Figures], f
     of many layers below one, the smallest are one row with their sum. So the hottest path is open, and the totals of
     the rows below an open layer add up as in the whole tree.
 
-    Example: a tree of 19 rows with a ``limit`` of 7. "attn" has 9 layers below it: 3 in each of 3 blocks.
+    Example: a tree of 22 rows with a ``limit`` of 7. "attn" has 9 layers below it: 3 in each of 3 blocks.
 
     - net: embed, blocks, head        - net
       - blocks: 0, 1, 2                 - embed
