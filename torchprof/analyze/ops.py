@@ -52,7 +52,7 @@ class Whole(NamedTuple):
     own: Cost
     total: Cost
 
-    def of(self, column: Column) -> float | None:
+    def in_column(self, column: Column) -> float | None:
         """What 100 % is in a column; None if it has no shares."""
         if not column.is_time or not column.measure:
             return None
@@ -62,7 +62,7 @@ class Whole(NamedTuple):
         """What 100 % is in each column of times."""
         headings: dict[float, str] = {}
         for column in columns:
-            if ns := self.of(column):
+            if ns := self.in_column(column):
                 headings.setdefault(ns, f"{format_time(ns)} {column.heading}")  # once if self and total are the same
         if headings:
             yield f"100 % is {self.name}: {', '.join(headings.values())}."
@@ -159,7 +159,7 @@ def ranked(
 def _rows(line: TableLine, columns: Sequence[Column], whole: Whole) -> Iterator[TableRow]:
     """A line as rows of cells: several rows if a text has several lines. The first row has all lines as its data."""
     lines_of_cells = [
-        list(line.texts[column.heading]) if column.what == "text" else [column.text(line, whole.of(column))]
+        list(line.texts[column.heading]) if column.what == "text" else [column.text(line, whole.in_column(column))]
         for column in columns
     ]
     yield TableRow(
