@@ -38,7 +38,7 @@ class Feature(NamedTuple):
 FEATURES = {
     "run": Feature(
         "the run as a value: layers, rows, sums, warnings, its file",
-        "run/ run/saved:_atomic_file analyze/sentences",
+        "run/ run/saved:_atomic_file analyze/sentences analyze/warnings",
         "run/ analyze/test_warning_texts build/messages",
         "run-file warnings",
     ),
@@ -121,7 +121,7 @@ FEATURES = {
     ),
     "exports": Feature(
         "text, Markdown, notebooks, JSON, CSV, DataFrame, metrics",
-        "reports/exports reports/documents analyze/records",
+        "reports/exports reports/documents analyze/records analyze/metrics",
         "reports/test_exports reports/test_markdown reports/test_notebook reports/test_report_data"
         " analyze/test_metrics",
         "exports metrics",

@@ -129,7 +129,7 @@ def test_each_layer_has_its_products(name: str, dynamic: bool) -> None:
 
 
 def test_compile_layers_knows_no_more_of_what_was_compiled_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchprof.analyze.sentences._SHARE_UNKNOWN", 0)  # they take any share on a busy machine
+    monkeypatch.setattr("torchprof.analyze.warnings._SHARE_UNKNOWN", 0)  # they take any share on a busy machine
     model, x = LeNet5(), torch.rand(2, 1, 32, 32)
     compiled = torch.compile(model)
     train(compiled, x)

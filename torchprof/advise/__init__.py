@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 from torchprof.advise.chains import always
 from torchprof.advise.evidence import Evidence
-from torchprof.analyze.layers import pattern_of
-from torchprof.analyze.report import Part, ReportTable, Section, TableRow, printable, report, spaced
+from torchprof.analyze.report import Part, ReportTable, Section, TableRow, pattern_of, printable, report, spaced
 from torchprof.run.formats import UNKNOWN, Cell, ReportCell, format_memory, format_time
 from torchprof.run.run import Run
 from torchprof.run.words import NOT_SELECTED, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME

@@ -116,6 +116,12 @@ def short_time(ns: float) -> str:
     return f"{number:.0f}{unit}" if number >= 100 else f"{number:.3g}{unit}"
 
 
+def as_range(least: str, most: str) -> str:
+    """Two figures as a range, with their unit once if both have it: "81–95.2ms"."""
+    unit = most.lstrip("0123456789.")
+    return f"{least.removesuffix(unit) if least.lstrip('0123456789.') == unit else least}–{most}"
+
+
 def format_memory(nbytes: float) -> ReportCell:
     """Bytes in the format of torch's tables, in units of 1024: ``16 B``, ``756.50 KB``, ``3.71 MB``."""
     for unit, size in (("GB", 1024**3), ("MB", 1024**2), ("KB", 1024)):

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from torchprof.errors import some
@@ -50,6 +51,12 @@ class CompiledRegion(NamedTuple):
     break_line: int | None = None
     break_reason: str = ""
     break_hint: str = ""
+
+    @property
+    def break_place(self) -> str:
+        """The file and the line of its graph break; only the line in a stripped run, which has no files."""
+        file = PurePath(self.file).name
+        return f"{file}:{self.break_line}" if file else f"line {self.break_line}"
 
 
 class Compilation(NamedTuple):
@@ -288,7 +295,7 @@ class RunWarning:
         are_known = all(type(layer) is not int or 0 <= layer < len(names) for layer in layers)
         demand(are_known, f"the layers of a warning: {layers!r:.80}")
         layers = [names[layer] if type(layer) is int else layer for layer in layers]
-        if stored["code"] == WITHOUT_SHAPES:  # analyze.sentences computes with these
+        if stored["code"] == WITHOUT_SHAPES:  # analyze.warnings computes with these
             read_as(tuple[str, ...], facts.get("names", []))
         if stored["code"] == RANKS_CHOSEN:  # so does ranks
             for name in ("slow", "late"):
