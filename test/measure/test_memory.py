@@ -40,8 +40,6 @@ from torchprof.attribute.rule import Attribution
 from torchprof.measure.assemble import attribution_of
 from torchprof.measure.memory import Allocations
 from torchprof.measure.memory_blocks import NOT_MEASURED, Freed, LiveMemory, add_frees, allocators_between
-from torchprof.record.this_process import held_now
-from torchprof.measure.recording import NOT_MEASURED, Freed, LiveMemory, allocators_between
 from torchprof.record.this_process import live_memory
 from torchprof.run.file import json_of_run, run_of
 from torchprof.run.layers import Layer

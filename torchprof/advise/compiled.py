@@ -179,11 +179,9 @@ def graph_broken(evidence: Evidence) -> Iterator[Advice]:
         if not region.break_hint:
             continue
         numbers = dict.fromkeys(use.layer for use in uses)
-        file = PurePath(region.file).name
-        where = f"{file}:{region.break_line}" if file else f"line {region.break_line}"
         yield Advice(
             ", ".join(map(evidence.name_of, numbers)),
-            f"The compiled graph ends at {where}, {_times(sum(use.calls for use in uses))}: "
+            f"The compiled graph ends at {region.break_place}, {_times(sum(use.calls for use in uses))}: "
             f"{region.break_reason.rstrip('.')}.",
             region.break_hint,
             layers=tuple(evidence.name_of(number) for number in numbers if number >= 0),

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator
 
 from torchprof.analyze.report import Section, printable
-from torchprof.analyze.warnings import about_processors
+from torchprof.analyze.warnings import waited_share
 from torchprof.run.formats import ranks_in_words
 from torchprof.run.run import Run
 from torchprof.run.words import BETWEEN_OPS, OUTSIDE_NAME

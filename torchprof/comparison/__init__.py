@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from torchprof.analyze.columns import Column, as_key, catalogue
 from torchprof.analyze.figures import Figures, figure_of, figures_of_layers, measured_by_all
-from torchprof.analyze.figures import figure_of
-from torchprof.analyze.warnings import waited_share
 from torchprof.comparison.diff import (
     ALPHA,
     BUSY,

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from torchprof.analyze.columns import Column
 from torchprof.analyze.figures import incomplete_phases
-from torchprof.analyze.sentences import about_uncounted, operators_without_shapes
-from torchprof.analyze.warnings import about_uncounted, operators_without_shapes, waited_share
+from torchprof.analyze.warnings import about_uncounted, operators_without_shapes
 from torchprof.comparison import as_run, compare
 from torchprof.comparison.diff import BUSY, FEWEST, SLOWER, UNDECIDED, Change, Diff, Pair, waited_at_most
 from torchprof.comparison.layers import ADDED, REMOVED

@@ -13,7 +13,7 @@ from os import PathLike
 from typing import Any, NamedTuple
 
 from torchprof.analyze.columns import Column
-from torchprof.analyze.sentences import waited_share
+from torchprof.analyze.warnings import waited_share
 from torchprof.run.formats import Bound, Figure
 from torchprof.run.layers import Layer
 from torchprof.run.measures import quantile

@@ -216,6 +216,11 @@ class Observations:
         self.unmatched += cycle.unmatched
         self.uncertain += cycle.uncertain
 
+    def copy_labels(self, total: Observations, unobserved_before: Counter[int]) -> None:
+        """Copy what the observations of all cycles say of labels; of the calls, those since ``unobserved_before``."""
+        self.unobserved = total.unobserved - unobserved_before
+        self.unlabelled, self.added, self.removed = total.unlabelled, total.added, total.removed
+
 
 class Observer(Protocol):
     """One walk over the attributed events of one session: for memory, steps, timeline, devices or lockstep. ``observe``

@@ -12,8 +12,6 @@ from unicodedata import east_asian_width
 
 from tabulate import tabulate, tabulate_formats
 
-from torchprof.analyze.layers import fitting_depth, tree
-from torchprof.analyze.columns import as_key
 from torchprof.analyze.layer_reports import tree
 from torchprof.analyze.layers import fitting_depth
 from torchprof.analyze.report import (
