@@ -65,9 +65,9 @@ def modules_at_paths(
     shown_names = Counter(spot.shown[0].partition("#")[0] for spot in roots)
     for model in models:
         stage = stages.get(id(model))
-        shown_root = _numbered(_root_name(with_wrapped(model)[-1], stage), shown_names)
+        shown_root = _new_name(with_wrapped(model)[-1], stage, shown_names)
         parents: dict[tuple[str, ...], _Parent] = {}
-        for path, leaf, module in walk_modules(model, name=_numbered(_root_name(model, stage), real_names)):
+        for path, leaf, module in walk_modules(model, name=_new_name(model, stage, real_names)):
             shown: tuple[str, ...] = (shown_root,)
             wrapper, compiled = None, False
             if len(path) > 1:
@@ -92,11 +92,8 @@ class _Parent(NamedTuple):
     compiles: bool
 
 
-def _root_name(model: nn.Module, stage: int | None) -> str:
-    return root_name(model) if stage is None else root_of_stage(root_name(model), stage)
-
-
-def _numbered(name: str, taken: Counter[str]) -> str:
+def _new_name(model: nn.Module, stage: int | None, taken: Counter[str]) -> str:
+    name = root_name(model) if stage is None else root_of_stage(root_name(model), stage)
     taken[name] += 1
     return name if taken[name] == 1 else f"{name}#{taken[name]}"
 
@@ -152,8 +149,8 @@ def layers_of(
         )
         target = target_of(core) or target_of(alive[0])
         layers.append(layer if target is None else _as_called(layer, target))
-        known = () if layer.params is None else params
-        updated[number] = sum(param.numel() for param in known if has_changed(param))
+        is_known = layer.params is not None
+        updated[number] = sum(param.numel() for param in params if is_known and has_changed(param))
     if any(updated.values()):
         layers = [
             replace(layer, updated_params=updated.get(number, layer.updated_params))

@@ -76,12 +76,10 @@ class Sampler(SharedChange):
     ``trainer.train()`` says little. Without the source, with Python 3.10, and for a loop over an object it is the
     function of a library ("DataLoader.__iter__"), but no other function of torch.
 
-    While it samples, a thread that waits for the GIL gets it after 0.5 ms (``sys.setswitchinterval``). At Python's 5 ms
-    most samples of a loop would be at its next call that releases the GIL, instead of at its slow line.
-
-    A sample stands for all intervals since the sample before. C code that holds the GIL, such as NumPy's, delays the
-    sampler, and when it returns, the thread is still at the line that called it. So the sum of all intervals times
-    ``interval_s`` is the sampled time.
+    While it samples, a thread that waits for the GIL gets it after 0.5 ms: at Python's 5 ms most samples of a loop are
+    at its next call that releases the GIL, instead of at its slow line. C code that holds the GIL, such as NumPy's,
+    delays the sampler, and when it returns, the thread is still at the line that called it. A sample stands for all
+    intervals since the one before: the sum of all intervals times ``interval_s`` is the sampled time.
 
     At most a million samples of 20 bytes are kept: 83 minutes at 5 ms. After that, every second sample is dropped, its
     intervals are added to the sample before it, and the interval between samples is doubled.

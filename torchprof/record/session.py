@@ -237,6 +237,19 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
+def missing_device(device: str) -> RunWarning | None:
+    """The reason why kernels of this kind of device cannot be recorded here; None if they can."""
+    name = device.upper()
+    if device == "mps":
+        return RunWarning.of("device_without_kernels", device=name)
+    module = getattr(torch, device, None)
+    if module is None or not module.is_available():
+        return RunWarning.of("no_device", device=name)
+    activity = getattr(torch.profiler.ProfilerActivity, name, torch.profiler.ProfilerActivity.CPU)
+    is_recordable = activity in torch.profiler.supported_activities()
+    return None if is_recordable else RunWarning.of("device_not_recordable", device=name)
+
+
 class CustomOps(SharedChange):
     """All custom ops of the process pass through the dispatcher, as in older torch. Ops that are defined after ``on``
     are not changed.
@@ -337,19 +350,3 @@ def _is_prepared() -> bool:
         type(thing) is torch_profiler.profile and getattr(thing, "entered", False) and thing.kineto_results is None
         for thing in gc.get_referrers(torch_profiler.profile)
     )
-
-
-# Devices
-
-
-def missing_device(device: str) -> RunWarning | None:
-    """The reason why kernels of this kind of device cannot be recorded here; None if they can."""
-    name = device.upper()
-    if device == "mps":
-        return RunWarning.of("device_without_kernels", device=name)
-    module = getattr(torch, device, None)
-    if module is None or not module.is_available():
-        return RunWarning.of("no_device", device=name)
-    activity = getattr(torch.profiler.ProfilerActivity, name, torch.profiler.ProfilerActivity.CPU)
-    is_recordable = activity in torch.profiler.supported_activities()
-    return None if is_recordable else RunWarning.of("device_not_recordable", device=name)

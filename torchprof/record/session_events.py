@@ -234,15 +234,16 @@ def _event_list_of(profiler: Any, raws: list[Any]) -> EventList:
     # What its parser reads of a result
     results = SimpleNamespace(events=lambda: raws, trace_start_ns=profiler.kineto_results.trace_start_ns)
     parsed = profiler._parse_kineto_results(results)
-    events = EventList(parsed, use_device=profiler.use_device, profile_memory=profiler.profile_memory)
-    events._build_tree()
-    return events
+    return _with_tree(EventList(parsed, use_device=profiler.use_device, profile_memory=profiler.profile_memory))
 
 
 def empty_event_list() -> EventList:
     """The list of a profiler that was switched off."""
+    return _with_tree(EventList([]))
+
+
+def _with_tree(events: EventList) -> EventList:
     needed("torch.autograd.profiler_util.EventList._build_tree")
-    events = EventList([])
     events._build_tree()
     return events
 
