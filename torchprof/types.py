@@ -10,7 +10,7 @@ from sys import modules
 from typing import TYPE_CHECKING, Any
 
 from torchprof.analyze.columns import Column
-from torchprof.comparison.diff import Change, Noise, Pair
+from torchprof.comparison.diff import Change, Denominator, LargestParts, Noise, Pair
 from torchprof.run.collectives import Entered, Unfinished
 from torchprof.run.formats import Bound, Figure, ReportCell, Unit
 from torchprof.run.layers import Layer, Layers
@@ -37,6 +37,7 @@ __all__ = [
     "Compilation",
     "CompiledRegion",
     "Cost",
+    "Denominator",
     "DeviceTime",
     "Entered",
     "Figure",
@@ -46,6 +47,7 @@ __all__ = [
     "Held",
     "JobFolder",
     "Lane",
+    "LargestParts",
     "Latency",
     "Layer",
     "Layers",

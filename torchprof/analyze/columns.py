@@ -30,6 +30,7 @@ def as_key(heading: str) -> str:
 class Column:
     """A column of a table: one figure of each row, or a text.
 
+    - ``heading``: its name in tables.
     - ``what``: "cost" (a ``measure``, self or total), "average" (its total per call), "rate" (FLOP/s), "calls",
       "params", "text", or the name of a figure in ``Figures.more``, such as "peak".
     - ``phase``; ``is_self``: of the layer without the layers below it.

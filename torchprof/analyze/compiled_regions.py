@@ -156,7 +156,7 @@ def compiled_in(run: Run) -> Compiled:
         (none)                              overhead, and its calls
         TorchDynamo Cache Lookup            overhead and guards
         CompiledFxGraph > triton_add_0      graph
-        aten::nonzero                       beside
+        aten::nonzero                       next to the graph
         1/0 > …                             nothing: they are of region 1/0
     """
     usage = Compiled()

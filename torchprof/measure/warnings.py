@@ -169,7 +169,7 @@ def own_ns_of_layers(rows: Rows) -> int:
 # What the observations do not have: ``profile`` adds these warnings itself
 
 _CLOCK_JUMP, _CLOCK_JUMP_NS = 0.01, 1_000_000
-"""A jump of the clock up to this share of the recorded time, or up to this time, is no warning."""
+"""A jump of the clock up to this share of the recorded time, or up to this time, gives no warning."""
 
 
 def about_buckets(unordered: Sequence[str]) -> Iterator[RunWarning]:
