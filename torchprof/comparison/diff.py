@@ -242,8 +242,8 @@ class Denominator(NamedTuple):
 
 
 class LargestParts(NamedTuple):
-    """The ``layers`` that hold most of a difference, or its largest parts; whether they hold most; and " beyond noise"
-    if they are the largest only among the changes that are, else ""."""
+    """The ``layers`` that hold most of a difference (``hold_most``), or its largest parts. ``beyond_noise``: " beyond
+    noise" if they are the largest only among the changes that are, else ""."""
 
     layers: list[tuple[Pair, Change]]
     hold_most: bool
