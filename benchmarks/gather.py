@@ -86,7 +86,7 @@ def of_so_many(ranks: int) -> list[str]:
 
     from torchprof import merge
     from torchprof.profile.gather import RunsInStore
-    from torchprof.profile.sigterm import DelayedSigterm
+    from torchprof.profile.signals import DelayedSigterm
     from torchprof.ranks.sentences import chosen_ranks
 
     runs = [*recorded(ranks)]
@@ -121,7 +121,7 @@ def in_each_cycle(ranks: int) -> list[str]:
     """A line of the log in three cycles. From the third on, ranks also delete what they sent two cycles before."""
     from torch import distributed
 
-    from torchprof.profile import torch_profiler as trace_ready
+    from torchprof.profile import trace_ready
 
     server = distributed.TCPStore("localhost", 0, 1, True)
     stores: list[Counting] = []

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from torchprof.profile.benchmark import benchmark
     from torchprof.profile.flops import flops
     from torchprof.profile.profile import Profile
-    from torchprof.profile.torch_profiler import annotate, from_profiler, log_stragglers, tensorboard_trace_handler
+    from torchprof.profile.torch_profiler import annotate, from_profiler
+    from torchprof.profile.trace_ready import log_stragglers, tensorboard_trace_handler
     from torchprof.record.peak import peak
     from torchprof.run.merge import merge
     from torchprof.run.run import Run
     from torchprof.run.saved import load, open_job
     from torchprof.traces.read import from_trace
-
 
 __all__ = [
     "BudgetExceeded",
@@ -58,7 +58,8 @@ _FILES = {
     "profile.benchmark": "benchmark",
     "profile.flops": "flops",
     "profile.profile": "Profile",
-    "profile.torch_profiler": "annotate from_profiler log_stragglers tensorboard_trace_handler",
+    "profile.torch_profiler": "annotate from_profiler",
+    "profile.trace_ready": "log_stragglers tensorboard_trace_handler",
     "record.peak": "peak",
     "run.merge": "merge",
     "run.run": "Run",

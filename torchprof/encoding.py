@@ -32,13 +32,13 @@ _ASCII = {
 def _replace(error: UnicodeError) -> tuple[str | bytes, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    one = UnicodeEncodeError(error.encoding, error.object, error.start, error.start + 1, error.reason)
+    error_of_char = UnicodeEncodeError(error.encoding, error.object, error.start, error.start + 1, error.reason)
     char = error.object[error.start]
     if "\udc80" <= char <= "\udcff":  # an undecodable byte of a file name
-        return codecs.lookup_error("surrogateescape")(one)
+        return codecs.lookup_error("surrogateescape")(error_of_char)
     if char in _ASCII:
         return _ASCII[char], error.start + 1
-    return codecs.lookup_error("backslashreplace")(one)
+    return codecs.lookup_error("backslashreplace")(error_of_char)
 
 
 codecs.register_error(READABLE, _replace)

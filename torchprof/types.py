@@ -5,12 +5,12 @@ Those that need torch are loaded when they are first used.
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
+from sys import modules
 from typing import TYPE_CHECKING, Any
 
 from torchprof.analyze.columns import Column
-from torchprof.comparison.diff import Change, Noise, Pair
+from torchprof.comparison.diff import Change, Denominator, LargestParts, Noise, Pair
 from torchprof.run.collectives import Entered, Unfinished
 from torchprof.run.formats import Bound, Figure, ReportCell, Unit
 from torchprof.run.layers import Layer, Layers
@@ -37,6 +37,7 @@ __all__ = [
     "Compilation",
     "CompiledRegion",
     "Cost",
+    "Denominator",
     "DeviceTime",
     "Entered",
     "Figure",
@@ -46,6 +47,7 @@ __all__ = [
     "Held",
     "JobFolder",
     "Lane",
+    "LargestParts",
     "Latency",
     "Layer",
     "Layers",
@@ -84,9 +86,7 @@ _NEED_TORCH = {"BenchmarkResult": "profile.benchmark", "Latency": "profile.bench
 
 def __getattr__(name: str) -> Any:
     if name not in _NEED_TORCH:
-        raise AttributeError(
-            f"module 'torchprof.types' has no attribute {name!r}", name=name, obj=sys.modules[__name__]
-        )
+        raise AttributeError(f"module 'torchprof.types' has no attribute {name!r}", name=name, obj=modules[__name__])
     return getattr(import_module(f"torchprof.{_NEED_TORCH[name]}"), name)
 
 

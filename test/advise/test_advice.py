@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ import torchprof.advise.fusion
 import torchprof.advise.gradients
 import torchprof.advise.python
 from torchprof import Run
-from torchprof.advise import PER_RULE, Advice, Gain, advise, merged, rules, together
+from torchprof.advise import PER_RULE, Advice, Gain, advise, merged, merged_into_one, rules
 from torchprof.advise.chains import inside
 from torchprof.advise.evidence import Evidence
 from torchprof.errors import TorchprofError
@@ -177,6 +178,13 @@ def test_took_sums_the_matching_rows_by_layer() -> None:
     assert [evidence.name_of(number) for number in (3, OUTSIDE, -2)] == ["Net.b.0", "(outside)", "(not selected)"]
 
 
+def test_every_file_with_rules_has_its_place_in_the_order() -> None:
+    files = {
+        path.stem for path in Path(torchprof.advise.__file__).parent.glob("*.py") if "\n@rule\n" in path.read_text()
+    }
+    assert files == {*torchprof.advise.FILES}
+
+
 # Layers are merged
 
 
@@ -241,7 +249,7 @@ def test_work_of_no_layer_and_other_remedies_stay_apart() -> None:
 
 def test_unknown_gains_add_nothing_and_are_no_largest_gain() -> None:
     run = blocks("Net.0", "Net.1", "Net.2", kinds=["Block"] * 3)
-    group = together(Evidence(run), {0: Gain(), 1: Gain(5), 2: Gain(nbytes=8)})
+    group = merged_into_one(Evidence(run), {0: Gain(), 1: Gain(5), 2: Gain(nbytes=8)})
     assert (group.gain, group.layers[0]) == ((5, 8), "Net.1")
     (unknown,) = merged(Evidence(run), dict.fromkeys(range(3), Gain()))
     assert unknown.gain == (None, None)
@@ -250,20 +258,20 @@ def test_unknown_gains_add_nothing_and_are_no_largest_gain() -> None:
 
 def test_layers_of_several_models_have_the_names_of_the_models() -> None:
     run = blocks("Net.a", "Other.b", "Net.c", kinds=["A", "B", "A"])
-    assert together(Evidence(run), dict.fromkeys(range(3), Gain(1))).name == "Net, Other"
-    assert together(Evidence(run), {0: Gain(1), 2: Gain(1)}).name == "A"
+    assert merged_into_one(Evidence(run), dict.fromkeys(range(3), Gain(1))).name == "Net, Other"
+    assert merged_into_one(Evidence(run), {0: Gain(1), 2: Gain(1)}).name == "A"
 
 
 def test_a_finding_on_layers_and_on_work_of_no_layer_says_so() -> None:
     """The largest gain is one of a layer, also if the work of no layer is more."""
     run = blocks("Net", "Net.a", kinds=["Net", "A"])
-    group = together(Evidence(run), {OUTSIDE: Gain(9000), 1: Gain(1000), 0: Gain(2000), NOT_SELECTED: Gain(50)})
+    group = merged_into_one(Evidence(run), {OUTSIDE: Gain(9000), 1: Gain(1000), 0: Gain(2000), NOT_SELECTED: Gain(50)})
     assert (group.name, group.layers, group.gain.ns) == ("Net", ("Net", "Net.a"), 12_050)
     assert group.advice("Is slow.", "").finding == (
         "Is slow. The largest gain is in Net: up to 2.000us. A part of this is in layers that were not selected. "
         "A part of this is outside all layers."
     )
-    nowhere = together(Evidence(run), {OUTSIDE: Gain(9), NOT_SELECTED: Gain(50)})
+    nowhere = merged_into_one(Evidence(run), {OUTSIDE: Gain(9), NOT_SELECTED: Gain(50)})
     assert (nowhere.name, nowhere.layers, nowhere.gain.ns) == ("(not selected)", (), 59)
 
 
@@ -287,7 +295,7 @@ def test_merged_layers_are_worth_it_together(monkeypatch, ns, count) -> None:
 
 def test_the_gain_of_merged_layers_is_no_more_than_the_recorded_time(monkeypatch) -> None:
     run = blocks("Net.0", "Net.1", kinds=["Block"] * 2, wall_ns=10**6)
-    group = together(Evidence(run), {0: Gain(900_000), 1: Gain(800_000)})  # on two threads
+    group = merged_into_one(Evidence(run), {0: Gain(900_000), 1: Gain(800_000)})  # on two threads
     finds(monkeypatch, one=[group.advice("Is slow.", "Make it fast.")])
     assert group.gain.ns == 1_700_000 and [one.gain_ns for one in advise(run)] == [10**6]
 
@@ -964,7 +972,7 @@ class Loop(nn.Module):
 
 def test_a_loop_over_rows_is_reported(monkeypatch) -> None:
     monkeypatch.setattr(torchprof.advise.python, "_GAP_NS", 10**9)
-    monkeypatch.setattr(torchprof.advise.fusion, "_FEW_NS", 10**9)  # however slow this machine is
+    monkeypatch.setattr(torchprof.advise.fusion, "_TINY_NS", 10**9)  # however slow this machine is
     model = nn.Sequential(Loop(), nn.Linear(500, 4))
     run = profiled(model, lambda: [model(torch.rand(500, 8)) for _ in range(3)])
     (found,) = of(run, "many_tiny_ops")
@@ -1086,7 +1094,7 @@ def test_a_compiled_layer_is_not_reported() -> None:
 
 @pytest.mark.parametrize("name", sorted(ARCHITECTURES))
 def test_layers_without_a_loop_call_fewer_than_a_hundred_ops(monkeypatch, name) -> None:
-    monkeypatch.setattr(torchprof.advise.fusion, "_FEW_NS", 10**12)  # whatever their ops take
+    monkeypatch.setattr(torchprof.advise.fusion, "_TINY_NS", 10**12)  # whatever their ops take
     model = ARCHITECTURES[name].make()
     with torchprof.Profile(model) as prof:
         model(*ARCHITECTURES[name].inputs())

@@ -8,8 +8,8 @@ import pytest
 from build.events import label, op, run_of_events
 
 from torchprof.advise import Advice, rules
+from torchprof.advise.compiled import remedy_of
 from torchprof.advise.evidence import Evidence
-from torchprof.advise.settings import remedy_of
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.run.layers import Layer
 from torchprof.run.meta import Compilation, CompiledRegion

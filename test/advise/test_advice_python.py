@@ -172,7 +172,7 @@ def test_torchs_own_layers_are_not_reported() -> None:
 
 def test_the_list_of_torchs_own_layers_is_that_of_torch_nn() -> None:
     here = {name for name, thing in vars(nn).items() if isinstance(thing, type) and issubclass(thing, nn.Module)}
-    assert here - {"Module"} <= torchprof.advise.python._OF_TORCH
+    assert here - {"Module"} <= torchprof.advise.python._NN_CLASSES
 
 
 def test_without_recorded_operators_python_is_not_reported() -> None:

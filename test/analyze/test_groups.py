@@ -10,7 +10,8 @@ from torch import nn
 
 import torchprof
 from torchprof import Run
-from torchprof.analyze.layers import UNKNOWN_CLASS, Group, by_class, pattern_of
+from torchprof.analyze.layer_reports import UNKNOWN_CLASS, Group, by_class
+from torchprof.analyze.report import pattern_of
 from torchprof.run.formats import Bound, Figure
 from torchprof.run.layers import Layer
 from torchprof.run.words import BACKWARD

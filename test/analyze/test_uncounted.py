@@ -15,7 +15,7 @@ from build.hand_made import line, row, run_of
 from build.hand_made import op as op_frame
 
 import torchprof
-from torchprof.analyze.sentences import about_uncounted
+from torchprof.analyze.warnings import about_uncounted
 from torchprof.attribute.events import Event
 from torchprof.run.words import LAUNCH_NOT_RECORDED, LAUNCHED_BEFORE, OUTSIDE, Frame, FrameKind, Signature
 

@@ -7,7 +7,8 @@ import pytest
 from build.hand_made import kernel, label, op, row, run_of
 from build.warnings import run_warnings
 
-from torchprof.analyze.sentences import about_flops, about_processors, about_start, about_sums, warnings_of
+from torchprof.analyze.sentences import about_flops, about_sums, warnings_of
+from torchprof.analyze.warnings import about_processors, about_start
 from torchprof.errors import some
 from torchprof.measure.warnings import (
     about_callers,

@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 import torchprof
 from torchprof.analyze.steps import time_parts
-from torchprof.attribute.event_names import Loop as RecordedLoop
-from torchprof.attribute.event_names import NamedRange, loop_of
+from torchprof.attribute.loop import Loop as RecordedLoop
+from torchprof.attribute.loop import NamedRange, loop_of
 from torchprof.profile import program as program_module
 from torchprof.profile.program import Program
 from torchprof.run.measures import SampleKey, Spread

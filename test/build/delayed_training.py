@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 import torchprof
-from torchprof.profile import torch_profiler as trace_ready
+from torchprof.profile import trace_ready
 
 SLOW_RANK = 1
 BATCH_S = 0.01

@@ -38,7 +38,7 @@ class Feature(NamedTuple):
 FEATURES = {
     "run": Feature(
         "the run as a value: layers, rows, sums, warnings, its file",
-        "run/ run/saved:_atomic_file analyze/sentences",
+        "run/ run/saved:_atomic_file analyze/sentences analyze/warnings",
         "run/ analyze/test_warning_texts build/messages",
         "run-file warnings",
     ),
@@ -72,7 +72,7 @@ FEATURES = {
     ),
     "devices": Feature(
         "kernels, time in which a device is busy or idle",
-        "analyze/device attribute/launches run/timeline:DeviceTime run/timeline:StreamTime",
+        "analyze/device attribute/launches measure/busy run/timeline:DeviceTime run/timeline:StreamTime",
         "measure/test_devices reports/test_kernels_report whole/test_kernels",
         "device",
     ),
@@ -85,7 +85,7 @@ FEATURES = {
     ),
     "memory": Feature(
         "memory by layer, its peak, what is live",
-        "analyze/memory measure/memory measure/recording:LiveMemory run/timeline:Memory run/timeline:Held",
+        "analyze/memory measure/memory run/timeline:Memory run/timeline:Held",
         "measure/test_memory",
         "memory",
     ),
@@ -103,7 +103,7 @@ FEATURES = {
     ),
     "scripts": Feature(
         "whole scripts: torchprof run",
-        "profile/program profile/script profile/sigterm cli/run",
+        "profile/program profile/script profile/python_functions profile/signals cli/run",
         "profile/test_program profile/test_script profile/test_signals cli/test_run_command build/warm",
         "whole-scripts",
     ),
@@ -121,7 +121,7 @@ FEATURES = {
     ),
     "exports": Feature(
         "text, Markdown, notebooks, JSON, CSV, DataFrame, metrics",
-        "reports/exports reports/documents analyze/records",
+        "reports/exports reports/documents analyze/records analyze/metrics",
         "reports/test_exports reports/test_markdown reports/test_notebook reports/test_report_data"
         " analyze/test_metrics",
         "exports metrics",
@@ -188,7 +188,7 @@ FEATURES = {
     ),
     "torch's profiler": Feature(
         "annotate, from_profiler, and the methods of torch's profiler",
-        "profile/torch_profiler record/session_events",
+        "profile/torch_profiler profile/trace_ready record/session_events",
         "profile/test_annotate build/torchs_list",
     ),
     "latency": Feature(

@@ -38,7 +38,7 @@ from torchprof.comparison.diff import (
     noise_of,
     rank_test,
 )
-from torchprof.comparison.table import changes_of_layers, whole_of
+from torchprof.comparison.table import changes_of_layers, changes_of_run
 from torchprof.errors import TorchprofError
 from torchprof.run.layers import Layer
 from torchprof.run.measures import FIELDS, SampleKey
@@ -1024,9 +1024,9 @@ def test_changes_of_the_run_follow_the_sentence(golden: Callable[..., None]) -> 
     golden(
         drawn(torchprof.compare(*runs), "table"),
         drawn(torchprof.compare(*runs), "markdown"),
-        {title: "\n".join(whole_of(torchprof.compare(*both))) for title, both in pairs.items()},
+        {title: "\n".join(changes_of_run(torchprof.compare(*both))) for title, both in pairs.items()},
     )
-    assert whole_of(torchprof.compare(simple(), simple())) == []
+    assert changes_of_run(torchprof.compare(simple(), simple())) == []
 
 
 @pytest.mark.parametrize(

@@ -408,7 +408,7 @@ def test_the_default_device_is_that_of_the_model(options: dict[str, Any]) -> Non
         loop._begin_step(model)
         model(torch.rand(1, 2))
         loop._end_step()
-        loop._stop()
+        loop._end_loop()
         assert dict(loop.run.meta.flags)["use_cuda"] is (on_cuda and not options)
         assert loop.run.meta.steps == 1
 

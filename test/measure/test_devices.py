@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from torchprof import Run, TorchprofError
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.attribute.rule import Attribution
+from torchprof.measure.busy import DeviceTimes
 from torchprof.measure.fold import fold
-from torchprof.measure.timeline import DeviceTimes
 from torchprof.run.layers import Layer
 from torchprof.run.merge import add_cycle
 from torchprof.run.meta import Meta

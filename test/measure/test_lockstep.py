@@ -451,7 +451,7 @@ def test_a_rank_that_loads_data_for_longer_is_the_straggler_on_devices_too() -> 
         "of a step. Most of the difference is outside of all layers: 60.000ms a step."
     )
     balance = balance_of(torchprof.merge(map(rank_that_loads, range(4))))
-    assert [one.last for one in balance.ranks] == [(0, 8), (0, 8), (8, 8), (0, 8)]
+    assert [one.last_in for one in balance.ranks] == [(0, 8), (0, 8), (8, 8), (0, 8)]
     assert [one.typical_ns for one in balance.ranks] == [10 * MS] * 4
 
 

@@ -37,10 +37,10 @@ from torchprof import Profile, Run, TorchprofError
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.attribute.rule import Attribution
-from torchprof.measure.assemble import add_frees, attribution_of
+from torchprof.measure.assemble import attribution_of
 from torchprof.measure.memory import Allocations
-from torchprof.measure.recording import NOT_MEASURED, Freed, LiveMemory, allocators_between
-from torchprof.record.this_process import held_now
+from torchprof.measure.memory_blocks import NOT_MEASURED, Freed, LiveMemory, add_frees, allocators_between
+from torchprof.record.this_process import live_memory
 from torchprof.run.file import json_of_run, run_of
 from torchprof.run.layers import Layer
 from torchprof.run.measures import SampleKey, Spread
@@ -1286,14 +1286,14 @@ def test_a_shared_storage_counts_once() -> None:
     model.weight = nn.Parameter(flat[:64].view(8, 8))
     other = nn.Linear(4, 4, bias=False)
     other.weight = nn.Parameter(flat[64:80].view(4, 4))
-    held = held_now([model, other])
+    held = live_memory([model, other])
     assert held.sizes == {"cpu": (("parameters", 400),)}
     assert held.addresses == {("cpu", flat.untyped_storage().data_ptr())}
     assert held.allocator == {}
 
 
 def test_tensors_without_memory_hold_none() -> None:
-    assert held_now([nn.Linear(8, 8, device="meta"), nn.LazyLinear(3)]).sizes == {}
+    assert live_memory([nn.Linear(8, 8, device="meta"), nn.LazyLinear(3)]).sizes == {}
 
 
 def test_figures_of_torchs_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1305,10 +1305,10 @@ def test_figures_of_torchs_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         torch.cuda, "memory_stats", lambda index: {key: size * (index + 1) for key, size in now.items()}
     )
-    start = held_now([])
+    start = live_memory([])
     assert start.allocator == {}
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert allocators_between(start, held_now([])) == {
+    assert allocators_between(start, live_memory([])) == {
         f"cuda:{index}": (
             ("allocated", 0, 10 * (index + 1)),
             ("allocated at most", 0, 30 * (index + 1)),

@@ -30,7 +30,7 @@ from torch import nn
 import torchprof
 from torchprof import Profile, Run, TorchprofError
 from torchprof.profile import gather as gathering
-from torchprof.profile.sigterm import DelayedSigterm
+from torchprof.profile.signals import DelayedSigterm
 from torchprof.ranks import balance_of
 from torchprof.record.this_process import Job as JobOfRank
 from torchprof.record.this_process import this_job
@@ -49,7 +49,9 @@ def of_rank(rank: int, world_size: int = 4) -> Run:
 def exchange(run: Run | None, store: Any, rank: int, dst: int, ranks: Any, seconds: float, wanted: Any = "all") -> Any:
     with DelayedSigterm() as sigterm:
         chosen = ranks if wanted == "all" else wanted
-        return gathering.exchange(run, store, rank, dst, ranks, chosen, seconds, sigterm)
+        return gathering.exchange(
+            run, store, rank=rank, dst=dst, ranks=ranks, whole=chosen, seconds=seconds, sigterm=sigterm
+        )
 
 
 def rows_of(run: Run, rank: int) -> list[str]:
@@ -239,7 +241,7 @@ def test_what_is_compared_is_enough_for_the_verdict_on_all_ranks() -> None:
         if compared.slow is not None and expected.slow is not None:
             assert (compared.slow.work_ns, compared.slow.costs) == (expected.slow.work_ns, expected.slow.costs)
         assert all(rank.flops is None for rank in compared.ranks)  # not compared, and not 0
-        assert all(len(gathering._sent(run.to_compare())) < 2000 for run in ranks)
+        assert all(len(gathering._zipped(run.to_compare())) < 2000 for run in ranks)
     assert [balance_of(run).slow is None for run in (planted(), fed_slowly())] == [False, True]
 
 
@@ -280,10 +282,8 @@ def test_after_sigterm_the_chosen_ranks_still_send_their_runs(monkeypatch: pytes
 
     store, runs = dist.HashStore(), one_is_slow()
     with ThreadPoolExecutor(7) as threads, pytest.warns(UserWarning, match=r"^Rank 7 sent no run in time\.$"):
-        got = [
-            threads.submit(gathering.exchange, runs[rank], store, rank, 0, range(8), None, 1000, Came())
-            for rank in range(7)
-        ]
+        options: dict[str, Any] = {"dst": 0, "ranks": range(8), "whole": None, "seconds": 1000, "sigterm": Came()}
+        got = [threads.submit(gathering.exchange, runs[rank], store, rank=rank, **options) for rank in range(7)]
         run = got[0].result(30)
     assert [meta.rank for meta in run.metas] == [0, 3, 5]
 
@@ -473,7 +473,7 @@ def test_invalid_ranks_raise(ranks: Any, world_of_one: None) -> None:
 
 def test_more_than_64_ranks_are_compared(world_of_one: None, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr("torchprof.profile.gather.exchange", lambda *given: asked.append(given[5]))
+    monkeypatch.setattr("torchprof.profile.gather.exchange", lambda *_, whole, **__: asked.append(whole))
     for count in (64, 65):
         monkeypatch.setattr(gathering, "_ranks_of", lambda group, count=count: [*range(count)])
         profiled().gather()
@@ -524,7 +524,7 @@ def test_after_an_error_gather_waits_ten_seconds(
     how: str, seconds: float, world_of_one: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
-    monkeypatch.setattr("torchprof.profile.gather.exchange", lambda *args: waits.append(args[-2]))
+    monkeypatch.setattr("torchprof.profile.gather.exchange", lambda *_, seconds, **__: waits.append(seconds))
     prof = Profile(nn.Linear(2, 2))
     try:
         if how == "stop":

@@ -517,7 +517,7 @@ def at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     """Call this in the test itself: pytest sets its own stderr after the fixtures."""
     fake = Terminal()
     monkeypatch.setattr(sys, "stderr", fake)
-    monkeypatch.setattr(benchmark_module, "_SHOWN_EVERY", 0)
+    monkeypatch.setattr(benchmark_module, "_UPDATE_S", 0)
     return fake
 
 
@@ -538,7 +538,7 @@ def test_the_progress_line_is_erased_after_an_error(monkeypatch: pytest.MonkeyPa
 
 def test_the_terminal_is_not_written_to_for_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = at_a_terminal(monkeypatch)
-    monkeypatch.setattr(benchmark_module, "_SHOWN_EVERY", 3600)
+    monkeypatch.setattr(benchmark_module, "_UPDATE_S", 3600)
     benchmark(Spy(), torch.ones(1), (1, 2), warmup=1, repeat=2)
     assert terminal.getvalue() == "\r\033[Kbatch size 1, call 1 of 3 \r\033[K"
 

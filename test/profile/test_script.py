@@ -17,7 +17,8 @@ import pytest
 from build.places import ROOT
 from build.processes import killed_after
 
-from torchprof.profile.script import PythonFunction, Script, profile_python
+from torchprof.profile.python_functions import PythonFunction, profile_python
+from torchprof.profile.script import Script
 
 pytestmark = pytest.mark.jobs
 
@@ -26,7 +27,8 @@ PYTHON = sys.executable
 # A replacement for the command line. It prints nothing, so that all output is the script's.
 DRIVER = """
 import os, sys
-from torchprof.profile.script import Script, profile_python
+from torchprof.profile.python_functions import profile_python
+from torchprof.profile.script import Script
 
 def log(*what):
     with open(os.environ["LOG"], "a") as file:

@@ -24,7 +24,7 @@ import torchprof
 from torchprof import Profile, TorchprofError
 from torchprof.profile import cycle as cycle_module
 from torchprof.profile.program import Program
-from torchprof.profile.sigterm import DelayedSignals, uninterrupted
+from torchprof.profile.signals import DelayedSignals, uninterrupted
 from torchprof.record import session, this_process
 from torchprof.record.plan import Plan
 from torchprof.record.python_lines import Sampler

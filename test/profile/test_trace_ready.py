@@ -20,9 +20,9 @@ from torch import nn
 
 import torchprof
 from torchprof import Profile, Run, TorchprofError
-from torchprof.profile import torch_profiler as trace_ready
+from torchprof.profile import trace_ready
 from torchprof.profile.gather import RunsInStore
-from torchprof.profile.torch_profiler import _Comparisons
+from torchprof.profile.trace_ready import _Comparisons
 from torchprof.run.words import FORWARD
 
 if not dist.is_available():

@@ -47,10 +47,10 @@ def test_a_slow_rank_is_found_with_the_layer_in_which_it_is_slow() -> None:
     The others wait for it for 9 ms a step, as long as it takes longer."""
     found = slow(planted())
     assert (found.ranks, found.work_ns, found.others_ns) == ((2,), (25_000_000,), 16_000_000)
-    assert (found.slowest, found.last) == ((18, 20), (18, 20))
+    assert (found.slowest_in, found.last_in) == ((18, 20), (18, 20))
     assert found.difference == Difference("cpu", PATHS.index("Net.b.0"), BACKWARD, 9_000_000)
     # 18 steps of 9 ms and two of 26, for 20 steps; rank 0 waits in the 18 alone.
-    assert found.others_wait_ns == (18 * 9_000_000 + 2 * 26_000_000) / 20
+    assert found.others_waiting_ns == (18 * 9_000_000 + 2 * 26_000_000) / 20
     assert not found.may_be_chance
     assert balance_of(planted()).late is None  # that is said already
 
@@ -59,20 +59,20 @@ def test_waiting_is_the_time_of_a_collective_beyond_that_of_the_last_rank() -> N
     balance = balance_of(planted())
     waits = [rank(balance, number).waiting_ns for number in FOUR]
     assert waits == [18 * 9_000_000 // 20, 10_700_000, 2 * 26_000_000 // 20, 10_700_000]
-    assert [rank(balance, number).last for number in FOUR] == [(2, 20), (0, 20), (18, 20), (0, 20)]
-    assert not any(one.waits_longer for one in balance.ranks)
+    assert [rank(balance, number).last_in for number in FOUR] == [(2, 20), (0, 20), (18, 20), (0, 20)]
+    assert not any(one.waiting_is_lower_bound for one in balance.ranks)
     (one,) = balance.collectives
     assert one.calls == 80
     assert one.waiting is not None
     assert one.waiting.values == tuple(waits)
-    assert one.times_last is not None
-    assert (one.times_last.highest, one.times_last.max, one.times_last.sum) == (2, 18, 20)
+    assert one.came_last is not None
+    assert (one.came_last.highest, one.came_last.max, one.came_last.sum) == (2, 18, 20)
 
 
 def test_how_often_a_rank_was_the_slowest() -> None:
     balance = balance_of(planted())
-    assert [one.slowest for one in balance.ranks] == [(2, 20), (0, 20), (18, 20), (0, 20)]
-    assert layer(balance, "Net.b", BACKWARD).slowest == (18, 20)
+    assert [one.slowest_in for one in balance.ranks] == [(2, 20), (0, 20), (18, 20), (0, 20)]
+    assert layer(balance, "Net.b", BACKWARD).slowest_in == (18, 20)
 
 
 def test_one_slow_step_does_not_make_a_rank_slow() -> None:
@@ -148,11 +148,11 @@ def test_steps_that_cannot_be_paired_may_be_chance() -> None:
     """Rank 1 took one step less: its steps cannot be paired, but the time of a step is known."""
     run = run_of_ranks({("Net.a", FORWARD): {0: [10, 10, 10], 1: [30, 32]}})
     found = slow(run)
-    assert (found.ranks, found.work_ns, found.others_ns, found.slowest) == ((1,), (30,), 10, None)
+    assert (found.ranks, found.work_ns, found.others_ns, found.slowest_in) == ((1,), (30,), 10, None)
     assert found.may_be_chance
     balance = balance_of(run)
-    assert [one.slowest for one in balance.ranks] == [None, None]
-    assert layer(balance, "Net.a").slowest is None
+    assert [one.slowest_in for one in balance.ranks] == [None, None]
+    assert layer(balance, "Net.a").slowest_in is None
     assert [one.steps for one in balance.ranks] == [3, 2]
 
 
@@ -199,11 +199,11 @@ def test_without_steps_the_part_of_the_difference_is_that_of_rows() -> None:
 def test_more_work_and_slower_work_are_distinguished_by_flops() -> None:
     own = {("Net.a", FORWARD): {**even(100), 2: [200] * 5}}
     as_many = {("Net.a", FORWARD, number): 1_000 for number in FOUR}
-    assert slow(run_of_ranks(own, flops=as_many)).flops == 1
-    assert slow(run_of_ranks(own, flops={**as_many, ("Net.a", FORWARD, 2): 1_500})).flops == 1.5
+    assert slow(run_of_ranks(own, flops=as_many)).times_flops == 1
+    assert slow(run_of_ranks(own, flops={**as_many, ("Net.a", FORWARD, 2): 1_500})).times_flops == 1.5
     uncounted = {("Net.a", FORWARD, 1): 1}
-    assert slow(run_of_ranks(own, flops=as_many, uncounted=uncounted)).flops is None
-    assert slow(run_of_ranks(own)).flops is None
+    assert slow(run_of_ranks(own, flops=as_many, uncounted=uncounted)).times_flops is None
+    assert slow(run_of_ranks(own)).times_flops is None
 
 
 # Who is late
@@ -213,8 +213,8 @@ def test_a_rank_that_others_wait_for_is_late_even_if_its_kernels_are_as_fast() -
     balance = balance_of(fed_slowly())
     assert balance.slow is None
     assert balance.late == Late((2,), (60 * MS,), 0.8, False, Difference("cpu", IN_NO_OP, FORWARD, 60 * MS))
-    assert [one.last for one in balance.ranks] == [(0, 8), (0, 8), (8, 8), (0, 8)]
-    assert [one.slowest for one in balance.ranks] == [(0, 8)] * 4  # of equal ones none
+    assert [one.last_in for one in balance.ranks] == [(0, 8), (0, 8), (8, 8), (0, 8)]
+    assert [one.slowest_in for one in balance.ranks] == [(0, 8)] * 4  # of equal ones none
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -295,7 +295,7 @@ def test_an_unbalanced_expert_shows_in_the_layer_above() -> None:
         alone = layer(balance, path)
         assert alone.work is not None
         assert (alone.work.ranks, alone.work.values, alone.work.imbalance) == ((number,), (ns,), None)
-        assert (alone.slowest, alone.work.above_mean) == (None, 0)
+        assert (alone.slowest_in, alone.work.above_mean) == (None, 0)
     expert = layer(balance, "Net.b.0")
     assert expert.peak == OverRanks((0,), (4096,))
     assert expert.flops == OverRanks((0,), (200,))  # 1,000 in five steps
@@ -331,7 +331,7 @@ def test_the_waiting_of_a_layer_includes_the_layers_below() -> None:
     assert below == OverRanks((0, 1), (20, 0))
     assert above == root == OverRanks((0, 1), (20, 8))
     assert layer(balance, "Net", BACKWARD).waiting == OverRanks((0, 1), (0, 0))
-    assert not layer(balance, "Net.a").collectives
+    assert not layer(balance, "Net.a").has_collectives
     assert [one.waiting_ns for one in balance.ranks] == [20, 8]
 
 
@@ -348,7 +348,7 @@ def test_waiting_in_two_overlapping_collectives_counts_once() -> None:
         for key, one in run.lockstep.items()
     }
     balance = balance_of(replace(run, lockstep=beside))
-    assert [(one.waiting_ns, one.waits_longer) for one in balance.ranks] == [(49 + 1, True), (0, False)]
+    assert [(one.waiting_ns, one.waiting_is_lower_bound) for one in balance.ranks] == [(49 + 1, True), (0, False)]
     assert layer(balance, "Net", BACKWARD).waiting == OverRanks((0, 1), (50, 0))
     assert layer(balance, "Net.b", BACKWARD).waiting == OverRanks((0, 1), (48, 0))
     assert sorted(one.waiting.max for one in balance.collectives if one.waiting is not None) == [48, 49]
@@ -366,8 +366,8 @@ def test_of_two_overlapping_buckets_only_the_rest_is_certain_waiting() -> None:
     }
     balance = balance_of(replace(run, lockstep=lockstep))
     (one,) = balance.collectives
-    assert (one.waiting, one.waits_longer_on, one.calls) == (OverRanks((0, 1), (100 - 2 - 47, 0)), (0,), 20)
-    assert [(rank.waiting_ns, rank.waits_longer) for rank in balance.ranks] == [(51, True), (0, False)]
+    assert (one.waiting, one.lower_bound_on, one.calls) == (OverRanks((0, 1), (100 - 2 - 47, 0)), (0,), 20)
+    assert [(rank.waiting_ns, rank.waiting_is_lower_bound) for rank in balance.ranks] == [(51, True), (0, False)]
 
 
 def test_waiting_may_be_unknown_or_a_lower_bound() -> None:
@@ -382,16 +382,16 @@ def test_waiting_may_be_unknown_or_a_lower_bound() -> None:
     by_name = {one.name: one for one in balance.collectives}
     reduce, broadcast, gather = (by_name[name] for name in ("all_reduce", "broadcast", "all_gather"))
     assert reduce.waiting == OverRanks((0, 1), (20, 0))
-    assert (reduce.waits_longer, broadcast.waiting, broadcast.waits_longer) == (True, None, False)
-    assert (gather.waiting, gather.times_last, gather.calls) == (None, None, 9)
-    assert layer(balance, "Net.a").waits_longer
-    assert layer(balance, "Net.b").collectives
+    assert (reduce.waiting_is_lower_bound, broadcast.waiting, broadcast.waiting_is_lower_bound) == (True, None, False)
+    assert (gather.waiting, gather.came_last, gather.calls) == (None, None, 9)
+    assert layer(balance, "Net.a").waiting_is_lower_bound
+    assert layer(balance, "Net.b").has_collectives
     assert layer(balance, "Net.b").waiting is None
     assert layer(balance, "Net").waiting == OverRanks((0, 1), (20, 0))
-    assert layer(balance, "Net").waits_longer
-    assert [(one.waiting_ns, one.waits_longer) for one in balance.ranks] == [(20, True), (0, True)]
+    assert layer(balance, "Net").waiting_is_lower_bound
+    assert [(one.waiting_ns, one.waiting_is_lower_bound) for one in balance.ranks] == [(20, True), (0, True)]
     nothing = balance_of(run_of_ranks(own, {("Net.a", FORWARD, "all_reduce", None): {0: [30] * 5, 1: [10] * 5}}))
-    assert [(one.waiting_ns, one.last) for one in nothing.ranks] == [(None, None)] * 2
+    assert [(one.waiting_ns, one.last_in) for one in nothing.ranks] == [(None, None)] * 2
 
 
 # Whose time, which memory
@@ -420,9 +420,9 @@ def test_flops_of_ranks_and_of_all_together() -> None:
     flops = {("Net.a", FORWARD, 0): 5, ("Net.b.0", BACKWARD, 0): 7, (NOWHERE, FORWARD, 1): 100}
     own = {("Net.a", FORWARD): even(1, range(2))}
     balance = balance_of(run_of_ranks(own, flops=flops, uncounted={("Net.b", FORWARD, 1): 3}))
-    assert [(one.flops, one.has_more_flops) for one in balance.ranks] == [(12, False), (100, True)]
+    assert [(one.flops, one.flops_is_lower_bound) for one in balance.ranks] == [(12, False), (100, True)]
     assert balance.flops == 112
-    assert layer(balance, "Net.b").has_more_flops
+    assert layer(balance, "Net.b").flops_is_lower_bound
     run = run_of_ranks(own, flops=flops, metas={1: {"measured": ("cpu_ns",)}})
     assert (rank(balance_of(run), 1).flops, balance_of(run).flops) == (None, None)
 
@@ -467,12 +467,12 @@ def test_figures_of_layers_equal_a_count_over_all_steps(own: dict[tuple[str, str
             assert one.work.imbalance is None
         together = list(zip(*steps_of))
         last = [at.index(max(at)) if at.count(max(at)) == 1 else None for at in together]
-        assert one.slowest == (last.count(means.index(max(means))), count)
+        assert one.slowest_in == (last.count(means.index(max(means))), count)
     whole = [[sum(steps[number][at] for steps in own.values()) for at in range(count)] for number in numbers]
     assert [one.work_ns for one in balance.ranks] == [round(Fraction(sum(steps), count)) for steps in whole]
     last = [at.index(max(at)) if at.count(max(at)) == 1 else None for at in zip(*whole)]
-    assert [one.slowest for one in balance.ranks] == [(last.count(number), count) for number in numbers]
-    assert sum(one.slowest.times for one in balance.ranks if one.slowest) == count - last.count(None)
+    assert [one.slowest_in for one in balance.ranks] == [(last.count(number), count) for number in numbers]
+    assert sum(one.slowest_in.times for one in balance.ranks if one.slowest_in) == count - last.count(None)
 
 
 def test_the_waiting_of_ranks_is_the_sum_over_collectives() -> None:
@@ -500,5 +500,5 @@ def test_the_waiting_of_ranks_is_the_sum_over_collectives() -> None:
     assert sum(one.waiting.sum for one in balance.collectives if one.waiting) == sum(
         one.waiting_ns or 0 for one in balance.ranks
     )
-    assert sum(one.last.times for one in balance.ranks if one.last) == 5 * len(collectives)
-    assert all(one.last == Times(one.last.times, 5 * len(collectives)) for one in balance.ranks if one.last)
+    assert sum(one.last_in.times for one in balance.ranks if one.last_in) == 5 * len(collectives)
+    assert all(one.last_in == Times(one.last_in.times, 5 * len(collectives)) for one in balance.ranks if one.last_in)

@@ -208,12 +208,12 @@ def test_the_times_of_a_stage() -> None:
     times = judged(run_of_pipelines(fast, slow)).replicas.times
     assert (times[0].ranks, times[1].ranks) == ((0, 2), (1, 3))
     assert (times[0].by_what, times[0].microbatch_ns, times[0].backward_ns) == ({"F": MS, "B": 2 * MS}, 3 * MS, 2 * MS)
-    assert (times[1].of_rank, times[1].slowest) == ({1: 3 * MS, 3: 6 * MS}, 3)
+    assert (times[1].of_rank, times[1].slowest_rank) == ({1: 3 * MS, 3: 6 * MS}, 3)
     assert times[1].step_ns == 18 * MS  # of 9, 9, 276, 18, 18 and 18 ms
 
     alone = judged(run_of_pipelines(fast[:2])).replicas.times
-    assert (alone[0].before_ns, alone[0].after_ns, alone[0].other_ns) == (0, 3 * MS, 0)
-    assert (alone[1].before_ns, alone[1].after_ns, alone[1].other_ns) == (MS, 0, 0)
+    assert (alone[0].inputs_ns, alone[0].gradients_ns, alone[0].other_ns) == (0, 3 * MS, 0)
+    assert (alone[1].inputs_ns, alone[1].gradients_ns, alone[1].other_ns) == (MS, 0, 0)
 
 
 def test_backwards_in_one_part_and_in_two_are_one_backward() -> None:
@@ -231,7 +231,7 @@ def test_a_stage_next_to_its_neighbor_on_the_same_rank_does_not_wait_for_it() ->
         [(1, "F", 0), (2, "F", 0), (2, "B", 0), (1, "B", 0)],
     ]
     times = judged(run_of_pipelines(pipelines_of(orders, [equal()]))).replicas.times
-    assert {stage: (of.before_ns, of.after_ns, of.other_ns) for stage, of in times.items()} == {
+    assert {stage: (of.inputs_ns, of.gradients_ns, of.other_ns) for stage, of in times.items()} == {
         0: (0, 4 * MS, 0),
         1: (MS, 0, 0),
         2: (0, 3 * MS, 0),

@@ -43,7 +43,7 @@ from torchprof.attribute.compiled_graphs import TracedModule
 from torchprof.attribute.events import COMPILED_INPUTS
 from torchprof.errors import TorchprofError
 from torchprof.record.compiled import inductor, traced_graph
-from torchprof.record.compiled.dynamo_code import Taken, module_of_source
+from torchprof.record.compiled.dynamo_code import TakenTensor, module_of_source
 from torchprof.record.compiled.inductor import CalledGraphs, _noting_calls
 from torchprof.record.compiled.kept_graph import NotedCalls
 from torchprof.run.rows import Row
@@ -919,7 +919,7 @@ def ranges_of_calls(function: Callable[[Tensor], Any], inputs: list[Tensor]) -> 
 
 def test_what_a_block_compiled_tells_nothing_after_the_block() -> None:
     """A compiled function lives on: neither the user's traces nor our memory get anything from it."""
-    function = _noting_calls(lambda x: x, (Taken(0, "G['m']", ()),))
+    function = _noting_calls(lambda x: x, (TakenTensor(0, "G['m']", ()),))
     kept, fresh = torch.rand(2), [torch.rand(2) for _ in range(5)]
     assert ranges_of_calls(function, [kept, *fresh]) == []
     first, beside, second = CalledGraphs(), CalledGraphs(), CalledGraphs()
@@ -940,13 +940,13 @@ def test_what_a_block_compiled_tells_nothing_after_the_block() -> None:
 def test_calls_with_ever_new_tensors_are_noted_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """From there on, nothing is known of a buffer that is new, and then of a parameter, as of one that is gone."""
     monkeypatch.setattr(NotedCalls, "MOST", 3)
-    both = (Taken(0, "G['m']", ()), Taken(1, "G['m']", ("fc",)))
+    both = (TakenTensor(0, "G['m']", ()), TakenTensor(1, "G['m']", ("fc",)))
     calls, kept = NotedCalls(), [nn.Parameter(torch.rand(1)) for _ in range(5)]
     passed = [(torch.rand(1), one) for one in [*[kept[0]] * 5, *kept[1:]]]
     assert [calls.number_of(both, each) for each in passed] == [0, 1, 2, 3, 3, 4, 5, 6, 6]
     told = calls.given(lambda tensors: [None if one is None else () for one in tensors]).values()
     assert [[one.is_gone for one in call] for call in told] == [*[[False, False]] * 3, *[[True, False]] * 3, [True] * 2]
-    calls, taken, other = NotedCalls(), (Taken(0, "G['m']", ()),), (Taken(0, "G['n']", ()),)
+    calls, taken, other = NotedCalls(), (TakenTensor(0, "G['m']", ()),), (TakenTensor(0, "G['n']", ()),)
     tensors = [torch.rand(1) for _ in range(6)]
     assert [calls.number_of(taken, [one]) for one in (*tensors, *tensors)] == 2 * [0, 1, 2, 3, 3, 3]
     assert calls.number_of(other, tensors[:1]) == calls.number_of(other, tensors[1:2]) == 4

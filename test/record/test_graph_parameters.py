@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from examples.models import MLP, Bert, LeNet5
 from torchprof import Profile, Run
-from torchprof.record.compiled.dynamo_code import Taken
+from torchprof.record.compiled.dynamo_code import TakenTensor
 from torchprof.record.compiled.graph_flow import GraphFlow, kernels_by_parameters
 from torchprof.record.compiled.kept_graph import KeptGraph, NotedCalls
 from torchprof.run.words import (
@@ -129,7 +129,7 @@ def test_each_layer_has_its_products(name: str, dynamic: bool) -> None:
 
 
 def test_compile_layers_knows_no_more_of_what_was_compiled_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchprof.analyze.sentences._SHARE_UNKNOWN", 0)  # they take any share on a busy machine
+    monkeypatch.setattr("torchprof.analyze.warnings._SHARE_UNKNOWN", 0)  # they take any share on a busy machine
     model, x = LeNet5(), torch.rand(2, 1, 32, 32)
     compiled = torch.compile(model)
     train(compiled, x)
@@ -436,7 +436,7 @@ def call(args):
 """
 
 
-TAKEN = (Taken(0, "first", ()), Taken(1, "second", ()))  # primals_1 and primals_2
+TAKEN = (TakenTensor(0, "first", ()), TakenTensor(1, "second", ()))  # primals_1 and primals_2
 
 
 def matches(text: str = "", source: str = "") -> list[tuple[set[str], bool] | None]:

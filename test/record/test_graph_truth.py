@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from examples.models import MLP, Bert, LeNet5, TinyTransformer
 from torchprof.attribute.compiled_graphs import CompiledKernel, Span
-from torchprof.record.compiled.graph_flow import _saves_for, kernels_by_parameters
+from torchprof.record.compiled.graph_flow import kernels_by_parameters
+from torchprof.record.compiled.graph_matching import saves_for
 from torchprof.record.compiled.inductor import Provenance
 from torchprof.record.compiled.kept_graph import KeptGraph
 
@@ -88,7 +89,7 @@ def parameters_in(calls: Sequence[Called], known: dict[str, KeptGraph]) -> dict[
     found = {}
     for key, text in texts.items():
         is_backward = any(name.startswith("tangents_") for name in text.inputs)
-        fitting = [one for one in texts if one != key and _saves_for(texts[one], text)] if is_backward else [key]
+        fitting = [one for one in texts if one != key and saves_for(texts[one], text)] if is_backward else [key]
         names = {tuple(one.parameters.items()) for one in calls if one.key in fitting}
         if len(names) == 1:
             found[key] = dict(names.pop())

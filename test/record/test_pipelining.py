@@ -19,7 +19,7 @@ import torchprof
 from torchprof import Profile, Run, TorchprofError
 from torchprof.attribute.events import PIPELINE
 from torchprof.attribute.pipeline_ranges import SENDS_LABEL, WAIT_LABEL
-from torchprof.record import plan
+from torchprof.record import layers
 from torchprof.record.plan import Plan
 from torchprof.record.ranges import PipelineRanges, stages_of_modules
 from torchprof.run.layers import kind_of_root, root_of_stage, stage_of_root
@@ -123,7 +123,7 @@ def test_given_stages_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     net = Net()
     stage, _other = stage_of(net, 1, 4), stage_of(net, 3, 4)
     assert Plan([net, Mlp()], None, [stage]).names == ["Net (stage 1)", "Mlp"]
-    monkeypatch.setattr(plan, "stages_of_modules", lambda: pytest.fail("a search"))
+    monkeypatch.setattr(layers, "stages_of_modules", lambda: pytest.fail("a search"))
     assert Plan([net], None, stage).names == ["Net (stage 1)"]
 
 

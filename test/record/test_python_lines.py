@@ -205,7 +205,7 @@ def test_at_the_limit_half_of_the_samples_are_dropped_and_no_time_is_lost(monkey
 
 def test_a_million_samples_of_twenty_bytes_are_kept() -> None:
     sampler = Sampler(0)
-    assert sum(column.itemsize for column in (sampler._times, sampler._at, sampler._intervals)) == 20
+    assert sum(column.itemsize for column in (sampler._times, sampler._places, sampler._intervals)) == 20
     assert python_lines._MOST_SAMPLES == 1_000_000
 
 
@@ -356,7 +356,7 @@ def test_frames_are_read_while_no_garbage_is_collected() -> None:
         sys._current_frames = lambda: Frames(frames_now())
         other = Sampler(thread.ident)
         other._owners.update({"<string>": "library", threading.__file__: "library"})  # to find out makes objects
-        other._note(1)
+        other._add_sample(1)
         gc.set_threshold(0)
         leave.release(), end.release()
         thread.join(30)

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import torchprof
-from torchprof.record.torch_internals import CustomOps, SharedChange
+from torchprof.record.session import CustomOps
+from torchprof.record.torch_internals import SharedChange
 
 MODULE = SimpleNamespace()
 """Has a ``function`` as soon as it is loaded."""

@@ -13,7 +13,7 @@ from build.libraries import RELEASE
 from build.warm import run_warm
 
 import torchprof
-from torchprof.record.torch_internals import ATTRIBUTES, INTERNALS, Use, optional
+from torchprof.record.torch_internals import INTERNALS, Use, optional
 
 SOURCE = Path(torchprof.__file__).parent
 
@@ -25,6 +25,34 @@ PYTHONS = {
     *("_run_code", "_run_exitfuncs", "_run_module_as_main"),
 }
 _NAME = re.compile(r"_[a-zA-Z]\w+")
+OF_PURPOSE = {
+    "the modules, tensors and hooks of a module": "_modules _parameters _buffers _forward_hooks _forward_pre_hooks",
+    "a module's name in the pages of replaced profilers": "_get_name",
+    "what a wrapper wraps, else it is a layer": "_orig_mod _fsdp_wrapped_module _checkpoint_wrapped_module",
+    "that a layer is quantized, else its parameters count as 0": "_packed_params",
+    "that a hook exchanges gradients, else they have no bucket": "_delay_all_reduce_all_params",
+    "the class of a module of torch.export.unflatten, else it has torch's class": "_ty",
+    "that a module was compiled in place, else it is taken for one that was not": "_compiled_call_impl",
+    "the arguments and results of an operator, else a registered formula is not used": "_schema",
+    "whether a parameter was written to": "_version",
+    "the part of a DTensor on this rank, else the size of the whole is taken": "_local_tensor",
+    "a custom op without a dispatcher, else it has no events in torch 2.15": "_opoverload _pyobj_dispatcher",
+    "the whole mesh of a job, else the mesh is that of the parameter": "_get_root_mesh",
+    "the parameters that FSDP2 gathers, else compiled code of them is unknown": (
+        "_get_fsdp_state _fsdp_param_groups _fsdp_param_group _unsharded_param _module_info"
+    ),
+    "the stages of a schedule": "_stage _stages",
+    "which module a compiled function took, else its layers are unknown": "_dynamo_source",
+    "that a forward is never compiled, else source lines are left out": "_torchdynamo_disable",
+    "what torch.compile compiles instead, else labels are compiled": "_torchdynamo_inline",
+    "the class that a wrapper replaces, else it has its own name": "_torchdynamo_orig_callable",
+    "the layers of compiled kernels, else they are unknown": (
+        "_compile_fx_inner _fx_graph_cache_key source_code _inductor_triton_kernel_to_post_grad_node_info"
+    ),
+    "the work of compiled graphs, else it is not counted": "inductor_post_grad_graph_str",
+}
+"""Private attributes of torch's objects, by their purpose, and what happens without them."""
+ATTRIBUTES = frozenset(name for names in OF_PURPOSE.values() for name in names.split())
 # Names in texts, and those of operators.
 NOT_ATTRIBUTES = {"_ns", "_torchdynamo", "_is_torchprofs", "_NoopSaveInputs"}
 
@@ -77,7 +105,7 @@ def foreign_names(parsed: dict[Path, ast.Module]) -> dict[str, str]:
 
 
 def test_everything_private_of_torch_is_listed() -> None:
-    listed = {part for name in INTERNALS for part in name.split(".")} | ATTRIBUTES.keys()
+    listed = {part for name in INTERNALS for part in name.split(".")} | ATTRIBUTES
     found = foreign_names(trees())
     assert {name: where for name, where in found.items() if name not in listed} == {}
 

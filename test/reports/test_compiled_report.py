@@ -16,7 +16,7 @@ from build.golden import drawn
 import torchprof
 from torchprof.analyze.compiled_regions import compiled_in
 from torchprof.analyze.figures import incomplete_phases
-from torchprof.analyze.sentences import about_compiled
+from torchprof.analyze.warnings import about_compiled
 from torchprof.attribute.compiled_graphs import CompiledGraphs, CompiledKernel, ProfiledModule, TracedModule
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.errors import TorchprofError

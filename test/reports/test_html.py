@@ -1205,7 +1205,7 @@ def expected_csv(run: Run) -> list[list[str]]:
         cells = [path]
         for column in columns:
             text = str(column.text(figures, None))
-            cells.append("" if text in ("", UNKNOWN) else repr(column.of(figures)))
+            cells.append("" if text in ("", UNKNOWN) else repr(column.sort_key(figures)))
         bounds = [column.heading for column in columns if column.figure(figures).bound is Bound.AT_LEAST]
         rows.append([*cells, ", ".join(bounds)])
     return rows

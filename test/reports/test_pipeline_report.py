@@ -193,7 +193,7 @@ def test_a_straggler_is_slow_among_the_ranks_of_its_stage() -> None:
     slow = balance_of(replicas(2)).slow
     assert slow is not None
     assert (slow.ranks, slow.work_ns, slow.others_ns, slow.stages) == ((2,), (14_400_000,), 12 * MS, (0,))
-    assert slow.slowest == (5, 5) and slow.costs is None
+    assert slow.slowest_in == (5, 5) and slow.costs is None
     assert (
         replicas(2)
         .report("ranks")
@@ -251,7 +251,7 @@ def test_the_step_of_some_ranks_is_theirs_whatever_was_asked_before() -> None:
 def test_single_steps_are_compared_among_the_ranks_of_a_stage() -> None:
     """With two steps there is no test: the rank must be the slowest in most steps."""
     slow = balance_of(replicas(2, steps=2)).slow
-    assert slow is not None and slow.may_be_chance and slow.slowest == (2, 2)
+    assert slow is not None and slow.may_be_chance and slow.slowest_in == (2, 2)
 
 
 def test_ranks_wait_for_each_other_by_design_if_their_stages_differ() -> None:

@@ -26,7 +26,8 @@ import torchprof
 from torchprof import Run, compare
 from torchprof.analyze.records import records_of as records
 from torchprof.analyze.report import ReportTable, TableRow, stacked
-from torchprof.reports.documents import data_of, html_of, lines_of, text_of
+from torchprof.reports.documents import html_of, markdown_lines, text_of
+from torchprof.reports.exports import data_of
 from torchprof.run.formats import AT_LEAST, UNKNOWN, ReportCell, format_count, format_memory, format_time
 from torchprof.run.meta import RunWarning
 from torchprof.run.words import FORWARD, PHASES
@@ -181,7 +182,7 @@ def test_each_renderer_draws_all_rows_and_cells() -> None:
         "",
         "A sentence.",
     ]
-    assert [*lines_of(part.parts[0])] == [
+    assert [*markdown_lines(part.parts[0])] == [
         "| Module | CPU total | Calls |",
         "| :-- | --: | --: |",
         "| `Net` ◄ | ≥ 1.500us | 1 |",

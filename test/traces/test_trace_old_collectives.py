@@ -92,9 +92,9 @@ def test_if_all_ranks_made_the_same_calls_the_group_is_the_world(tmp_path: Path)
     balance = balance_of(run)
     (one,) = balance.collectives
     assert (one.name, one.calls) == ("all_reduce", 9)
-    assert one.waiting is not None and one.times_last is not None
+    assert one.waiting is not None and one.came_last is not None
     assert one.waiting.values == tuple(1000 * (sum(times) - sum(least)) for times in took)
-    assert one.times_last.values == (1, 0, 2)
+    assert one.came_last.values == (1, 0, 2)
     assert balance.inferred == 9
     assert "All 3 ranks of the job made the same calls" in run.report("ranks")
     (line,) = collectives_table(run)
@@ -122,5 +122,5 @@ def test_if_the_groups_are_unknown_no_rank_is_the_last(why: str, tmp_path: Path)
             runs.append(old_rank(tmp_path, rank, 4, events))
     balance = balance_of(torchprof.merge(runs[: 3 if why == "a rank is missing" else 4]))
     assert balance.inferred == 0
-    assert [(one.group, one.waiting, one.times_last) for one in balance.collectives] == [(None, None, None)]
-    assert [one.last for one in balance.ranks] == [None] * len(balance.ranks)
+    assert [(one.group, one.waiting, one.came_last) for one in balance.collectives] == [(None, None, None)]
+    assert [one.last_in for one in balance.ranks] == [None] * len(balance.ranks)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import torchprof
 from torchprof.cli import main
-from torchprof.record import plan
+from torchprof.record import layers
 from torchprof.run.run import Run
 
 # The model, and the header
@@ -235,7 +235,7 @@ def test_models_of_the_stages_of_a_pipeline_are_found(trace: Path, monkeypatch: 
 
     recorded = models()
     stages = dict(zip(map(id, recorded), (5, 2, 1)))
-    monkeypatch.setattr(plan, "stages_of_modules", lambda: {**stages, id(recorded[3]): 3, id(recorded[3].module): 3})
+    monkeypatch.setattr(layers, "stages_of_modules", lambda: {**stages, id(recorded[3]): 3, id(recorded[3].module): 3})
     live = annotated(recorded, lambda: [model(X) for model in recorded], trace)
     names = ["Mlp (stage 5)", "Several (stage 2)", "Mlp (stage 1)", "Mlp (stage 3)"]
     assert [root.name for root in live.roots] == names

@@ -59,7 +59,7 @@ def assert_names_rank_1(run: Run, steps: int, place: Place) -> None:
     assert [(meta.steps, meta.step_end) for meta in run.metas] == [(steps, StepEnd.OPTIMIZER)] * 2
     slow = balance_of(run).slow
     assert slow is not None and slow.ranks == (1,)
-    assert slow.slowest == (steps, steps)
+    assert slow.slowest_in == (steps, steps)
     whole = run.lockstep[LockstepKey(OUTSIDE, FORWARD, "cpu", STEP)]
     assert whole.last_rank == (1,) * steps
     assert min(whole.last_ns) >= (BATCH_S + DELAY_S) * 1e9

@@ -1028,6 +1028,8 @@ def test_a_script_module_is_one_row(how: str) -> None:
         other(x)
         model(x).sum().backward()
     assert "Never called" not in "\n".join(sentences(prof.run)), "the script runs what is inside, unlabelled"
+    assert {layer.path[:2] for layer in prof.run.layers if layer.compiled} == {("Sequential", "1")}
+    assert not prof.run.layers[2].compiled, "Python calls the script itself"
     calls = {name: calls for name, calls in calls_of(prof).items() if calls}
     assert calls == {"Sequential": 2, "Sequential.0": 2, "Sequential.1": 2}
     owners = {layer for layer, ops in ops_of(prof, FORWARD).items() if {"aten::linear", "aten::addmm"} & set(ops)}
@@ -1095,6 +1097,20 @@ def compiled_part_in_place() -> nn.Module:
 
 
 COMPILED = [compiled_whole, compiled_in_place, compiled_part, compiled_part_in_place]
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_script_module_in_compiled_code_has_no_label() -> None:
+    """torch.compile does not trace TorchScript. It would try again with a label on the forward."""
+    model = torch.compile(nn.Sequential(nn.Linear(4, 4), torch.jit.script(Mlp())), backend="eager")
+    x = torch.rand(3, 4)
+    expected = model(x)
+    breaks = sum(counters["graph_break"].values())
+    with Profile(model) as prof:
+        assert torch.equal(model(x), expected)
+    assert sum(counters["graph_break"].values()) == breaks == 1
+    assert {name for name, calls in calls_of(prof).items() if calls} == {"Sequential", "Sequential.0"}
 
 
 @pytest.mark.usefixtures("fresh_dynamo")

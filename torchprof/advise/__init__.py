@@ -1,32 +1,24 @@
-"""Findings on what could be made faster or smaller in a run. Each rule is a function in the file of its theme."""
+"""Findings on what could be made faster or smaller in a run: the rules that make them, their order, and their text.
+
+Each rule is a function in the file of its theme, under ``@rule``.
+"""
 
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cache, wraps
 from importlib import import_module
 from itertools import takewhile
-from pkgutil import iter_modules
 from typing import NamedTuple
 
 from torchprof.advise.chains import always
 from torchprof.advise.evidence import Evidence
-from torchprof.analyze.layers import pattern_of
-from torchprof.analyze.report import Part, ReportTable, Section, TableRow, printable, report, spaced
+from torchprof.analyze.report import Part, ReportTable, Section, TableRow, pattern_of, printable, report, spaced
 from torchprof.run.formats import UNKNOWN, Cell, ReportCell, format_memory, format_time
 from torchprof.run.run import Run
 from torchprof.run.words import NOT_SELECTED, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME
-
-WORTH = 0.01
-"""The share of the recorded time, or of the peak of memory, that a finding must be able to save. Less is not worth a
-change of code, and is within noise."""
-
-PER_RULE = 3
-"""The most findings of one rule on layers, unless their remedies differ: then one for each remedy. ``merged`` merges
-layers until there are no more."""
-
-_NO_LAYER = {OUTSIDE: "outside all layers", NOT_SELECTED: "in layers that were not selected"}
 
 
 class Advice(NamedTuple):
@@ -73,7 +65,15 @@ class Gain(NamedTuple):
     nbytes: int | None = None
 
 
-class Merged(NamedTuple):
+# Layers with the same finding
+
+PER_RULE = 3
+"""The most findings of one rule on layers, unless their remedies differ: then one for each remedy. ``merged`` merges
+layers until there are no more."""
+_NO_LAYER = {OUTSIDE: "outside all layers", NOT_SELECTED: "in layers that were not selected"}
+
+
+class MergedLayers(NamedTuple):
     """The layers that share a finding. ``name`` and ``layers`` are those of ``Advice``. ``numbers``: the numbers of the
     layers, those with the largest gain first; negative numbers (work of no layer) are last. ``gain``: the sum of their
     gains; unknown gains add nothing. ``largest``: the gain of the first layer."""
@@ -91,14 +91,16 @@ class Merged(NamedTuple):
 
     def advice(self, cause: str, action: str, *, details: str = "", options: str = "") -> Advice:
         """The finding for all of these layers. Of several it names the one with the largest gain."""
-        figures = [str(format_time(self.largest.ns))] if self.largest.ns else []
-        figures += [str(format_memory(self.largest.nbytes))] if self.largest.nbytes else []
-        more = [details] if details else []
-        if len(self.layers) > 1 and figures:
-            more.append(f"The largest gain is in {self.layers[0]}: up to {' and '.join(figures)}.")
-        what = "This" if len(self.numbers) == 1 else "A part of this"
-        more += [f"{what} is {_NO_LAYER[number]}." for number in sorted(self.numbers) if number < 0]
-        return Advice(self.name, cause, action, *self.gain, layers=self.layers, details=" ".join(more), options=options)
+        largest = [str(format_time(self.largest.ns))] if self.largest.ns else []
+        largest += [str(format_memory(self.largest.nbytes))] if self.largest.nbytes else []
+        sentences = [details] if details else []
+        if len(self.layers) > 1 and largest:
+            sentences.append(f"The largest gain is in {self.layers[0]}: up to {' and '.join(largest)}.")
+        subject = "This" if len(self.numbers) == 1 else "A part of this"
+        sentences += [f"{subject} is {_NO_LAYER[number]}." for number in sorted(self.numbers) if number < 0]
+        return Advice(
+            self.name, cause, action, *self.gain, layers=self.layers, details=" ".join(sentences), options=options
+        )
 
 
 Gains = Mapping[int, Gain | int]
@@ -107,40 +109,40 @@ Gains = Mapping[int, Gain | int]
 
 def merged(
     evidence: Evidence, gains: Gains, remedies: Mapping[int, Hashable] | None = None, *, least_ns: float = 0
-) -> list[Merged]:
+) -> list[MergedLayers]:
     """The layers in which a rule found the same, put together: in the order of their first one in ``gains``; none if
     together they gain less than ``least_ns``.
 
     Work of no layer stays alone. ``remedies``: by the same number a key of the remedy; layers with different remedies
-    stay apart. Layers are merged if their paths have one pattern. If more than ``PER_RULE`` groups are left, they are
-    merged by class instead, and then all together.
+    stay apart. Layers are merged if their paths have one pattern: Net.0.mlp and Net.1.mlp become "Net.*.mlp". If more
+    than ``PER_RULE`` groups are left, they are merged by class instead, and then all together.
     """
     if sum(gain.ns or 0 if isinstance(gain, Gain) else gain for gain in gains.values()) < least_ns:
         return []
     layers, remedy_of = evidence.run.layers, remedies or {}
-    keys: tuple[Callable[[int], Hashable], ...] = (
+    ways_to_merge: tuple[Callable[[int], Hashable], ...] = (
         lambda number: layers.alike[number],
         lambda number: layers[number].kind or number,
-        lambda number: None,
+        lambda number: "all together",
     )
     groups: dict[Hashable, list[int]] = {}
-    for key_of in keys:
+    for key_of in ways_to_merge:
         groups = {}
         for number in gains:
             key = remedy_of.get(number), key_of(number) if number >= 0 else number
             groups.setdefault(key, []).append(number)
         if len(groups) <= PER_RULE:
             break
-    return [together(evidence, {number: gains[number] for number in numbers}) for numbers in groups.values()]
+    return [merged_into_one(evidence, {number: gains[number] for number in numbers}) for numbers in groups.values()]
 
 
-def together(evidence: Evidence, gains: Gains) -> Merged:
+def merged_into_one(evidence: Evidence, gains: Gains) -> MergedLayers:
     """All of these layers, and the work of no layer, as one. There is one at least."""
     gain_of = {number: gain if isinstance(gain, Gain) else Gain(gain) for number, gain in gains.items()}
     numbers = sorted(gain_of, key=lambda number: (number >= 0, share_of(gain_of[number], evidence)), reverse=True)
     ns = [gain.ns for gain in gain_of.values() if gain.ns is not None]
     nbytes = [gain.nbytes for gain in gain_of.values() if gain.nbytes is not None]
-    return Merged(
+    return MergedLayers(
         _name_of(evidence, [number for number in gain_of if number >= 0] or numbers[:1]),
         tuple(evidence.name_of(number) for number in numbers if number >= 0),
         tuple(numbers),
@@ -159,12 +161,20 @@ def _name_of(evidence: Evidence, numbers: Sequence[int]) -> str:
     [kind, *others] = {layer.kind for layer in layers}
     if kind and not others:
         return kind
-    common = takewhile(lambda steps: len(set(steps)) == 1, zip(*(layer.path for layer in layers)))
+    common = takewhile(lambda names: len(set(names)) == 1, zip(*(layer.path for layer in layers)))
     return ".".join(name for name, *_ in common) or ", ".join(dict.fromkeys(layer.path[0] for layer in layers))
 
 
+# Rules
+
 Rule = Callable[[Evidence], Iterator[Advice]]
 
+FILES = (
+    *("communication", "python", "batches", "layers", "fusion", "gradients", "loop", "memory", "precision"),
+    *("compiled", "settings"),
+)
+"""The files with rules. Rules run in this order, in each file from top to bottom. Findings whose gain is unknown, or
+equal, are reported in it."""
 _rules: dict[str, Rule] = {}
 
 
@@ -188,10 +198,17 @@ def rule(function: Rule) -> Rule:
 
 @cache
 def rules() -> dict[str, Rule]:
-    """All rules, by name."""
-    for file in iter_modules(__path__):
-        import_module(f"{__name__}.{file.name}")
-    return _rules
+    """All rules, by name, in the order of ``FILES``."""
+    for file in FILES:
+        import_module(f"{__name__}.{file}")
+    return dict(sorted(_rules.items(), key=lambda item: FILES.index(item[1].__module__.rpartition(".")[2])))
+
+
+# The findings of all rules
+
+WORTH = 0.01
+"""The share of the recorded time, or of the peak of memory, that a finding must be able to save. Less is not worth a
+change of code, and is within noise."""
 
 
 class Judgement(NamedTuple):
@@ -202,8 +219,8 @@ class Judgement(NamedTuple):
 
 
 def advise(run: Run) -> list[Advice]:
-    """The findings of all rules, the largest gain first, those with unknown gain last. A rule that fails finds
-    nothing."""
+    """The findings of all rules, the largest gain first, those with unknown gain last, in the order of the rules. A
+    rule that fails finds nothing."""
     return judge(run).advice
 
 
@@ -221,39 +238,43 @@ def judge(run: Run) -> Judgement:
     def share(advice: Advice) -> float:
         return share_of(advice.gain, evidence)
 
-    for number, advice in enumerate(findings):  # parallel threads or streams can sum to more than the recorded time
-        if advice.gain_ns is not None:
-            findings[number] = advice._replace(gain_ns=min(advice.gain_ns, evidence.recorded_ns))
-    findings = _without_overlap(sorted(findings, key=share, reverse=True), evidence)
+    largest_first = sorted((_within_recording(advice, evidence) for advice in findings), key=share, reverse=True)
+    findings = _without_overlap(largest_first, evidence)
     worth_it = [advice for advice in findings if share(advice) < 0 or share(advice) >= WORTH]
     return Judgement(sorted(worth_it, key=share, reverse=True), failed)
+
+
+def _within_recording(advice: Advice, evidence: Evidence) -> Advice:
+    """The finding with a gain of at most the recorded time: parallel threads or streams can sum to more than that."""
+    return advice if advice.gain_ns is None else advice._replace(gain_ns=min(advice.gain_ns, evidence.recorded_ns))
 
 
 def _without_overlap(findings: Sequence[Advice], evidence: Evidence) -> list[Advice]:
     """The findings, the largest gain first, with the gain of a later one limited to the time of its layers that earlier
     ones have not gained. An earlier gain is spread over its layers by their time. Findings outside all layers, and
-    those of a device's time, stay."""
+    those of a device's time, stay.
+
+    Example: Net itself takes 60 ns, and Net.mlp below it 40. The first finding gains 50 ns in Net: half of the time of
+    both layers. The second one would gain 30 ns in Net.mlp, but only 20 of its 40 ns are left: it gains 20.
+    """
     if evidence.device != "cpu" or not findings:
         return [*findings]
     layers = evidence.run.layers
     number_of = {layer.name: number for number, layer in enumerate(layers)}
-    times = {number: took.cpu_ns for number, took in evidence.took(always).items() if number >= 0}
-    gained: list[tuple[set[int], float]] = []  # the layers of a finding, and the part of their time that it gains
-    reported = []
+    times = Counter({number: took.cpu_ns for number, took in evidence.took(always).items() if number >= 0})
+    earlier: list[tuple[set[int], float]] = []  # the layers of earlier findings, and the share of their time they gain
+    limited = []
     for advice in findings:
-        concerned: set[int] = set()
         named = {number_of[name] for name in advice.layers if name in number_of}
-        for number, above in enumerate(layers.parent if named else ()):
-            if number in named or above in concerned:
-                concerned.add(number)
-        whole = sum(times.get(number, 0) for number in concerned)
-        if advice.gain_ns and whole:
-            before = sum(part * sum(times.get(number, 0) for number in others & concerned) for others, part in gained)
-            if before:
-                advice = advice._replace(gain_ns=max(min(advice.gain_ns, round(whole - before)), 0))
-            gained.append((concerned, min((advice.gain_ns or 0) / whole, 1.0)))
-        reported.append(advice)
-    return reported
+        concerned = layers.at_or_below(named) if named else set()
+        all_ns = sum(times[number] for number in concerned)
+        if advice.gain_ns and all_ns:
+            gained_ns = sum(gained * sum(times[number] for number in others & concerned) for others, gained in earlier)
+            if gained_ns:
+                advice = advice._replace(gain_ns=max(min(advice.gain_ns, round(all_ns - gained_ns)), 0))
+            earlier.append((concerned, min((advice.gain_ns or 0) / all_ns, 1.0)))
+        limited.append(advice)
+    return limited
 
 
 def share_of(gain: Gain, evidence: Evidence) -> float:
@@ -284,9 +305,10 @@ def advice(run: Run, *, top: int | None = 20) -> Section:
     (None: all). docs/advice.md lists the rules.
     """
     all_findings, failed = judge(run)
+    shown = all_findings[:top]
     parts: list[Part] = []
-    if all_findings[:top]:
-        parts.append(findings_table("\n\n".join(findings(run, all_findings[:top])), all_findings[:top]))
+    if shown:
+        parts.append(findings_table("\n\n".join(texts_of_findings(run, shown)), shown))
     if not all_findings:
         parts.append("No findings: no rule found a change that is worth it in this run.")
     elif top is not None and top < len(all_findings):
@@ -303,10 +325,11 @@ def advice(run: Run, *, top: int | None = 20) -> Section:
     return spaced(parts)
 
 
-def findings(run: Run, shown: Sequence[Advice]) -> list[str]:
+def texts_of_findings(run: Run, shown: Sequence[Advice]) -> list[str]:
     """The text of each finding, numbered from 1."""
     evidence = Evidence(run)
-    return [_paragraphs(number, finding, evidence, len(str(len(shown)))) for number, finding in enumerate(shown, 1)]
+    digits = len(str(len(shown)))
+    return [_paragraphs(f"{number:>{digits}}. ", finding, evidence) for number, finding in enumerate(shown, 1)]
 
 
 def findings_table(text: str, shown: Sequence[Advice]) -> ReportTable:
@@ -341,39 +364,40 @@ def unrecorded(run: Run) -> list[str]:
     return [name for name in _RECORDS if name not in recorded]
 
 
-def _paragraphs(number: int, advice: Advice, evidence: Evidence, digits: int) -> str:
-    lead = f"{number:>{digits}}. "
-    sentences = (f"{gain(advice, evidence)}{place(advice)}: {advice.finding}", advice.remedy)
+def _paragraphs(lead: str, advice: Advice, evidence: Evidence) -> str:
+    """The gain, place and observation in a paragraph after ``lead``, and the remedy in one below."""
+    finding = f"{gain_in_words(advice, evidence)}{place_in_words(advice)}: {advice.finding}"
+    indent = " " * len(lead)
     return "\n".join(
         textwrap.fill(
-            printable(sentence),
+            printable(text),
             _LINE_WIDTH,
-            initial_indent=lead if sentence is sentences[0] else " " * len(lead),
-            subsequent_indent=" " * len(lead),
+            initial_indent=first_indent,
+            subsequent_indent=indent,
             break_long_words=False,
             break_on_hyphens=False,
         )
-        for sentence in sentences
+        for text, first_indent in ((finding, lead), (advice.remedy, indent))
     )
 
 
-def gain(advice: Advice, evidence: Evidence) -> str:
+def gain_in_words(advice: Advice, evidence: Evidence) -> str:
     """The largest possible gain of a finding: "Saves up to 1.594s of 2.560s (62.3%)"."""
     gains = []
     if advice.gain_ns or (advice.gain_ns is not None and advice.gain_bytes is None):
-        gains.append(_part(format_time, advice.gain_ns, evidence.recorded_ns, ""))
+        gains.append(_part_of(evidence.recorded_ns, advice.gain_ns, format_time))
     if advice.gain_bytes is not None:
         above = "" if all(memory.before is not None for memory in evidence.run.memory) else " above the start"
-        gains.append(_part(format_memory, advice.gain_bytes, evidence.peak_bytes, f" at the peak{above}"))
+        gains.append(_part_of(evidence.peak_bytes, advice.gain_bytes, format_memory, f" at the peak{above}"))
     return f"Saves up to {' and '.join(gains)}" if gains else "Gain unknown"
 
 
-def place(advice: Advice) -> str:
+def _part_of(whole: int, value: int, write: Callable[[float], Cell], when: str = "") -> str:
+    return f"{write(value)} of {write(whole)}{when} ({value / whole:.1%})" if whole else str(write(value))
+
+
+def place_in_words(advice: Advice) -> str:
     """Where a finding is: " in Net.layers.*.mlp (12 layers)"; "" for work of no layer."""
     if advice.layer in ("", OUTSIDE_NAME, NOT_SELECTED_NAME):
         return ""
     return f" in {advice.layer}" + (f" ({len(advice.layers)} layers)" if len(advice.layers) > 1 else "")
-
-
-def _part(write: Callable[[float], Cell], value: int, whole: int, when: str) -> str:
-    return f"{write(value)} of {write(whole)}{when} ({value / whole:.1%})" if whole else str(write(value))

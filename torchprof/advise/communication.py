@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import add
 
-from torchprof.advise import Advice, Merged, merged, rule
+from torchprof.advise import Advice, MergedLayers, merged, rule
 from torchprof.advise.chains import Among, Frames, Holds, inside, is_device_work, is_interruption, is_loading, is_op
 from torchprof.advise.evidence import Evidence
 from torchprof.run.collectives import collective_of, shows_collective
@@ -32,8 +32,8 @@ _is_copy = Among(
 """It is a copy between host and device, not of a single value."""
 _is_pageable = Among(_is_copy, lambda frames: frames[-1].name.startswith("Memcpy HtoD (Pageable"))
 
-_IDLE = 1 / 3
-_LAUNCH_NS = 200_000
+_LEAST_IDLE = 1 / 3  # the share of the recorded time for which a device is idle that is launch-bound
+_LONGEST_LAUNCH_NS = 200_000  # CPU time per kernel; what takes longer is not the launch alone
 
 
 @dataclass
@@ -64,6 +64,11 @@ class _Transfers:
     def both_times(self) -> str:
         return f"{format_time(self.cpu_ns)} on the CPU and {format_time(self.device_ns)} on the device"
 
+    @property
+    def effect(self) -> str:
+        """What waits do, as a sentence."""
+        return f"It waits {format_time(self.cpu_ns)}, and then the device waits for work."
+
 
 @rule
 def copies_in_layers(evidence: Evidence) -> Iterator[Advice]:
@@ -72,12 +77,12 @@ def copies_in_layers(evidence: Evidence) -> Iterator[Advice]:
     The gain is the CPU time in the runtime's calls for them, but at most the time for which the device is idle or
     copies. Needs the time of a CUDA, HIP or MUSA device; for others these copies are not recorded.
     """
-    copies = {layer: seen for layer, seen in _copies(evidence).items() if layer >= 0}
-    limit = evidence.idle_ns + sum(seen.device_ns for seen in copies.values())
-    for group, seen in _at_most(evidence, copies, limit):
+    copies_in = {layer: copies for layer, copies in _copies(evidence).items() if layer >= 0}
+    limit = evidence.idle_ns + sum(copies.device_ns for copies in copies_in.values())
+    for group, copies in _merged(evidence, copies_in, limit):
         yield group.advice(
-            f"{_times(seen.copies, 'copy', 'copies')} between CPU and {evidence.device}{_in_calls(evidence, group)}"
-            f"{seen.most_often} take{'s' * (seen.copies == 1)} {seen.both_times}.",
+            f"{_number(copies.copies, 'copy', 'copies')} between CPU and {evidence.device}{_in_calls(evidence, group)}"
+            f"{copies.most_often} take{'s' * (copies.copies == 1)} {copies.both_times}.",
             "Create tensors on the device (`device=x.device`), store constants with `register_buffer`, and copy "
             "results to the CPU after the step, not in forward.",
         )
@@ -91,8 +96,8 @@ def pageable_batches(evidence: Evidence) -> Iterator[Advice]:
     Needs steps: without them a batch looks like the model that is moved to the device once.
     """
     steps = evidence.steps
-    seen = _copies(evidence, _is_pageable).get(OUTSIDE)
-    if seen is None or steps < 2 or seen.copies < steps:
+    copies = _copies(evidence, _is_pageable).get(OUTSIDE)
+    if copies is None or steps < 2 or copies.copies < steps:
         return
     in_steps = sum(
         spread.sum
@@ -102,11 +107,11 @@ def pageable_batches(evidence: Evidence) -> Iterator[Advice]:
     )
     yield Advice(
         evidence.name_of(OUTSIDE),
-        f"{seen.copies:,} copies from pageable memory to {evidence.device} in {steps:,} steps{seen.most_often} take "
-        f"{seen.both_times}.",
+        f"{copies.copies:,} copies from pageable memory to {evidence.device} in {steps:,} steps{copies.most_often} "
+        f"take {copies.both_times}.",
         "Pin batches (`DataLoader(…, pin_memory=True)`), and copy them with `.to(device, non_blocking=True)`: the CPU "
         "then does not wait for the copy.",
-        min(seen.cpu_ns, in_steps, evidence.idle_ns + seen.device_ns),
+        min(copies.cpu_ns, in_steps, evidence.idle_ns + copies.device_ns),
     )
 
 
@@ -118,14 +123,14 @@ def waits_in_layers(evidence: Evidence) -> Iterator[Advice]:
     The gain is the time in the runtime's calls that wait, without those of copies (``copies_in_layers``), but at most
     the time for which the device is idle: if it is always busy, nothing is lost.
     """
-    waits = {layer: seen for layer, seen in _waits(evidence).items() if layer >= 0}
-    for group, seen in _at_most(evidence, waits, evidence.idle_ns):
+    waits_in = {layer: waits for layer, waits in _waits(evidence).items() if layer >= 0}
+    for group, waits in _merged(evidence, waits_in, evidence.idle_ns):
         yield group.advice(
-            f"The CPU synchronizes with {evidence.device} {_times(seen.calls, 'time')}{_in_calls(evidence, group)}"
-            f"{seen.most_often}.",
+            f"The CPU synchronizes with {evidence.device} {_number(waits.calls, 'time')}{_in_calls(evidence, group)}"
+            f"{waits.most_often}.",
             "Keep values on the device: use `torch.where` instead of `if`, multiply by a mask instead of indexing with "
             "it, and use sizes that do not depend on the values of a tensor.",
-            details=_waiting(seen),
+            details=waits.effect,
         )
 
 
@@ -136,14 +141,14 @@ def waits_outside(evidence: Evidence) -> Iterator[Advice]:
     A ``torch.cuda.synchronize()`` alone is left out: it belongs to a measurement of time, or to the end of the
     recording. Values that torch's optimizers read are left out too.
     """
-    waits = {layer: seen for layer, seen in _waits(evidence).items() if layer == OUTSIDE}
-    for group, seen in _at_most(evidence, waits, evidence.idle_ns):
+    waits_outside = {layer: waits for layer, waits in _waits(evidence).items() if layer == OUTSIDE}
+    for group, waits in _merged(evidence, waits_outside, evidence.idle_ns):
         steps = evidence.steps
         yield group.advice(
-            f"The CPU synchronizes with {evidence.device} {_times(seen.calls, 'time')} to read a value"
-            f"{f' in {steps:,} steps' if steps else ''}{seen.most_often}.",
+            f"The CPU synchronizes with {evidence.device} {_number(waits.calls, 'time')} to read a value"
+            f"{f' in {steps:,} steps' if steps else ''}{waits.most_often}.",
             "Keep the value as a tensor (`total += loss.detach()`), and read it once in many steps.",
-            details=_waiting(seen),
+            details=waits.effect,
         )
 
 
@@ -165,7 +170,7 @@ def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
     launching = evidence.run.rows.total("cpu_ns") - waiting - loading - unusual - interrupted
     idle, wall = evidence.idle_ns, evidence.recorded_ns
     gain = min(idle - loading - unusual - interrupted, launching)
-    if gain <= _IDLE * wall or launching > _LAUNCH_NS * launches:
+    if gain <= _LEAST_IDLE * wall or launching > _LONGEST_LAUNCH_NS * launches:
         return
     launched_by: Counter[str] = Counter()
     for layer, took in evidence.took(is_device_work).items():
@@ -185,17 +190,17 @@ def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
 
 def _copies(evidence: Evidence, holds: Holds = _is_copy) -> dict[int, _Transfers]:
     """The copies between host and device that match, by layer."""
-    transfers: defaultdict[int, _Transfers] = defaultdict(_Transfers)
-    ways = _copies_by_surroundings(evidence, holds)
-    for (layer, _, frames), (copies, device_ns) in ways.items():
-        seen = transfers[layer]
-        seen.copies += copies
-        seen.device_ns += device_ns
-        seen.ops[_op_of(frames)] += copies
-    for row in evidence.rows(_is_runtime) if ways else ():
-        if (row.layer, row.phase, row.frames[:-1]) in ways:
-            transfers[row.layer].cpu_ns += row.cpu_ns
-    return transfers
+    by_layer: defaultdict[int, _Transfers] = defaultdict(_Transfers)
+    on_device = _copies_by_surroundings(evidence, holds)
+    for (layer, _, frames), (copies, device_ns) in on_device.items():
+        transfers = by_layer[layer]
+        transfers.copies += copies
+        transfers.device_ns += device_ns
+        transfers.ops[_op_of(frames)] += copies
+    for row in evidence.rows(_is_runtime) if on_device else ():
+        if (row.layer, row.phase, row.frames[:-1]) in on_device:
+            by_layer[row.layer].cpu_ns += row.cpu_ns
+    return by_layer
 
 
 _Surroundings = tuple[int, str, tuple[Frame, ...]]
@@ -203,18 +208,19 @@ _Surroundings = tuple[int, str, tuple[Frame, ...]]
 
 
 def _copies_by_surroundings(evidence: Evidence, holds: Holds = _is_copy) -> dict[_Surroundings, tuple[int, int]]:
-    """The copies on the device by the frames around them: their number and time."""
-    ways: dict[_Surroundings, tuple[int, int]] = {}
+    """The copies on the device by the frames around them: their number and time. The call of the runtime that launched
+    them has the same frames around it."""
+    on_device: dict[_Surroundings, tuple[int, int]] = {}
     for row in evidence.rows(holds):
-        way = row.layer, row.phase, row.frames[:-1]
-        copies, device_ns = ways.get(way, (0, 0))
-        ways[way] = copies + row.calls, device_ns + row.device_ns
-    return ways
+        surroundings = row.layer, row.phase, row.frames[:-1]
+        copies, device_ns = on_device.get(surroundings, (0, 0))
+        on_device[surroundings] = copies + row.calls, device_ns + row.device_ns
+    return on_device
 
 
 def _waits(evidence: Evidence) -> dict[int, _Transfers]:
     """The waits of the CPU for the device, by layer, without those of copies; outside all layers only for values."""
-    transfers: dict[int, _Transfers] = {}
+    by_layer: dict[int, _Transfers] = {}
     copying = _copies_by_surroundings(evidence)
     for layer, phase, frames, calls, cpu_ns, *_ in evidence.rows(_is_runtime) if evidence.device != "cpu" else ():
         is_wait = WAITING.fullmatch(frames[-1].name) is not None
@@ -223,12 +229,12 @@ def _waits(evidence: Evidence) -> dict[int, _Transfers]:
                 continue
         elif not is_wait or layer == OUTSIDE or (layer, phase, frames[:-1]) in copying:
             continue
-        seen = transfers.setdefault(layer, _Transfers())
-        seen.waits += calls if is_wait else 0
-        seen.copies += 0 if is_wait else calls
-        seen.cpu_ns += cpu_ns
-        seen.ops[_op_of(frames)] += calls
-    return transfers
+        transfers = by_layer.setdefault(layer, _Transfers())
+        transfers.waits += calls if is_wait else 0
+        transfers.copies += 0 if is_wait else calls
+        transfers.cpu_ns += cpu_ns
+        transfers.ops[_op_of(frames)] += calls
+    return by_layer
 
 
 def _op_of(frames: Frames) -> str:
@@ -240,36 +246,32 @@ def _op_of(frames: Frames) -> str:
     return "no operator"
 
 
-def _waiting(seen: _Transfers) -> str:
-    return f"It waits {format_time(seen.cpu_ns)}, and then the device waits for work."
-
-
-def _in_calls(evidence: Evidence, group: Merged) -> str:
+def _in_calls(evidence: Evidence, group: MergedLayers) -> str:
     """In how many forward calls of its layers; "" if that is unknown."""
     calls = [*map(evidence.timed_calls, group.numbers)]
-    return f" in {_times(sum(calls), 'forward call')}" if all(calls) else ""
+    return f" in {_number(sum(calls), 'forward call')}" if all(calls) else ""
 
 
-def _times(count: int, what: str, several: str = "") -> str:
-    return f"{count:,} {what if count == 1 else several or what + 's'}"
+def _number(count: int, noun: str, plural: str = "") -> str:
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
-def _at_most(
-    evidence: Evidence, transfers: Mapping[int, _Transfers], limit: int
-) -> Iterator[tuple[Merged, _Transfers]]:
-    """The layers that share a finding, and their transfers. The gain of all layers is at most ``limit``."""
-    whole = sum(seen.cpu_ns for seen in transfers.values())
-    if not whole:
+def _merged(
+    evidence: Evidence, by_layer: Mapping[int, _Transfers], limit: int
+) -> Iterator[tuple[MergedLayers, _Transfers]]:
+    """The layers that share a finding, and the sum of their transfers. The gain of all layers is at most ``limit``."""
+    all_ns = sum(transfers.cpu_ns for transfers in by_layer.values())
+    if not all_ns:
         return
-    gains = {layer: seen.cpu_ns * min(whole, limit) // whole for layer, seen in transfers.items()}
+    gains = {layer: transfers.cpu_ns * min(all_ns, limit) // all_ns for layer, transfers in by_layer.items()}
     for group in merged(evidence, gains):
-        yield group, sum((transfers[layer] for layer in group.numbers), _Transfers())
+        yield group, sum((by_layer[layer] for layer in group.numbers), _Transfers())
 
 
 # Ranks that wait for each other
 
-_LARGE = 2**20  # bytes per call: smaller calls take only the time of a launch
-_SLOW = 2e9  # bytes per second
+_LARGE_CALL = 2**20  # bytes: smaller calls take only the time of a launch
+_SLOW_RATE = 2e9  # bytes per second
 _is_communication = Among(
     is_device_work,
     lambda frames: shows_collective(frames[-1]) or kind_of_work(frames[-1].name) is KernelWork.COMMUNICATION,
@@ -277,7 +279,7 @@ _is_communication = Among(
 
 
 @dataclass
-class _Exchanged:
+class _CollectiveCalls:
     """The calls of one collective: the time of their kernels; the number, time and bytes of those with a known size
     (``sized``); and the device time by the layer that called them."""
 
@@ -297,14 +299,14 @@ def exposed_communication(evidence: Evidence) -> Iterator[Advice]:
     """
     times = evidence.run.device_times
     exposed = sum(time.exposed_ns for time in times)
-    exchanged = _exchanged(evidence)
-    if not exchanged or exposed <= evidence.notable_ns:
+    calls_of = _calls_by_collective(evidence)
+    if not calls_of or exposed <= evidence.notable_ns:
         return
     span = sum(time.span_ns for time in times)
-    name, most = max(exchanged.items(), key=lambda item: item[1].ns)
+    name, longest = max(calls_of.items(), key=lambda item: item[1].ns)
     communication = sum(time.communication_ns for time in times)
     yield Advice(
-        evidence.name_of(most.layers.most_common(1)[0][0]),
+        evidence.name_of(longest.layers.most_common(1)[0][0]),
         f"Exposed communication takes {format_time(exposed)} of the {format_time(span)} ({exposed / span:.0%}) between "
         f"the first and the last work of {evidence.device}: it communicates, and computes nothing.",
         "Look for a straggler (the report `ranks` of the runs of all ranks).",
@@ -327,15 +329,15 @@ def slow_collectives(evidence: Evidence) -> Iterator[Advice]:
     the report ``collectives``; a lower bound unless the run has the waiting for the last rank. The gain is unknown: it
     depends on the faster link.
     """
-    exchanged = _exchanged(evidence)
-    waited = _waited(evidence) if exchanged else {}
-    for name, sums in exchanged.items():
-        waiting = waited.get(name)
+    calls_of = _calls_by_collective(evidence)
+    waiting_ns = _waiting_by_collective(evidence) if calls_of else {}
+    for name, sums in calls_of.items():
+        waiting = waiting_ns.get(name)
         ns = sums.sized_ns - (waiting or 0)
-        if not sums.sized or sums.nbytes < _LARGE * sums.sized or ns < evidence.notable_ns:
+        if not sums.sized or sums.nbytes < _LARGE_CALL * sums.sized or ns < evidence.notable_ns:
             continue
         bandwidth = sums.nbytes * 1e9 / ns
-        if bandwidth >= _SLOW:
+        if bandwidth >= _SLOW_RATE:
             continue
         waits = "including" if waiting is None else "without"
         bound = "at least " if waiting is None else ""
@@ -350,9 +352,9 @@ def slow_collectives(evidence: Evidence) -> Iterator[Advice]:
         )
 
 
-def _exchanged(evidence: Evidence) -> dict[str, _Exchanged]:
+def _calls_by_collective(evidence: Evidence) -> dict[str, _CollectiveCalls]:
     """The calls of communication kernels, by the name of their collective."""
-    by_name: defaultdict[str, _Exchanged] = defaultdict(_Exchanged)
+    by_name: defaultdict[str, _CollectiveCalls] = defaultdict(_CollectiveCalls)
     for layer, _, frames, calls, _, ns, _ in evidence.rows(_is_communication):
         collective = collective_of(frames)
         sums = by_name["communication" if collective is None else collective.name]
@@ -367,18 +369,18 @@ def _exchanged(evidence: Evidence) -> dict[str, _Exchanged]:
     return dict(by_name)
 
 
-def _waited(evidence: Evidence) -> dict[str, int]:
-    """The waiting of ranks in the kernels of a collective for the last rank, by its name; only if all of it is known: a
-    missing rank may have come even later."""
-    waited: dict[str, int | None] = {}
-    of_job = max(meta.world_size for meta in evidence.run.metas)
+def _waiting_by_collective(evidence: Evidence) -> dict[str, int]:
+    """For how long ranks waited in the kernels of a collective for the last rank, by its name; only if all of it is
+    known: a missing rank may have come even later."""
+    waiting_ns: dict[str, int | None] = {}
+    ranks_of_job = max(meta.world_size for meta in evidence.run.metas)
     for key, lockstep in evidence.run.lockstep.items():
         if not key.is_collective or key.device == "cpu":
             continue
-        size = of_job if key.group is None or key.group.size is None else key.group.size
+        size = ranks_of_job if key.group is None or key.group.size is None else key.group.size
         is_known = len(lockstep.ranks) >= max(size, 2) and key.group != NOT_RECORDED
         waits = [lockstep.waiting_ns(rank) if is_known else None for rank in lockstep.ranks]
         known = [wait for wait in waits if wait is not None]
-        before = waited.get(key.what, 0)
-        waited[key.what] = None if before is None or len(known) < len(waits) else before + sum(known)
-    return {name: ns for name, ns in waited.items() if ns is not None}
+        before = waiting_ns.get(key.what, 0)
+        waiting_ns[key.what] = None if before is None or len(known) < len(waits) else before + sum(known)
+    return {name: ns for name, ns in waiting_ns.items() if ns is not None}

@@ -27,62 +27,39 @@ from torchprof.advise.evidence import Evidence, Took
 from torchprof.advise.layers import constants
 from torchprof.advise.python import own_time_of_slow_python
 from torchprof.run.formats import format_time
+from torchprof.run.layers import Layers
 from torchprof.run.torch_names import BATCHED_PRODUCTS, ELEMENTWISE, FACTORS, SOFTMAX_OPS, aten, without_aten
 from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, FORWARD, RECOMPUTE
 
-_SEPARATE = calling(aten("linear matmul mm addmm bmm baddbmm conv1d conv2d conv3d scaled_dot_product_attention"))
+# Many small operators
+
+_PRODUCTS_AND_CONVOLUTIONS = calling(
+    aten("linear matmul mm addmm bmm baddbmm conv1d conv2d conv3d scaled_dot_product_attention")
+)
 _ELEMENTWISE = calling(ELEMENTWISE)
 _is_other_op = Among(is_in_op, lambda frames: not _ELEMENTWISE(frames))
 _ELEMENTWISE_NODES = {name.replace("_", "") for name in without_aten(ELEMENTWISE)}  # as ``node_of`` writes them
 _is_elementwise_node = Among(is_node, lambda frames: node_of(frames) in _ELEMENTWISE_NODES)
 _is_other_node = Among(is_node, lambda frames: node_of(frames) not in _ELEMENTWISE_NODES)
 _ENGINE = calling([AUTOGRAD_ENGINE])
-_MANY = 5
-_FEW_NS = 10_000
-_A_LOOP = 100
-
-_PRODUCTS = inside(*BATCHED_PRODUCTS)
-_SOFTMAX = inside(*SOFTMAX_OPS, "aten::_safe_softmax", "aten::_softmax_backward_data")
-_MATH = inside("aten::_scaled_dot_product_attention_math")
-_HAS_ITS_OWN = inside("aten::scaled_dot_product_attention", "aten::_native_multi_head_attention")
-_SHORT = 256
-_FUSED_ATTENTION = 7 / 8
-
-
-_Shape = tuple[int, ...]
-
-_SEPARATE_OPS = "Attention runs as separate matrix products and softmax, for {}, and stores all scores."
-_USE_FUSED = "`torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=…)`."
-# Why attention stores its scores: the cause and the details, with a place for the time; the action and the options.
-_NOT_FUSED = (
-    "`scaled_dot_product_attention` uses no fused kernel.",
-    "Its separate operators take {}.",
-    "Let torch report why: `with torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION):`.",
-    "Common causes are float64, a mask that requires grad, dropout on the CPU, and unsupported head sizes.",
-)
-_RETURNS_WEIGHTS = (_SEPARATE_OPS, "", "Call it with `need_weights=False` if the weights are not used.", "")
-_SEPARATE_ATTENTION = (_SEPARATE_OPS, "", f"Use {_USE_FUSED}", "")
-_MAYBE_ATTENTION = (
-    "Batched matrix products and softmax run as separate operators, for {}.",
-    "If this is attention, it stores all scores.",
-    f"If this is attention, use {_USE_FUSED}",
-    "",
-)
+_MANY_ELEMENTWISE = 5  # operators in a forward call
+_MANY_TINY = 100  # operators in a forward call: they are in a loop
+_TINY_NS = 10_000  # an operator of less time is bound by its dispatch
 
 
 class _Ops(NamedTuple):
-    """Ops that a layer calls directly: their number and time, the layer's forward calls, the time of their backward,
+    """Ops that a layer calls directly: their ``calls`` and time, the layer's forward calls, the time of their backward,
     and the layer's own time between ops (``_between_ops``), None if another finding has it."""
 
-    number: int
+    calls: int
     ns: int
     forward_calls: int
-    back_ns: int
+    backward_ns: int
     between_ns: int | None
 
     @property
     def gain(self) -> Gain:
-        return Gain(self.ns + self.back_ns + (self.between_ns or 0))
+        return Gain(self.ns + self.backward_ns + (self.between_ns or 0))
 
 
 @rule
@@ -94,7 +71,7 @@ def many_elementwise_ops(evidence: Evidence) -> Iterator[Advice]:
     threshold is 5 because a residual with its activation has two, and with fewer than five there is little to fuse.
     Layers in which most of that time is that of ``constants_in_layers`` are left out.
     """
-    took = _many_in_a_call(evidence, _ELEMENTWISE, _MANY)
+    took = _many_in_a_call(evidence, _ELEMENTWISE, _MANY_ELEMENTWISE)
     constant = constants(evidence) if took else {}
     took = {number: ops for number, ops in took.items() if evidence.time_of(ops) > 2 * constant.get(number, 0)}
     if not took:
@@ -138,71 +115,6 @@ def many_tiny_ops(evidence: Evidence) -> Iterator[Advice]:
         )
 
 
-@rule
-def attention_not_fused(evidence: Evidence) -> Iterator[Advice]:
-    """Attention that stores its whole matrix of scores: a layer that calls at least two batched matrix products for
-    each softmax (its own, or of a Softmax layer directly below), or torch's ``_scaled_dot_product_attention_math``.
-
-    With shapes, the result of one product must have as many elements as the input of a softmax, and another product
-    must take as many elements and sum over the last dimension of the softmax. Without shapes a mixture of experts looks
-    the same, so the finding is stated as a condition, except for torch's MultiheadAttention.
-
-    The gain is at most 7/8 of the time of products and softmax (FlashAttention, Dao et al. 2022, figure 1: 7.6 times as
-    fast as separate ops), and, if backward needs the scores, the bytes of the softmax in an average call of each layer.
-    On the CPU there is no finding if all rows of scores are shorter than 256: at 128 the fused kernel gained nothing,
-    at 512 two thirds. Nor is there one if the model gets one token a call, and so has one row of scores.
-    """
-    math = evidence.took(_MATH)
-    products = evidence.took(Among(_PRODUCTS, _is_separate))
-    if not products and not math:
-        return
-    weights = evidence.took(Among(_SOFTMAX, _is_separate))
-    forward_products = evidence.took(_PRODUCTS, phases=(FORWARD,))
-    forward_weights = evidence.took(_SOFTMAX, phases=(FORWARD,))
-    results = evidence.took(inside("aten::_softmax"), phases=(FORWARD,))
-    scores = _scores(evidence)
-    short = {number for number, shapes in scores.items() if max(shape[-1] for shape in shapes) < _SHORT}
-    is_attention = _fits_attention(evidence, scores)
-    keeps, on_cpu = BACKWARD in evidence.run.phases(), evidence.device == "cpu"
-    nothing, layers = Took(), evidence.run.layers
-    times: dict[int, int] = {}
-    gains: dict[int, Gain] = {}
-    kinds: dict[int, tuple[str, str, str, str]] = {}
-    for number in sorted(products.keys() | math.keys()):
-        if number < 0 or (on_cpu and (number in short or evidence.gets_one_token(number))):
-            continue
-        own = [number, *(child for child in layers.children[number] if layers[child].kind == "Softmax")]
-        softmax_calls = sum(forward_weights.get(layer, nothing).calls for layer in own)
-        if number in math:
-            kinds[number] = _NOT_FUSED
-        elif softmax_calls and forward_products.get(number, nothing).calls >= 2 * softmax_calls:
-            if not is_attention.get(number, True):
-                continue
-            separate = _SEPARATE_ATTENTION if number in is_attention else _MAYBE_ATTENTION
-            kinds[number] = _RETURNS_WEIGHTS if layers[number].kind == "MultiheadAttention" else separate
-        else:
-            continue
-        parts = [
-            *(took.get(number, nothing) for took in (math, products)),
-            *(weights.get(layer, nothing) for layer in own),
-        ]
-        times[number] = sum(map(evidence.time_of, parts))
-        written = sum(results.get(layer, nothing).allocated for layer in own)
-        saved = (
-            written * len(evidence.run.metas) // max(evidence.calls.get(number, 1), 1) if keeps and written else None
-        )
-        gains[number] = Gain(int(times[number] * _FUSED_ATTENTION), saved)
-    for group in merged(evidence, gains, kinds):
-        cause, details, action, options = kinds[group.numbers[0]]
-        time = format_time(sum(times[number] for number in group.numbers))
-        yield group.advice(cause.format(time), action, details=details.format(time), options=options)
-
-
-def _is_separate(frames: Frames) -> bool:
-    """Whether it is not in an operator for all of attention."""
-    return not _MATH(frames) and not _HAS_ITS_OWN(frames)
-
-
 def _many_in_a_call(evidence: Evidence, holds: Holds, number: int) -> dict[int, Took]:
     """The layers that call at least ``number`` of the matching ops in each forward call, on average, in addition to one
     for each layer, product and convolution that they call: its activation or residual. Compiled layers are left out,
@@ -216,7 +128,7 @@ def _many_in_a_call(evidence: Evidence, holds: Holds, number: int) -> dict[int, 
         and layers[layer].kind
         and not layers[layer].compiled
     }
-    products = evidence.took(_SEPARATE, phases=(FORWARD, RECOMPUTE)) if many else {}
+    products = evidence.took(_PRODUCTS_AND_CONVOLUTIONS, phases=(FORWARD, RECOMPUTE)) if many else {}
     return {
         layer: took
         for layer, took in many.items()
@@ -227,10 +139,10 @@ def _many_in_a_call(evidence: Evidence, holds: Holds, number: int) -> dict[int, 
 def _tiny_ops(evidence: Evidence) -> dict[int, Took]:
     """The layers that ``many_tiny_ops`` reports, by number, with the time of their tiny ops."""
     direct = evidence.took(is_direct, phases=(FORWARD, RECOMPUTE))
-    if not any(took.calls >= _A_LOOP * evidence.calls.get(layer, 1) for layer, took in direct.items()):
+    if not any(took.calls >= _MANY_TINY * evidence.calls.get(layer, 1) for layer, took in direct.items()):
         return {}
     tiny = _tiny(evidence, _is_other_op, (FORWARD, RECOMPUTE))
-    return _many_in_a_call(evidence, Among(_is_other_op, calling(tiny)), _A_LOOP)
+    return _many_in_a_call(evidence, Among(_is_other_op, calling(tiny)), _MANY_TINY)
 
 
 def _in_loops(evidence: Evidence, layers: Container[int]) -> set[str]:
@@ -240,7 +152,7 @@ def _in_loops(evidence: Evidence, layers: Container[int]) -> set[str]:
     for row in evidence.rows(Among(_is_other_node, is_outermost), phases=(BACKWARD,)):
         if row.layer in layers:
             runs[row.layer, row.frames[0].name] += row.calls
-    return {name for (layer, name), times in runs.items() if _A_LOOP // 4 * evidence.calls[layer] <= times}
+    return {name for (layer, name), times in runs.items() if _MANY_TINY // 4 * evidence.calls[layer] <= times}
 
 
 def _tiny(evidence: Evidence, holds: Holds, phases: Sequence[str]) -> set[str]:
@@ -251,15 +163,15 @@ def _tiny(evidence: Evidence, holds: Holds, phases: Sequence[str]) -> set[str]:
         name = outermost_op(frames) or ""
         ns[name] += evidence.time_of(took)
         calls[name] += 0 if holds(frames[:-1]) else took.calls
-    return {name for name in ns if ns[name] < _FEW_NS * calls[name]}
+    return {name for name in ns if ns[name] < _TINY_NS * calls[name]}
 
 
 def _with_related_time(
-    evidence: Evidence, took_by_layer: Mapping[int, Took], is_node: Holds, counted_elsewhere: Container[int]
+    evidence: Evidence, took_by_layer: Mapping[int, Took], is_node_of_these: Holds, counted_elsewhere: Container[int]
 ) -> dict[int, _Ops]:
     """The ops of each layer with the time of their backward, and between them."""
     between = _between_ops(evidence)
-    backward = evidence.took(is_node, phases=(BACKWARD,))
+    backward = evidence.took(is_node_of_these, phases=(BACKWARD,))
     return {
         layer: _Ops(
             took.calls,
@@ -275,19 +187,20 @@ def _with_related_time(
 def _text_of_ops(evidence: Evidence, all_ops: Sequence[_Ops], what: str) -> tuple[str, str]:
     """The cause, and the details, for the ops of several layers."""
     overhead = "dispatch" if evidence.device == "cpu" else "kernel launch"
-    number, ns = sum(ops.number for ops in all_ops), sum(ops.ns for ops in all_ops)
-    a_call = number / sum(ops.forward_calls for ops in all_ops)
+    calls, ns = sum(ops.calls for ops in all_ops), sum(ops.ns for ops in all_ops)
+    a_call = calls / sum(ops.forward_calls for ops in all_ops)
     on_average = " on average" if len(all_ops) > 1 else ""
-    said = f"They take {format_time(ns)} in total, {format_time(ns / number)} each."
-    said += f" Operators this short are usually bound by {overhead} overhead." if ns < _FEW_NS * number else ""
-    back_ns = sum(ops.back_ns for ops in all_ops)
-    said += f" Their backward takes {format_time(back_ns)}." if back_ns else ""
-    between_ns, elsewhere = sum(ops.between_ns or 0 for ops in all_ops), [ops.between_ns is None for ops in all_ops]
-    said += f" The time between operators is {format_time(between_ns)}." if between_ns else ""
-    if any(elsewhere):
-        of_layers = "" if all(elsewhere) else f" of {sum(elsewhere)} of these layers"
-        said += f" The time between operators{of_layers} is part of another finding."
-    return f"A forward call runs {a_call:,.0f} {what}{on_average}.", said
+    details = f"They take {format_time(ns)} in total, {format_time(ns / calls)} each."
+    details += f" Operators this short are usually bound by {overhead} overhead." if ns < _TINY_NS * calls else ""
+    backward_ns = sum(ops.backward_ns for ops in all_ops)
+    details += f" Their backward takes {format_time(backward_ns)}." if backward_ns else ""
+    between_ns = sum(ops.between_ns or 0 for ops in all_ops)
+    details += f" The time between operators is {format_time(between_ns)}." if between_ns else ""
+    elsewhere = sum(ops.between_ns is None for ops in all_ops)
+    if elsewhere:
+        of_layers = "" if elsewhere == len(all_ops) else f" of {elsewhere} of these layers"
+        details += f" The time between operators{of_layers} is part of another finding."
+    return f"A forward call runs {a_call:,.0f} {what}{on_average}.", details
 
 
 def _between_ops(evidence: Evidence) -> Counter[int]:
@@ -304,6 +217,127 @@ def _between_ops(evidence: Evidence) -> Counter[int]:
         for layer, took in evidence.took(holds, phases=phases).items():
             between[layer] += took.cpu_ns
     return between
+
+
+# Attention
+
+_PRODUCTS = inside(*BATCHED_PRODUCTS)
+_SOFTMAX = inside(*SOFTMAX_OPS, "aten::_safe_softmax", "aten::_softmax_backward_data")
+_MATH = inside("aten::_scaled_dot_product_attention_math")
+_WHOLE_ATTENTION = inside("aten::scaled_dot_product_attention", "aten::_native_multi_head_attention")
+
+
+def _is_separate(frames: Frames) -> bool:
+    """Whether it is not in an operator for all of attention."""
+    return not _MATH(frames) and not _WHOLE_ATTENTION(frames)
+
+
+_SEPARATE_PRODUCTS, _SEPARATE_SOFTMAX = Among(_PRODUCTS, _is_separate), Among(_SOFTMAX, _is_separate)
+_SHORT_ROW = 256  # of scores
+_GAIN_OF_FUSED = 7 / 8
+_Shape = tuple[int, ...]
+
+
+class _AttentionKind(NamedTuple):
+    """A way in which attention stores its scores: the texts of the finding, with ``{}`` for the time."""
+
+    cause: str
+    action: str
+    details: str = ""
+    options: str = ""
+
+
+_SEPARATE_OPS = "Attention runs as separate matrix products and softmax, for {}, and stores all scores."
+_USE_FUSED = "`torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=…)`."
+_NOT_FUSED = _AttentionKind(
+    "`scaled_dot_product_attention` uses no fused kernel.",
+    "Let torch report why: `with torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION):`.",
+    "Its separate operators take {}.",
+    "Common causes are float64, a mask that requires grad, dropout on the CPU, and unsupported head sizes.",
+)
+_RETURNS_WEIGHTS = _AttentionKind(_SEPARATE_OPS, "Call it with `need_weights=False` if the weights are not used.")
+_SEPARATE_ATTENTION = _AttentionKind(_SEPARATE_OPS, f"Use {_USE_FUSED}")
+_MAYBE_ATTENTION = _AttentionKind(
+    "Batched matrix products and softmax run as separate operators, for {}.",
+    f"If this is attention, use {_USE_FUSED}",
+    "If this is attention, it stores all scores.",
+)
+
+
+@rule
+def attention_not_fused(evidence: Evidence) -> Iterator[Advice]:
+    """Attention that stores its whole matrix of scores: a layer that calls at least two batched matrix products for
+    each softmax (its own, or of a Softmax layer directly below), or torch's ``_scaled_dot_product_attention_math``.
+
+    With shapes, the result of one product must have as many elements as the input of a softmax, and another product
+    must take as many elements and sum over the last dimension of the softmax. Without shapes a mixture of experts looks
+    the same, so the finding is stated as a condition, except for torch's MultiheadAttention.
+
+    The gain is at most 7/8 of the time of products and softmax (FlashAttention, Dao et al. 2022, figure 1: 7.6 times as
+    fast as separate ops), and, if backward needs the scores, the bytes of the softmax in an average call of each layer.
+    On the CPU there is no finding if all rows of scores are shorter than 256: at 128 the fused kernel gained nothing,
+    at 512 two thirds. Nor is there one if the model gets one token a call, and so has one row of scores.
+    """
+    kinds = _kinds_of_attention(evidence)
+    if not kinds:
+        return
+    layers, needs_scores = evidence.run.layers, BACKWARD in evidence.run.phases()
+    of_attention = [evidence.took(_MATH), evidence.took(_SEPARATE_PRODUCTS)]
+    of_softmax = evidence.took(_SEPARATE_SOFTMAX)
+    results = evidence.took(inside("aten::_softmax"), phases=(FORWARD,))
+    times: dict[int, int] = {}
+    gains: dict[int, Gain] = {}
+    for number in kinds:
+        with_softmax = _with_softmax_layers(layers, number)
+        parts = [took[number] for took in of_attention if number in took]
+        parts += [of_softmax[layer] for layer in with_softmax if layer in of_softmax]
+        times[number] = sum(map(evidence.time_of, parts))
+        score_bytes = sum(results[layer].allocated for layer in with_softmax if layer in results)
+        per_call = score_bytes * len(evidence.run.metas) // max(evidence.calls.get(number, 1), 1)
+        saved = per_call if needs_scores and score_bytes else None
+        gains[number] = Gain(int(times[number] * _GAIN_OF_FUSED), saved)
+    for group in merged(evidence, gains, kinds):
+        cause, action, details, options = kinds[group.numbers[0]]
+        time = format_time(sum(times[number] for number in group.numbers))
+        yield group.advice(cause.format(time), action, details=details.format(time), options=options)
+
+
+def _kinds_of_attention(evidence: Evidence) -> dict[int, _AttentionKind]:
+    """The layers with attention that stores its scores, by number, and the way in which they do."""
+    math, products = evidence.took(_MATH), evidence.took(_SEPARATE_PRODUCTS)
+    if not products and not math:
+        return {}
+    layers = evidence.run.layers
+    forward_products = evidence.took(_PRODUCTS, phases=(FORWARD,))
+    softmax = evidence.took(_SOFTMAX, phases=(FORWARD,))
+    scores = _scores(evidence)
+    is_attention = _fits_attention(evidence, scores)
+    kinds: dict[int, _AttentionKind] = {}
+    for number in sorted(products.keys() | math.keys()):
+        if number < 0 or _has_short_rows(evidence, number, scores.get(number)):
+            continue
+        if number in math:
+            kinds[number] = _NOT_FUSED
+            continue
+        softmax_calls = sum(softmax[layer].calls for layer in _with_softmax_layers(layers, number) if layer in softmax)
+        product_calls = forward_products[number].calls if number in forward_products else 0
+        if softmax_calls and product_calls >= 2 * softmax_calls and is_attention.get(number, True):
+            separate = _SEPARATE_ATTENTION if number in is_attention else _MAYBE_ATTENTION
+            kinds[number] = _RETURNS_WEIGHTS if layers[number].kind == "MultiheadAttention" else separate
+    return kinds
+
+
+def _has_short_rows(evidence: Evidence, number: int, shapes: set[_Shape] | None) -> bool:
+    """Whether fusing the attention of a layer gains nothing on the CPU. ``shapes``: of its scores, None if unknown."""
+    if evidence.device != "cpu":
+        return False
+    is_short = shapes is not None and max(shape[-1] for shape in shapes) < _SHORT_ROW
+    return is_short or evidence.gets_one_token(number)
+
+
+def _with_softmax_layers(layers: Layers, number: int) -> list[int]:
+    """A layer, and the Softmax layers directly below it."""
+    return [number, *(child for child in layers.children[number] if layers[child].kind == "Softmax")]
 
 
 def _scores(evidence: Evidence) -> dict[int, set[_Shape]]:

@@ -1,4 +1,4 @@
-"""Avoidable work for gradients: slow optimizer steps, recomputation, gradients and graphs that nothing uses."""
+"""Avoidable work for gradients: slow optimizer steps, recomputation, and gradients and graphs that nothing uses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import dropwhile, takewhile
 from math import ceil
 
-from torchprof.advise import Advice, merged, rule, together
+from torchprof.advise import Advice, merged, merged_into_one, rule
 from torchprof.advise.chains import (
     ACCUMULATE,
     Among,
@@ -30,20 +30,20 @@ from torchprof.run.words import BACKWARD, FORWARD, OPTIMIZER_STEP, OUTSIDE_NAME,
 
 _zeroes = in_label(ZERO_GRAD, inside("aten::zero_", "aten::_foreach_zero_"))
 _adds_to_gradient = Among(
-    inside(ACCUMULATE),
-    lambda frames: any(frame.name == "aten::add_" for frame in dropwhile(lambda of: of.name != ACCUMULATE, frames)),
+    inside(ACCUMULATE), lambda frames: "aten::add_" in [*dropwhile(ACCUMULATE.__ne__, (frame.name for frame in frames))]
 )
-_FUSED = {"cpu": {"SGD", "Adam", "AdamW", "Adagrad"}, "cuda": {"SGD", "Adam", "AdamW"}}
-_FOREACH = {"ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"}
+_HAVE_FUSED = {"cpu": {"SGD", "Adam", "AdamW", "Adagrad"}, "cuda": {"SGD", "Adam", "AdamW"}}
+_HAVE_FOREACH = {"ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"}
 _NOT_FUSED = aten("_coalesce _indices _nnz _values sparse_coo_tensor sparse_mask view_as_real")
 """Ops that are called for sparse gradients and complex parameters: fused steps raise an error for both."""
-_TENSORS = 10
-_SMALL_NS = 30_000
+_FEWEST_TENSORS = 10
+_SMALL_NS = 30_000  # SGD gains from a fused step only where its operators take less
 
 
 @dataclass
 class _Steps:
-    """The steps of one class of optimizers: their number and time, and the ops directly in them."""
+    """The steps of one class of optimizers: their number and time, the calls of the ops directly in them by name, and
+    the CPU time in ops."""
 
     steps: int = 0
     cpu_ns: int = 0
@@ -51,6 +51,10 @@ class _Steps:
     calls: Counter[str] = field(default_factory=Counter)
     op_ns: int = 0
     cannot_be_fused: bool = False
+
+    def calls_any(self, prefix: str) -> bool:
+        """Whether the name of an op directly in them begins so."""
+        return any(op.startswith(prefix) for op in self.calls)
 
 
 @rule
@@ -63,26 +67,26 @@ def optimizer_step_per_tensor(evidence: Evidence) -> Iterator[Advice]:
     than 30 µs on average, and hardly less if they are longer. foreach=True was slower than the loop as often as faster,
     so it is not recommended on the CPU.
     """
-    place = "cpu" if evidence.device == "cpu" else "cuda"
-    for name, stepped in _steps_by_class(evidence).items():
-        fused = name in _FUSED[place]
-        if any(op.startswith(FUSED) for op in stepped.calls) or not (fused or (place == "cuda" and name in _FOREACH)):
+    on_cpu = evidence.device == "cpu"
+    for name, done in _steps_by_class(evidence).items():
+        has_fused = name in _HAVE_FUSED["cpu" if on_cpu else "cuda"]
+        has_foreach = not on_cpu and name in _HAVE_FOREACH
+        if done.calls_any(FUSED) or done.cannot_be_fused or not (has_fused or has_foreach):
             continue
-        if stepped.cannot_be_fused or (place == "cuda" and any(op.startswith(FOREACH) for op in stepped.calls)):
+        if not on_cpu and done.calls_any(FOREACH):
             continue
-        number = sum(stepped.calls.values())
-        each = max(stepped.calls.values(), default=0)
-        if each < _TENSORS * stepped.steps or (place == "cpu" and name == "SGD" and stepped.op_ns > _SMALL_NS * number):
+        ops = done.calls.total()
+        is_slow_sgd = on_cpu and name == "SGD" and done.op_ns > _SMALL_NS * ops
+        if max(done.calls.values(), default=0) < _FEWEST_TENSORS * done.steps or is_slow_sgd:
             continue
-        ns = max(stepped.cpu_ns, stepped.device_ns)
-        option, tensors = ("fused", "all tensors") if fused else ("foreach", "many tensors")
+        ns = max(done.cpu_ns, done.device_ns)
+        option, tensors = ("fused", "all tensors") if has_fused else ("foreach", "many tensors")
         yield Advice(
             OUTSIDE_NAME,
             f"{name} updates tensors one by one.",
             f"Use `torch.optim.{name}(…, {option}=True)`: one kernel for {tensors}.",
             int(ns * (1 / 2 if name == "SGD" else 3 / 4)),
-            details=f"A step runs {number // stepped.steps:,} operators and takes {format_time(ns / stepped.steps)} on "
-            "average.",
+            details=f"A step runs {ops // done.steps:,} operators and takes {format_time(ns / done.steps)} on average.",
         )
 
 
@@ -93,14 +97,12 @@ def gradients_zeroed(evidence: Evidence) -> Iterator[Advice]:
     The gain has as many additions to gradients in backward (``add_`` in AccumulateGrad) as were zeroed, at most:
     further additions accumulate gradients over batches on purpose.
     """
-    label = None
-    writes = ns = 0
-    for row in evidence.rows(_zeroes):
-        label = label or next(frame.name for frame in row.frames if frame.name.startswith(ZERO_GRAD))
-        ns += evidence.time_of(row)
-        writes += row.calls if row.frames[-1].name == "aten::zero_" else 0
-    if label is None:
+    rows = [*evidence.rows(_zeroes)]
+    if not rows:
         return
+    label = next(frame.name for frame in rows[0].frames if frame.name.startswith(ZERO_GRAD))
+    ns = sum(map(evidence.time_of, rows))
+    writes = sum(row.calls for row in rows if row.frames[-1].name == "aten::zero_")
     added = evidence.took(_adds_to_gradient, phases=(BACKWARD,)).values()
     additions = sum(work.calls for work in added)
     if additions:
@@ -122,22 +124,22 @@ def _steps_by_class(evidence: Evidence) -> dict[str, _Steps]:
     by_class: defaultdict[str, _Steps] = defaultdict(_Steps)
     for _, _, frames, calls, cpu_ns, device_ns, _ in evidence.rows(is_step):
         depth = depth_of_label(frames, OPTIMIZER_STEP)
-        stepped = by_class[frames[depth].name.removeprefix(OPTIMIZER_STEP).partition(".")[0]]
-        stepped.cpu_ns += cpu_ns
-        stepped.device_ns += device_ns
+        done = by_class[frames[depth].name.removeprefix(OPTIMIZER_STEP).partition(".")[0]]
+        done.cpu_ns += cpu_ns
+        done.device_ns += device_ns
         if depth == len(frames) - 1:
-            stepped.steps += calls
+            done.steps += calls
             continue
-        stepped.op_ns += cpu_ns
-        stepped.cannot_be_fused |= any(frame.name in _NOT_FUSED for frame in frames[depth + 1 :])
+        done.op_ns += cpu_ns
+        done.cannot_be_fused |= any(frame.name in _NOT_FUSED for frame in frames[depth + 1 :])
         if depth == len(frames) - 2 and frames[-1].kind == FrameKind.OP and frames[-1].name.startswith("aten::"):
-            stepped.calls[frames[-1].name] += calls
-    return {name: stepped for name, stepped in by_class.items() if stepped.steps}
+            done.calls[frames[-1].name] += calls
+    return {name: done for name, done in by_class.items() if done.steps}
 
 
 # Layers with and without gradients
 
-_GRAPH = 0.55
+_GRAPH_SHARE = 0.55
 """The part of a forward call that a graph costs: measured with 24 blocks of two linear layers, 41 % with one thread and
 76 % with two. Most of it is memory that is not used again."""
 _NODES = {
@@ -187,6 +189,16 @@ def recomputed_layers(evidence: Evidence) -> Iterator[Advice]:
         )
 
 
+def _saved_by_recomputing(evidence: Evidence, layer: int, calls: int) -> int | None:
+    """The most memory that checkpointing a layer saves: the peak of a recomputed call for each in one forward of its
+    model; None if memory was not recorded."""
+    rises = [
+        spread.max for key, spread in evidence.samples["peak_bytes"] if key.layer == layer and key.phase == RECOMPUTE
+    ]
+    passes = evidence.timed_calls(evidence.run.layers.lineage(layer)[0])
+    return max(rises) * ceil(calls / max(passes, 1)) if rises else None
+
+
 @rule
 def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
     """Frozen layers at the front of a model through which gradients flow, because the model's input requires grad.
@@ -202,26 +214,8 @@ def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
     is unknown, so the remedy is a condition.
     """
     layers = evidence.run.layers
-    if any(frame.name.startswith(FUSED) for chain in evidence.run.rows.frames for frame in chain):
-        layers = Layers(replace(layer, updated_params=None) for layer in layers)
-    if not any(layer.params and not _is_trained(layer) for layer in layers):
-        return
-    called = {layer: None for layer in evidence.run.rows.summed("layer", "calls", phase=FORWARD) if layer >= 0}
-    trained = _trained(layers, called)
-    models = {layers[number].path[:1] for number in trained}
-    if len(models) != 1:
-        return
-    [model] = models
-    passes = evidence.timed_calls(next(number for number, layer in enumerate(layers) if layer.path == model))
     backward = evidence.took(always, phases=(BACKWARD,))
-    front = [
-        layer
-        for layer in takewhile(lambda layer: layer not in trained, called)
-        if layer in backward
-        and layers[layer].path[:1] == model
-        and not evidence.run.layers.children[layer]
-        and evidence.timed_calls(layer) == passes
-    ]
+    front = [layer for layer in _before_trained(evidence) if layer in backward]
     frozen = [layer for layer in front if layers[layer].params]
     ns = sum(evidence.time_of(backward[layer]) for layer in front)
     if not frozen or ns <= evidence.notable_ns:
@@ -231,7 +225,7 @@ def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
     which = f"{len(frozen)} {what.replace('layer', 'layers')}" if len(frozen) > 1 else f"a {what}"
     others = len(front) - len(frozen)
     between = f" and {others} layer{'s' * (others > 1)} without parameters" if others else ""
-    group = together(evidence, {layer: evidence.time_of(backward[layer]) for layer in front})
+    group = merged_into_one(evidence, {layer: evidence.time_of(backward[layer]) for layer in front})
     yield group.advice(
         f"Backward runs through {which}{between}, for {format_time(ns)} in total.",
         "If the gradient of the model's input is not needed, create the input with `requires_grad=False`, or run the "
@@ -241,6 +235,53 @@ def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
         details="Nothing trainable in the model runs before them.",
         options="" if is_frozen else "Otherwise give their parameters to the optimizer.",
     )
+
+
+def _before_trained(evidence: Evidence) -> list[int]:
+    """The layers without children that are called before the first trained layer, once in each call of the one model
+    that is trained; none if several are, or if no layer is frozen."""
+    layers = evidence.run.layers
+    if any(frame.name.startswith(FUSED) for chain in evidence.run.rows.frames for frame in chain):
+        layers = Layers(replace(layer, updated_params=None) for layer in layers)
+    if not any(layer.params and not _is_trained(layer) for layer in layers):
+        return []
+    called = {layer: None for layer in evidence.run.rows.summed("layer", "calls", phase=FORWARD) if layer >= 0}
+    trained = _trained(layers, called)
+    models = {layers[number].path[:1] for number in trained}
+    if len(models) != 1:
+        return []
+    [model] = models
+    passes = evidence.timed_calls(layers.index_of[model])
+    return [
+        layer
+        for layer in takewhile(lambda layer: layer not in trained, called)
+        if layers[layer].path[:1] == model and not layers.children[layer] and evidence.timed_calls(layer) == passes
+    ]
+
+
+def _trained(layers: Layers, called: Collection[int]) -> set[int]:
+    """The layers that have, or may have, trainable parameters.
+
+    These are also layers with unknown parameters; other paths of a trainable layer; layers without parameters whose
+    class has parameters elsewhere, because they may share a weight; and instead of a layer that is never called, the
+    layer around it, which uses its parameters directly.
+    """
+    numbers = layers.index_of
+    kinds = {layer.kind for layer in layers if layer.params != 0}
+    trained = set()
+    for number, layer in enumerate(layers):
+        at_other_paths = (layers[numbers[path]] for path in layer.shared_with if path in numbers)
+        if any(map(_is_trained, (layer, *at_other_paths))) or (
+            layer.params == 0 and not layer.shared_with and layer.kind in kinds
+        ):
+            lineage = layers.lineage(number)
+            trained.add(next((above for above in reversed(lineage) if above in called), lineage[0]))
+    return trained
+
+
+def _is_trained(layer: Layer) -> bool:
+    """Whether it has, or may have, trainable parameters that an optimizer updates."""
+    return layer.trainable_params != 0 and layer.updated_params != 0
 
 
 @rule
@@ -283,41 +324,6 @@ def updates_without_gradients(evidence: Evidence) -> Iterator[Advice]:
         )
 
 
-def _saved_by_recomputing(evidence: Evidence, layer: int, calls: int) -> int | None:
-    """The most memory that checkpointing a layer saves: the peak of a recomputed call for each in one forward of its
-    model; None if memory was not recorded."""
-    rises = [
-        spread.max for key, spread in evidence.samples["peak_bytes"] if key.layer == layer and key.phase == RECOMPUTE
-    ]
-    passes = evidence.timed_calls(evidence.run.layers.lineage(layer)[0])
-    return max(rises) * ceil(calls / max(passes, 1)) if rises else None
-
-
-def _trained(layers: Layers, called: Collection[int]) -> set[int]:
-    """The layers that have, or may have, trainable parameters.
-
-    These are also layers with unknown parameters; other paths of a trainable layer; layers without parameters whose
-    class has parameters elsewhere, because they may share a weight; and instead of a layer that is never called, the
-    layer around it, which uses its parameters directly.
-    """
-    numbers = layers.index_of
-    kinds = {layer.kind for layer in layers if layer.params != 0}
-    trained = set()
-    for number, layer in enumerate(layers):
-        at_other_paths = (layers[numbers[path]] for path in layer.shared_with if path in numbers)
-        if any(map(_is_trained, (layer, *at_other_paths))) or (
-            layer.params == 0 and not layer.shared_with and layer.kind in kinds
-        ):
-            lineage = layers.lineage(number)
-            trained.add(next((above for above in reversed(lineage) if above in called), lineage[0]))
-    return trained
-
-
-def _is_trained(layer: Layer) -> bool:
-    """Whether it has, or may have, trainable parameters that an optimizer updates."""
-    return layer.trainable_params != 0 and layer.updated_params != 0
-
-
 @rule
 def layers_without_backward(evidence: Evidence) -> Iterator[Advice]:
     """Layers with trainable parameters that no backward reaches, in a model that trains, while their parent has some:
@@ -356,29 +362,33 @@ def graphs_never_used(evidence: Evidence) -> Iterator[Advice]:
     run, layers = evidence.run, evidence.run.layers
     if BACKWARD not in run.phases() or len(run.metas) > 1:
         return
-    passes: Counter[int] = Counter()  # how often backward ran through each layer of ``_NODES``
-    for number, _, frames, times, *_ in evidence.rows(is_outermost, phases=(BACKWARD,)):
-        nodes = _NODES.get(layers[number].kind, ()) if number >= 0 else ()
-        if frames[0].name.rpartition(" ")[2] in nodes:
-            passes[number] += times
-    forward_ns = evidence.times_with_below([FORWARD])
-    gains, seen = {}, {}
+    forward_ns, calls_with_backward = evidence.times_with_below([FORWARD]), _calls_with_backward(evidence)
+    gains, unused, calls = {}, {}, {}
     for root in layers.roots:
-        graphs, calls = layers[root].grad_calls, run.rows.forward_calls(root)
-        if not graphs or not calls:
-            continue
-        most = 0.0  # the calls that backward ran through, by the layer that has most
-        for number, times in passes.items():
-            its_calls = run.rows.forward_calls(number)
-            if its_calls and layers[number].trainable_params and layers.lineage(number)[0] == root:
-                most = max(most, times * calls / its_calls)
-        unused = min(graphs, calls) - round(most)
-        if most and unused >= 2:
-            gains[root] = round(forward_ns[root] * unused / calls * _GRAPH)
-            seen[root] = unused, calls
+        calls[root] = run.rows.forward_calls(root)
+        unused[root] = min(layers[root].grad_calls or 0, calls[root]) - calls_with_backward[root]
+        if root in calls_with_backward and unused[root] >= 2:
+            gains[root] = round(forward_ns[root] * unused[root] / calls[root] * _GRAPH_SHARE)
     for group in merged(evidence, gains):
-        unused, calls = (sum(seen[root][index] for root in group.numbers) for index in (0, 1))
+        unused_calls, all_calls = (sum(counts[root] for root in group.numbers) for counts in (unused, calls))
         yield group.advice(
-            f"{unused:,} of {calls:,} forward calls record a graph for a backward that never runs.",
+            f"{unused_calls:,} of {all_calls:,} forward calls record a graph for a backward that never runs.",
             "If these calls evaluate the model, run them under `torch.inference_mode()` or `torch.no_grad()`.",
         )
+
+
+def _calls_with_backward(evidence: Evidence) -> Counter[int]:
+    """Through how many forward calls of each model backward ran: by the layer of ``_NODES`` that has most nodes for
+    each of its calls."""
+    rows, layers = evidence.run.rows, evidence.run.layers
+    nodes: Counter[int] = Counter()
+    for number, _, frames, times, *_ in evidence.rows(is_outermost, phases=(BACKWARD,)):
+        names = _NODES.get(layers[number].kind, ()) if number >= 0 else ()
+        if frames[0].name.rpartition(" ")[2] in names:
+            nodes[number] += times
+    most: defaultdict[int, float] = defaultdict(float)
+    for number, times in nodes.items():
+        root, calls = layers.lineage(number)[0], rows.forward_calls(number)
+        if calls and layers[number].trainable_params:
+            most[root] = max(most[root], times * rows.forward_calls(root) / calls)
+    return Counter({root: round(times) for root, times in most.items() if times})

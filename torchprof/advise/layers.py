@@ -1,5 +1,4 @@
-"""Layers with a cheaper way to do the same: cells over time, dropout, casts, growing tensors, memory layout; tensors
-that they make in each call, and embeddings of large tables."""
+"""Layers for which there is a cheaper way to do the same, such as one operator instead of a loop over time."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from math import prod
 
-from torchprof.advise import Advice, merged, rule, together
+from torchprof.advise import Advice, merged, merged_into_one, rule
 from torchprof.advise.chains import (
     Among,
     always,
@@ -26,14 +25,14 @@ from torchprof.run.layers import Layer
 from torchprof.run.torch_names import aten
 from torchprof.run.words import BACKWARD, FORWARD, PHASES
 
-_CELLS = {"LSTMCell": "LSTM", "GRUCell": "GRU", "RNNCell": "RNN"}
-_STEPS = 8
-_FUSED = 0.8
+_LAYER_OF_CELL = {"LSTMCell": "LSTM", "GRUCell": "GRU", "RNNCell": "RNN"}
+_FEWEST_STEPS = 8  # calls of a cell in a call of the layer above
+_SAVED_BY_ONE_CALL = 0.8
 """The part of the time of cells that the fused layer saves: measured with 100 steps of 64 units on two cores, 69 to
 85 %, backward included."""
-_GROWTH = 10
-_ITEMS = 20
-_ITEM_NS = 400_000  # forward and backward
+_FEWEST_ITEMS = 20  # calls of a layer in a call of the layer above
+_LONGEST_ITEM_NS = 400_000  # forward and backward
+_FEWEST_GROWTHS = 10  # concatenations in one layer
 _CONVERSION = re.compile(r"nchwto\w*nhwc|nhwcto\w*nchw", re.IGNORECASE)
 """cuDNN's names; nhwcToFoldedNhwc is not such a conversion."""
 _is_conversion = Among(is_device_work, lambda frames: _CONVERSION.search(frames[-1].name) is not None)
@@ -50,19 +49,22 @@ def cells_over_time(evidence: Evidence) -> Iterator[Advice]:
     layers, calls = evidence.run.layers, evidence.forward_calls
     took = evidence.took(always)
     cells: defaultdict[int, list[int]] = defaultdict(list)  # by the layer that calls them
-    for number in sorted(number for kind in _CELLS for number in evidence.of_class.get(kind, ())):
+    for number in sorted(number for kind in _LAYER_OF_CELL for number in evidence.of_class.get(kind, ())):
         above = evidence.called_above[number]
-        if number in took and above >= 0 and calls[number] >= _STEPS * calls[above]:
+        if number in took and above >= 0 and calls[number] >= _FEWEST_STEPS * calls[above]:
             cells[above].append(number)
     for above, numbers in cells.items():
         kind = layers[numbers[0]].kind
         own = evidence.time_of(took[above]) if above in took else 0
-        gains = {number: round(_FUSED * (evidence.time_of(took[number]) + own / len(numbers))) for number in numbers}
+        share_of_own = own / len(numbers)
+        gains = {
+            number: round(_SAVED_BY_ONE_CALL * (evidence.time_of(took[number]) + share_of_own)) for number in numbers
+        }
         steps = calls[numbers[0]] // calls[above]
-        yield together(evidence, gains).advice(
+        yield merged_into_one(evidence, gains).advice(
             f"The cell runs for each point in time: {steps:,} times in a call of {layers[above].name}.",
-            f"If all inputs are known before the first step: `torch.nn.{_CELLS[kind]}(…, batch_first=True)`, one "
-            "operator for the whole sequence, with the same weights and results.",
+            f"If all inputs are known before the first step: `torch.nn.{_LAYER_OF_CELL[kind]}(…, batch_first=True)`, "
+            "one operator for the whole sequence, with the same weights and results.",
         )
 
 
@@ -79,16 +81,18 @@ def layers_in_a_loop(evidence: Evidence) -> Iterator[Advice]:
     often = [
         number
         for number, above in enumerate(called_above)
-        if above >= 0 and calls[number] >= _ITEMS * calls[above] and not layers[number].compiled
+        if above >= 0 and calls[number] >= _FEWEST_ITEMS * calls[above] and not layers[number].compiled
     ]
     if not often:
         return
     totals = evidence.times_with_below(PHASES)
     params = layers.roll_up([layer.params or 0 for layer in layers])
     gains = {
-        number: round(_FUSED * totals[number])
+        number: round(_SAVED_BY_ONE_CALL * totals[number])
         for number in often
-        if params[number] and layers[number].kind not in _CELLS and totals[number] < _ITEM_NS * calls[number]
+        if params[number]
+        and layers[number].kind not in _LAYER_OF_CELL
+        and totals[number] < _LONGEST_ITEM_NS * calls[number]
     }
     for group in merged(evidence, gains, least_ns=evidence.notable_ns):
         first = group.numbers[0]
@@ -117,7 +121,7 @@ def costly_dropout(evidence: Evidence) -> Iterator[Advice]:
             times[number] = evidence.time_of(took) + (evidence.time_of(backward[number]) if is_dropout else 0)
     if not times or sum(times.values()) < evidence.notable_ns:
         return
-    group = together(evidence, times)
+    group = merged_into_one(evidence, times)
     yield group.advice(
         "Dropout draws a random number for each element.",
         "Leave it out (`p=0`), or drop whole channels: `torch.nn.Dropout1d`.",
@@ -160,7 +164,7 @@ def tensors_that_grow(evidence: Evidence) -> Iterator[Advice]:
     times = {
         number: evidence.time_of(work)
         for number, work in took.items()
-        if number >= 0 and work.calls >= _GROWTH and evidence.gets_one_token(number)
+        if number >= 0 and work.calls >= _FEWEST_GROWTHS and evidence.gets_one_token(number)
     }
     for group in merged(evidence, times, least_ns=evidence.notable_ns):
         calls = sum(took[number].calls for number in group.numbers)
@@ -186,21 +190,19 @@ def channels_last_missed(evidence: Evidence) -> Iterator[Advice]:
         )
 
 
-# Constants and embeddings
+# Tensors that are made in each call
 
-_LEAST_CONSTANTS = 0.03  # of the recorded time
-_MAKES = inside(*aten("arange linspace eye tril triu tril_indices triu_indices"))
-_OF_POSITIONS = Among(calling(aten("sin cos exp pow cat stack")), lambda frames: not _MAKES(frames))
-_OF_PARAMETERS = {"tril", "triu"}  # nodes
-_SIZES = re.compile(r"(\d+), (\d+)")
-_FEW_ROWS = 1 / 4  # a call that uses a larger part of the rows gains little
+_LEAST_SHARE_OF_CONSTANTS = 0.03  # of the recorded time
+_MAKES_CONSTANTS = inside(*aten("arange linspace eye tril triu tril_indices triu_indices"))
+_USED_FOR_POSITIONS = Among(calling(aten("sin cos exp pow cat stack")), lambda frames: not _MAKES_CONSTANTS(frames))
+_NODES_OF_MASKED_PARAMETERS = {"tril", "triu"}
 
 
 @rule
 def constants_in_layers(evidence: Evidence) -> Iterator[Advice]:
     """Layers that make the same tensors in each call, for at least 3 % of the recorded time: masks, positions. What
     they are made of is not recorded, so the remedy is a condition."""
-    for group in merged(evidence, constants(evidence), least_ns=_LEAST_CONSTANTS * evidence.recorded_ns):
+    for group in merged(evidence, constants(evidence), least_ns=_LEAST_SHARE_OF_CONSTANTS * evidence.recorded_ns):
         yield group.advice(
             f"Tensors such as masks or positions are made in each call, for {group.time}.",
             "If they depend only on sizes, make them once, in `__init__`: `self.register_buffer('mask', mask, "
@@ -212,14 +214,14 @@ def constants_in_layers(evidence: Evidence) -> Iterator[Advice]:
 def constants(evidence: Evidence) -> dict[int, int]:
     """The time in which each layer makes tensors that depend only on sizes, by its number.
 
-    Its model gets inputs of the same shapes in at least two calls. Where gradients flow through the layer,
-    ``_OF_POSITIONS`` without a node in its backward count, too: their inputs depend on no parameter. A layer with a
-    node of ``tril`` or ``triu`` is left out: they are of a parameter.
+    Its model gets inputs of the same shapes in at least two calls. Where gradients flow through the layer, operators
+    that compute positions (``sin``, ``exp``, …) count, too, if backward has no node of them: then their inputs depend
+    on no parameter. A layer with a node of ``tril`` or ``triu`` is left out: it masks a parameter.
     """
     layers, calls = evidence.run.layers, evidence.forward_calls
     times = {
         number: evidence.time_of(took)
-        for number, took in evidence.took(_MAKES, phases=(FORWARD,)).items()
+        for number, took in evidence.took(_MAKES_CONSTANTS, phases=(FORWARD,)).items()
         if number >= 0 and layers[layers.lineage(number)[0]].same_shapes and 2 <= calls[number] <= took.calls
     }
     if not times:
@@ -227,11 +229,17 @@ def constants(evidence: Evidence) -> dict[int, int]:
     nodes: defaultdict[int, set[str]] = defaultdict(set)
     for row in evidence.rows(is_node, phases=(BACKWARD,)):
         nodes[row.layer].add(node_of(row.frames) or "")
-    for row in evidence.rows(_OF_POSITIONS, phases=(FORWARD,)):
+    for row in evidence.rows(_USED_FOR_POSITIONS, phases=(FORWARD,)):
         name, number = (outermost_op(row.frames) or "").removeprefix("aten::"), row.layer
         if number in times and number in nodes and name not in nodes[number]:
             times[number] += evidence.time_of(row)
-    return {number: ns for number, ns in times.items() if not nodes[number] & _OF_PARAMETERS}
+    return {number: ns for number, ns in times.items() if not nodes[number] & _NODES_OF_MASKED_PARAMETERS}
+
+
+# Embeddings of large tables
+
+_SIZES = re.compile(r"(\d+), (\d+)")
+_FEW_ROWS = 1 / 4  # a call that uses a larger part of the rows gains little
 
 
 @rule
@@ -248,7 +256,7 @@ def dense_embedding_gradients(evidence: Evidence) -> Iterator[Advice]:
     gains = {}
     for number in evidence.of_class.get("Embedding", ()):
         layer = layers[number]
-        rows, used = _rows_of(layer), _indices_of(layer)
+        rows, used = _rows_of(layer), _indices_in(layer)
         if not rows or not used or used > _FEW_ROWS * rows or number not in backward or layer.tied:
             continue
         ns = evidence.time_of(backward[number])
@@ -258,15 +266,17 @@ def dense_embedding_gradients(evidence: Evidence) -> Iterator[Advice]:
     for group in merged(evidence, gains):
         first = layers[group.numbers[0]]
         yield group.advice(
-            f"The gradient is dense, for all {_rows_of(first):,} rows, and a call uses at most {_indices_of(first):,}.",
+            f"The gradient is dense, for all {_rows_of(first):,} rows, and a call uses at most {_indices_in(first):,}.",
             "Use `torch.nn.Embedding(…, sparse=True)`, with `torch.optim.SparseAdam` or `torch.optim.SGD` for it.",
         )
 
 
 def _rows_of(layer: Layer) -> int:
+    """The number of rows of an embedding, from its settings: "10000, 64"; 0 if they are unknown or already sparse."""
     sizes = _SIZES.match(layer.settings)
     return int(sizes[1]) if sizes and "sparse=True" not in layer.settings else 0
 
 
-def _indices_of(layer: Layer) -> int:
+def _indices_in(layer: Layer) -> int:
+    """The number of indices in a call, which use at most as many rows; 0 if unknown."""
     return prod(layer.input_shapes[0]) if layer.input_shapes else 0

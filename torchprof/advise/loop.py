@@ -25,12 +25,14 @@ from torchprof.run.formats import format_time
 from torchprof.run.torch_names import DATA, GARBAGE, OPTIMIZER, purpose_of
 from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, FrameKind
 
-_DATA_SHARE = 0.1
-_SMALL_NS = 30_000
+_LEAST_SHARE_ON_DATA = 0.1  # of the recorded time
+_SMALL_NS = 30_000  # an operator of less time is small
 _GAP_NS = 30_000  # what the call of an operator, a node or a model takes outside of it
 _MANY = 20  # small operators, or reads, for each call of a model
-_READS = 2
-_COPIED = 5
+_OPS_PER_READ = 2  # at most, in a loop that mainly reads values
+_MANY_COPIES = 5  # for each call of a model
+
+# What functions do, by the names of what they call
 
 _LESS_OFTEN = "Do it less often: `if step % 100 == 0:`"
 
@@ -161,10 +163,12 @@ _PYTHON = _Kind(
     "this is Python between operators",
     "Replace the loop with tensor operations, do it less often, or move it to the workers of a `DataLoader`.",
 )
-_OF_NO_DATA = re.compile(
+_NOT_ON_DATA = re.compile(
     r"aten::(_foreach_\w+|\w+_|item|to|copy|rand\w*|normal|uniform|bernoulli|exponential|multinomial|poisson)"
 )
 _COPIES = frozenset({"aten::clone", "aten::copy_", "aten::_to_copy", "aten::to", "aten::empty_like"})
+
+# The rule
 
 
 @rule
@@ -180,20 +184,14 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
     """
     if not evidence.ops_recorded or not evidence.recorded_ns:
         return
-    own = evidence.took_outside(Among(is_own_time, _is_loop), FORWARD)
-    gaps = [spread for _, spread in evidence.samples["step_gap_ns"]]
-    unusual = sum(max(0, spread.sum - round(spread.median * spread.count)) for spread in gaps)
-    waited = sum(pipeline.waited_ns for pipeline in evidence.run.pipelines if pipeline.device == "cpu")
-    own_ns = max(0, own.cpu_ns - waited)
-    nodes = sum(took.calls for took in evidence.took(is_direct, phases=PHASES[1:]).values())
-    calls = nodes + evidence.took_outside(is_direct, FORWARD).calls + sum(_calls_of_models(evidence))
-    left = own_ns - unusual - _GAP_NS * calls
+    own_ns, overhead_ns = _time_in_no_operator(evidence)
+    left = own_ns - overhead_ns  # what no finding has
     sampled = [function for function in functions(evidence, _is_loop) if function.samples >= FEWEST_SAMPLES]
     if not sampled:
         if left >= evidence.notable_ns and 2 * left > own_ns:
             yield _finding(evidence, "", own_ns, _PYTHON)
         return
-    others: list[Counter[Spent]] = []
+    rests: list[Counter[Spent]] = []
     for function in sampled:
         by_kind = _by_kind(function)
         rest = by_kind.pop(_PYTHON)
@@ -201,23 +199,44 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
         for kind, spent in known.items():
             yield _finding(evidence, most_of(spent), spent.total(), kind)
             left -= sum(ns for part, ns in spent.items() if not part.op)
-        unknown = function.spent - sum(known.values(), Counter[Spent]())
-        prepares = _prepares_data(unknown, evidence)
-        small, backward_ns = _small_operators(function, evidence) if 2 * unknown.total() >= function.ns else (None, 0)
-        if small is not None and unknown.total() + backward_ns >= evidence.notable_ns:
-            yield _finding(evidence, most_of(unknown), unknown.total() + backward_ns, small)
-        elif prepares.total() >= _DATA_SHARE * evidence.recorded_ns:
-            first = max((part for part in prepares if part.op), key=prepares.__getitem__)
-            kind = _PREPARES._replace(says=f"it runs `{first.op}` on data without gradients")
-            yield _finding(evidence, first.line.at, prepares.total(), kind)
+        on_operators = _finding_on_operators(evidence, function, function.spent - sum(known.values(), Counter[Spent]()))
+        if on_operators is not None:
+            yield on_operators
         else:
-            others.append(rest)
-    for rest in others:
+            rests.append(rest)
+    for rest in rests:
         if min(rest.total(), left) >= evidence.notable_ns:
             yield _finding(evidence, most_of(rest), rest.total(), _PYTHON)
 
 
+def _time_in_no_operator(evidence: Evidence) -> tuple[int, int]:
+    """The time of the loop in which no operator runs, and the part of it that the calls of operators take, or that is
+    unusual."""
+    own = evidence.took_outside(Among(is_own_time, _is_loop), FORWARD)
+    waited = sum(pipeline.waited_ns for pipeline in evidence.run.pipelines if pipeline.device == "cpu")
+    gaps = [spread for _, spread in evidence.samples["step_gap_ns"]]
+    unusual = sum(max(0, spread.sum - round(spread.median * spread.count)) for spread in gaps)
+    nodes = sum(took.calls for took in evidence.took(is_direct, phases=PHASES[1:]).values())
+    calls = nodes + evidence.took_outside(is_direct, FORWARD).calls + sum(_calls_of_models(evidence))
+    return max(0, own.cpu_ns - waited), unusual + _GAP_NS * calls
+
+
+def _finding_on_operators(evidence: Evidence, function: Function, spent: Counter[Spent]) -> Advice | None:
+    """The finding on a function with many small operators, or with operators on data. ``spent``: its time without that
+    of other findings."""
+    small, backward_ns = _small_operators(function, evidence) if 2 * spent.total() >= function.ns else (None, 0)
+    if small is not None and spent.total() + backward_ns >= evidence.notable_ns:
+        return _finding(evidence, most_of(spent), spent.total() + backward_ns, small)
+    on_data = _on_data(spent, evidence)
+    if on_data.total() < _LEAST_SHARE_ON_DATA * evidence.recorded_ns:
+        return None
+    longest = max((part for part in on_data if part.op), key=on_data.__getitem__)
+    kind = _PREPARES._replace(says=f"it runs `{longest.op}` on data without gradients")
+    return _finding(evidence, longest.line.at, on_data.total(), kind)
+
+
 def _finding(evidence: Evidence, line: str, ns: int, kind: _Kind) -> Advice:
+    """The finding on a line that takes so much time; ``line`` is "" without samples."""
     per_step = evidence.per_step(ns)
     each = "" if per_step is None else f" ({format_time(per_step)} per step)"
     where = f"{line} takes" if line else "No operator and no layer runs for"
@@ -236,10 +255,10 @@ def _by_kind(function: Function) -> dict[_Kind, Counter[Spent]]:
     return by_kind
 
 
-def _prepares_data(spent: Counter[Spent], evidence: Evidence) -> Counter[Spent]:
+def _on_data(spent: Counter[Spent], evidence: Evidence) -> Counter[Spent]:
     """The time of operators without a node in backward, if others outside all layers have some, and of Python in the
-    same lines: what frees their memory. Random numbers are left out, because noise is new in each step, and
-    what changes a tensor in place, as an average of parameters, or reads or copies it."""
+    same lines: what frees their memory. Left out are random numbers, because noise is new in each step, and operators
+    that change a tensor in place (as an average of parameters), read it or copy it."""
     trained: set[str | None] = set()  # the names of nodes outside all layers
     inside_of: defaultdict[str, set[str]] = defaultdict(set)  # by outermost operator: all operators in it
     for layer, phase, frames, *_ in evidence.rows(is_in_op):
@@ -251,33 +270,33 @@ def _prepares_data(spent: Counter[Spent], evidence: Evidence) -> Counter[Spent]:
             ops = (frame.name for frame in frames if frame.kind == FrameKind.OP)
             # As ``node_of`` writes the names of their nodes
             inside_of[outermost_op(frames) or ""] |= {op.removeprefix("aten::").replace("_", "") for op in ops}
-    on_data = {
+    without_node = {
         part
         for part in spent
         if trained
         and part.op.startswith("aten::")
-        and not _OF_NO_DATA.fullmatch(part.op)
+        and not _NOT_ON_DATA.fullmatch(part.op)
         and not _AT_ONCE.fullmatch(part.line.calls)
         and not inside_of[part.op] & trained
     }
-    lines = {part.line.at for part in on_data}
+    lines = {part.line.at for part in without_node}
     return Counter(
-        {part: ns for part, ns in spent.items() if part in on_data or (part.line.at in lines and not part.op)}
+        {part: ns for part, ns in spent.items() if part in without_node or (part.line.at in lines and not part.op)}
     )
 
 
 def _small_operators(function: Function, evidence: Evidence) -> tuple[_Kind | None, int]:
-    """What a function does with many small operators, and the time of their backward."""
+    """What a function does with many small operators, None if it has few, and the time of their backward."""
     calls, ns = function.op_calls.total(), function.op_ns()
     python_ns = function.ns - ns
     reads = evidence.took_outside(inside("aten::item"), FORWARD).calls  # too short for many samples
     copied = sum(function.op_calls[name] for name in _COPIES)
     passes = max(_calls_of_models(evidence), default=0) or 1
     direct = evidence.took_outside(Among(is_direct, _is_loop), FORWARD)
-    if reads >= _MANY * passes and _READS * reads >= direct.calls:
+    if reads >= _MANY * passes and _OPS_PER_READ * reads >= direct.calls:
         says = f"it reads values of tensors one by one ({reads:,} times)"
         return _READS_VALUES._replace(says=says, options=""), 0
-    if 2 * function.op_ns(*_COPIES) >= ns > python_ns and copied >= _COPIED * passes:
+    if 2 * function.op_ns(*_COPIES) >= ns > python_ns and copied >= _MANY_COPIES * passes:
         return _COPIES_THE_MODEL._replace(says="it copies tensors"), 0
     at_once = sum(ns for spent, ns in function.spent.items() if not spent.op and _AT_ONCE.fullmatch(spent.line.calls))
     if calls < _MANY * passes or ns >= _SMALL_NS * calls or 2 * at_once >= python_ns:

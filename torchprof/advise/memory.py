@@ -8,12 +8,16 @@ from collections.abc import Iterator
 from torchprof.advise import Advice, Gain, merged, rule
 from torchprof.advise.evidence import Evidence
 from torchprof.run.formats import format_memory
+from torchprof.run.timeline import Memory
 from torchprof.run.words import BACKWARD, FORWARD, NOT_SELECTED
 
-_OF_PEAK = 1 / 3
+_LEAST_SHARE = 1 / 3  # of the live memory at the peak
 _LEAST_BYTES = 2**20
 _KINDS = ("activations", "temporaries")
-_SMALL = 0.01  # parts below this share of the layer's bytes are not named
+_SMALL_PART = 0.01  # smaller parts of a layer's bytes are not named
+
+_Bytes = Counter[tuple[str, str]]
+"""Live bytes by their kind and the phase that allocated them."""
 
 
 @rule
@@ -24,46 +28,57 @@ def layer_that_makes_the_peak(evidence: Evidence) -> Iterator[Advice]:
     It has at least a third of all live memory, that of the model before the recording included if it is known; in a
     model of a few layers, at least twice its equal share; and at least 1 MB.
     """
-    called = sum(key.phase == FORWARD for key, _ in evidence.samples["cpu_ns"])
-    share = max(_OF_PEAK, 2 / max(called, 1))
-    peaks: dict[str, int] = {}
-    incomplete: set[str] = set()
-    at_peak: defaultdict[int, dict[str, Counter[tuple[str, str]]]] = defaultdict(dict)
-    for memory in evidence.run.memory:
-        whole = memory.peak_bytes + sum(size for _, size in memory.before or ())
-        device = memory.device if len(evidence.run.metas) == 1 else f"{memory.device} of rank {memory.rank}"
-        by_layer: dict[int, Counter[tuple[str, str]]] = {}
-        for held in memory.held:
-            if held.nbytes > 0 and held.layer != NOT_SELECTED and held.kind in _KINDS:
-                by_layer.setdefault(held.layer, Counter())[held.kind, held.phase] += held.nbytes
-        for layer, sums in by_layer.items():
-            if sum(sums.values()) >= max(share * whole, _LEAST_BYTES):
-                peaks[device] = whole
-                incomplete |= {device} if memory.before is None else set()
-                at_peak[layer][device] = sums
-    gains = {layer: Gain(nbytes=sum(map(Counter.total, by_device.values()))) for layer, by_device in at_peak.items()}
+    large = _large_at_peak(evidence)
+    bytes_of = {layer: sum(by_peak.values(), _Bytes()) for layer, by_peak in large.items()}
     remedies = {}
-    for layer, by_device in at_peak.items():
-        [((kind, _), _)] = sum(by_device.values(), Counter[tuple[str, str]]()).most_common(1)
+    for layer, live in bytes_of.items():
+        [((kind, _), _)] = live.most_common(1)
         remedies[layer] = _remedy(evidence, kind)
+    gains = {layer: Gain(nbytes=live.total()) for layer, live in bytes_of.items()}
     for group in merged(evidence, gains, remedies):
-        devices = dict.fromkeys(device for layer in group.numbers for device in at_peak[layer])
-        sums = sum((live for layer in group.numbers for live in at_peak[layer].values()), Counter[tuple[str, str]]())
-        whole, nbytes = sum(peaks[device] for device in devices), sums.total()
-        where = f"the peak of {next(iter(devices))}" if len(devices) == 1 else f"the peaks of {len(devices)} devices"
-        above = " above the start" if incomplete & devices.keys() else ""
+        peaks = [evidence.run.memory[index] for index in {index for layer in group.numbers for index in large[layer]}]
+        live, all_bytes = sum((bytes_of[layer] for layer in group.numbers), _Bytes()), sum(map(_bytes_at_peak, peaks))
+        [device, *others] = (
+            memory.device if len(evidence.run.metas) == 1 else f"{memory.device} of rank {memory.rank}"
+            for memory in peaks
+        )
+        where = f"the peaks of {len(peaks)} devices" if others else f"the peak of {device}"
+        above = " above the start" if any(memory.before is None for memory in peaks) else ""
         parts = ", ".join(
-            f"{format_memory(size)} {kind} of {phase}"
-            for (kind, phase), size in sums.most_common()
-            if size >= _SMALL * nbytes
+            f"{format_memory(nbytes)} {kind} of {phase}"
+            for (kind, phase), nbytes in live.most_common()
+            if nbytes >= _SMALL_PART * live.total()
         )
         yield group.advice(
-            f"{nbytes / whole:.0%} of {where} ({format_memory(whole)}{above}) was allocated here: {parts}.",
+            f"{live.total() / all_bytes:.0%} of {where} ({format_memory(all_bytes)}{above}) was allocated here: "
+            f"{parts}.",
             remedies[group.numbers[0]],
         )
 
 
+def _large_at_peak(evidence: Evidence) -> dict[int, dict[int, _Bytes]]:
+    """The live bytes of the layers that have enough of them, by layer and the index of the peak in ``Run.memory``."""
+    called = sum(key.phase == FORWARD for key, _ in evidence.samples["cpu_ns"])
+    share = max(_LEAST_SHARE, 2 / max(called, 1))
+    large: defaultdict[int, dict[int, _Bytes]] = defaultdict(dict)
+    for index, memory in enumerate(evidence.run.memory):
+        bytes_of: defaultdict[int, _Bytes] = defaultdict(Counter)
+        for held in memory.held:
+            if held.nbytes > 0 and held.layer != NOT_SELECTED and held.kind in _KINDS:
+                bytes_of[held.layer][held.kind, held.phase] += held.nbytes
+        for layer, live in bytes_of.items():
+            if live.total() >= max(share * _bytes_at_peak(memory), _LEAST_BYTES):
+                large[layer][index] = live
+    return large
+
+
+def _bytes_at_peak(memory: Memory) -> int:
+    """All live bytes, with those of the model before the recording if they are known."""
+    return memory.peak_bytes + sum(nbytes for _, nbytes in memory.before or ())
+
+
 def _remedy(evidence: Evidence, kind: str) -> str:
+    """How to allocate less memory of this kind."""
     if kind == "temporaries":
         return "Compute in parts (`torch.chunk`), in place, or with an operator without this intermediate result."
     if BACKWARD in evidence.run.phases():

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
+from typing import NamedTuple
 
-from torchprof.advise import WORTH, Advice, Gain, merged, rule, together
+from torchprof.advise import WORTH, Advice, Gain, merged, merged_into_one, rule
 from torchprof.advise.chains import Among, Frames, always, inside, is_device_work, shape_of_input
 from torchprof.advise.evidence import Evidence
 from torchprof.run.formats import format_memory, format_time
-from torchprof.run.torch_names import CONVOLUTIONS, ELEMENTWISE, FACTORS, recorded_as
+from torchprof.run.torch_names import CONVOLUTIONS, ELEMENTWISE, FACTORS, PRODUCT_KERNELS, recorded_as
 from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE, Frame, FrameKind, Signature
 
 _DOUBLE = recorded_as("float64", "complex128")
@@ -22,19 +23,26 @@ _FLOATING = ("float", "bfloat", "complex")  # prefixes of torch's floating-point
 _FLOAT32_KERNEL = re.compile(r"sgemm|scudnn|simt|f32f32_f32f32")
 _TF32_KERNEL = re.compile(r"tf32|s1688")
 _HALF_KERNEL = re.compile(r"[sh]884|h1688|16816|fp16|bf16|half|BFloat16|c10::Half")
-
-_PRODUCTS = frozenset({*FACTORS, *CONVOLUTIONS})
-_TF32_SWITCHES = (
-    ("float32_matmul_precision", "highest", FACTORS, '`torch.set_float32_matmul_precision("high")`'),
-    ("cudnn_tf32", "False", CONVOLUTIONS, "`torch.backends.cudnn.allow_tf32 = True`"),
-)
-"""torch's switches that forbid TF32: the value that does, for which operators, and the remedy."""
 _SIZES_SHOWN = 5
-_SLOW_HALF = 0.9
-
-_TENSOR_CORES = 7 / 8
+_GAIN_OF_FLOAT32 = 0.9  # over float16 on a CPU
+_GAIN_OF_TENSOR_CORES = 7 / 8
 """The largest gain from tensor cores, because they are at most eight times as fast as the other cores: A100 156 to 19.5
 TFLOP/s in TF32, H100 494 to 67, and 989 to 134 in half precision; V100 125 to 15.7 (NVIDIA's data sheets)."""
+
+
+class _Switch(NamedTuple):
+    """A switch of torch, the value with which it forbids TF32, for which operators, and how to allow it."""
+
+    name: str
+    forbids: str
+    ops: Collection[str]
+    remedy: str
+
+
+_TF32_SWITCHES = (
+    _Switch("float32_matmul_precision", "highest", FACTORS, '`torch.set_float32_matmul_precision("high")`'),
+    _Switch("cudnn_tf32", "False", CONVOLUTIONS, "`torch.backends.cudnn.allow_tf32 = True`"),
+)
 
 
 @rule
@@ -47,13 +55,13 @@ def double_precision(evidence: Evidence) -> Iterator[Advice]:
     long, an LSTM 3.7 times). On a device it is at most all of it: consumer GPUs compute float64 at 1/64 of the rate. In
     memory, the gain is half of the bytes of float64 parameters.
     """
-    held: dict[int, int] = {}  # only of layers that hold any
+    double_bytes: dict[int, int] = {}  # only of layers that have any
     all_double = set()
     for number, layer in enumerate(evidence.run.layers):
         sizes = dict(layer.dtype_bytes)
         double = sizes.get("float64", 0) + sizes.get("complex128", 0)
         if double:
-            held[number] = double
+            double_bytes[number] = double
             if double == sum(size for dtype, size in sizes.items() if dtype.startswith(_FLOATING)):
                 all_double.add(number)
     if evidence.shapes_recorded:
@@ -63,16 +71,18 @@ def double_precision(evidence: Evidence) -> Iterator[Advice]:
     else:
         return
     gains = {
-        number: Gain(round(ns * _part_of_double(evidence, number)), held[number] // 2 if number in held else None)
+        number: Gain(
+            round(ns * _part_of_double(evidence, number)), double_bytes[number] // 2 if number in double_bytes else None
+        )
         for number, work in took.items()
         if (ns := evidence.time_of(work))
     }
     for group in merged(evidence, gains):
-        size = sum(held.get(number, 0) for number in group.numbers)
+        size = sum(double_bytes.get(number, 0) for number in group.numbers)
         ns = sum(evidence.time_of(took[number]) for number in group.numbers)
-        holding = f", and {format_memory(size)} of parameters are float64" if size else ""
+        parameters = f", and {format_memory(size)} of parameters are float64" if size else ""
         yield group.advice(
-            f"Computing in float64 takes {format_time(ns)}{holding}.",
+            f"Computing in float64 takes {format_time(ns)}{parameters}.",
             "Use float32 unless results need float64: `model.float()` for parameters, `x.float()` for inputs (NumPy "
             "arrays are float64 by default).",
         )
@@ -95,7 +105,7 @@ def half_precision_on_the_cpu(evidence: Evidence) -> Iterator[Advice]:
     layers = evidence.run.layers
     took = evidence.took(always)
     gains = {
-        number: round(took[number].cpu_ns * _SLOW_HALF)
+        number: round(took[number].cpu_ns * _GAIN_OF_FLOAT32)
         for number, layer in enumerate(layers)
         if number in took and dict(layer.dtype_bytes).get("float16")
     }
@@ -128,7 +138,7 @@ def misaligned_half_precision(evidence: Evidence) -> Iterator[Advice]:
         return
     for number, work in evidence.took(_has_half_product, phases=(BACKWARD,)).items():
         ns[number] += work.device_ns
-    for group in merged(evidence, {number: int(ns[number] * _TENSOR_CORES) for number in sizes}):
+    for group in merged(evidence, {number: int(ns[number] * _GAIN_OF_TENSOR_CORES) for number in sizes}):
         odd = sorted(set().union(*(sizes[number] for number in group.numbers)))
         more = f" and {len(odd) - _SIZES_SHOWN} more" if len(odd) > _SIZES_SHOWN else ""
         are = "sizes that are not multiples of 8" if len(odd) > 1 else "a size that is not a multiple of 8"
@@ -148,8 +158,8 @@ def tf32_not_used(evidence: Evidence) -> Iterator[Advice]:
     by_layer = _could_be_tf32(evidence)
     if not by_layer:
         return
-    group = together(evidence, {number: int(ns * _TENSOR_CORES) for number, ns in by_layer.items()})
-    remedies = [remedy for name, off, _, remedy in _TF32_SWITCHES if evidence.switches.get(name) == off]
+    group = merged_into_one(evidence, {number: int(ns * _GAIN_OF_TENSOR_CORES) for number, ns in by_layer.items()})
+    remedies = [switch.remedy for switch in _switches_off(evidence)]
     yield group.advice(
         f"float32 matrix products and convolutions without tensor cores take {format_time(sum(by_layer.values()))}: "
         "TF32 is off.",
@@ -170,7 +180,7 @@ def autocast_not_used(evidence: Evidence) -> Iterator[Advice]:
     if evidence.device != "cuda" or not evidence.compute_capability:
         return
     whole = evidence.run.rows.total("device_ns")
-    if evidence.compute_capability < (7, 0) or sum(_could_be_tf32(evidence).values()) * _TENSOR_CORES >= (
+    if evidence.compute_capability < (7, 0) or sum(_could_be_tf32(evidence).values()) * _GAIN_OF_TENSOR_CORES >= (
         WORTH * evidence.recorded_ns
     ):
         return
@@ -180,8 +190,8 @@ def autocast_not_used(evidence: Evidence) -> Iterator[Advice]:
     if not ns or ns * 2 < whole or evidence.any_row(_is_half_work):
         return
     has_tf32 = evidence.compute_capability >= (8, 0)
-    saved = 1 / 2 if has_tf32 else _TENSOR_CORES
-    group = together(evidence, {number: int(took_ns * saved) for number, took_ns in by_layer.items()})
+    saved = 1 / 2 if has_tf32 else _GAIN_OF_TENSOR_CORES
+    group = merged_into_one(evidence, {number: int(took_ns * saved) for number, took_ns in by_layer.items()})
     yield group.advice(
         f"float32 matrix products and convolutions take {ns / whole:.0%} of the CUDA time ({format_time(ns)}), and "
         "nothing runs in half precision.",
@@ -202,13 +212,13 @@ def _is_in_double(frames: Frames) -> bool:
             continue
         if frame.kind != FrameKind.OP or not frame.name.startswith("aten::"):
             return False
-        if _has(frame.signature, _FLOATS):
-            others = _has(frame.signature, _FLOATS - _DOUBLE)
-            return _has(frame.signature, _DOUBLE) and (not others or frame.name in ELEMENTWISE)
+        if _has_input_of(frame.signature, _FLOATS):
+            others = _has_input_of(frame.signature, _FLOATS - _DOUBLE)
+            return _has_input_of(frame.signature, _DOUBLE) and (not others or frame.name in ELEMENTWISE)
     return False
 
 
-def _has(signature: Signature | None, dtypes: frozenset[str]) -> bool:
+def _has_input_of(signature: Signature | None, dtypes: frozenset[str]) -> bool:
     """Whether an input tensor of an op has one of these dtypes, and a dimension (torch passes Python scalars as tensors
     without one) or an unknown shape."""
     if signature is None:
@@ -232,21 +242,26 @@ def _odd_sizes(frame: Frame) -> list[int]:
 
 
 def _is_half_product(frame: Frame) -> bool:
-    return frame.name in _PRODUCTS and _has(frame.signature, _HALF)
+    return frame.name in PRODUCT_KERNELS and _has_input_of(frame.signature, _HALF)
 
 
-_has_half_product = Among(inside(*_PRODUCTS), lambda frames: any(map(_is_half_product, frames)))
+_has_half_product = Among(inside(*PRODUCT_KERNELS), lambda frames: any(map(_is_half_product, frames)))
 _has_odd_sizes = Among(_has_half_product, lambda frames: any(map(_odd_sizes, frames)))
-_is_product_kernel = Among(is_device_work, lambda frames: len(frames) > 1 and frames[-2].name in _PRODUCTS)
+_is_product_kernel = Among(is_device_work, lambda frames: len(frames) > 1 and frames[-2].name in PRODUCT_KERNELS)
 
 
 def _could_be_tf32(evidence: Evidence) -> dict[int, int]:
     """The device time by layer of the products that TF32 would speed up, but torch's switches forbid it."""
     if evidence.device != "cuda" or evidence.compute_capability < (8, 0):
         return {}
-    ops = {op for name, off, ops, _ in _TF32_SWITCHES if evidence.switches.get(name) == off for op in ops}
+    ops = {op for switch in _switches_off(evidence) for op in switch.ops}
     took = evidence.took(Among(_is_product_kernel, lambda frames: frames[-2].name in ops and _is_in_float32(frames)))
     return {number: work.device_ns for number, work in took.items() if work.device_ns}
+
+
+def _switches_off(evidence: Evidence) -> list[_Switch]:
+    """The switches that forbade TF32 in the run."""
+    return [switch for switch in _TF32_SWITCHES if evidence.switches.get(switch.name) == switch.forbids]
 
 
 def _is_in_float32(frames: Frames, *, with_tf32: bool = False) -> bool:
@@ -258,11 +273,11 @@ def _is_in_float32(frames: Frames, *, with_tf32: bool = False) -> bool:
     if _TF32_KERNEL.search(kernel):
         return with_tf32
     if op.signature is not None:
-        return _has(op.signature, _SINGLE)
+        return _has_input_of(op.signature, _SINGLE)
     return _FLOAT32_KERNEL.search(kernel) is not None
 
 
 def _is_half_work(frames: Frames) -> bool:
-    if any(_has(frame.signature, _HALF) for frame in frames):
+    if any(_has_input_of(frame.signature, _HALF) for frame in frames):
         return True
     return bool(frames) and frames[-1].kind == FrameKind.KERNEL and _HALF_KERNEL.search(frames[-1].name) is not None

@@ -1,218 +1,22 @@
-"""How torch is set: torch.compile, train and eval, gradients on and off, threads, switches for finding errors."""
+"""How the modes and switches of torch are set: train and eval, gradients on and off, threads, debugging switches."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from itertools import chain
-from pathlib import PurePath
 
 from torchprof.advise import Advice, Gain, merged, rule
 from torchprof.advise.chains import always, inside, is_step
 from torchprof.advise.evidence import Evidence
-from torchprof.analyze.compiled_regions import OF_TORCH, WRAPPED, Compiled, compiled_in, python_name
 from torchprof.run.formats import format_memory, format_time
 from torchprof.run.layers import Layer
-from torchprof.run.meta import Compilation
-from torchprof.run.torch_names import BATCH_NORMS, CONVOLUTIONS, FACTORS
+from torchprof.run.torch_names import BATCH_NORMS, PRODUCT_KERNELS
 from torchprof.run.words import BACKWARD, FORWARD
 
-# torch.compile
-
-_GIVEN = re.compile(r"args\[(\d+)\]")
-"""torch's name of an input of a module of ``torch.nn``, and of any function with ``*args``."""
-_ONCE_IN_EACH_WAY = "If you need both, call it once in each way before the loop that matters."
-_REMEDIES = (
-    (
-        re.compile(r"tensor '(?P<what>[^']*)' size mismatch at index (?P<at>\d+)"),
-        "If this size varies, say so before the first call: `torch._dynamo.mark_dynamic({name}, {at})`{which}, or "
-        "compile with `dynamic=True`.",
-        "Else pad the inputs to a few sizes.",
-    ),
-    (re.compile("rank mismatch"), "Call it with tensors of the same number of dimensions each time."),
-    (re.compile("stride mismatch"), "Call it with tensors of the same memory layout each time: `.contiguous()`."),
-    (
-        re.compile(r"tensor '(?P<what>[^']*)' requires_grad mismatch"),
-        "The `requires_grad` of `{name}`{which} differs between calls: keep it the same.",
-        _ONCE_IN_EACH_WAY,
-    ),
-    (
-        re.compile("(dtype|device|dispatch key set) mismatch|GLOBAL_STATE changed|[Aa]utocast|grad_mode"),
-        "Call it with the same types and devices, and in the same modes (`torch.no_grad()`, autocast), each time.",
-        _ONCE_IN_EACH_WAY,
-    ),
-    (
-        re.compile(r"\.training\b"),
-        "Training and evaluation need a version each: call it once in each mode before the loop that matters.",
-    ),
-    (re.compile("___check_type_id"), "Call it with values of the same Python types each time."),
-    (
-        re.compile("___check_obj_id|___check_current_backend"),
-        "Call it with the same objects (modules, functions) each time, or compile a function for each of them.",
-    ),
-    (
-        re.compile(r"\blen\("),
-        "Call it with lists and dicts of the same length each time: their length is part of the compiled code.",
-    ),
-    (
-        re.compile(r"___stack\d+ == "),
-        "This is a value that the code before a graph break computed.",
-        "If it is from `.item()`, keep it a tensor, or set `torch._dynamo.config.capture_scalar_outputs = True`.",
-    ),
-    (
-        re.compile(r"G\['(?P<what>\w+)'\] == "),
-        "The global variable `{what}` is part of the compiled code: keep it the same, or make it a tensor.",
-    ),
-    (re.compile(r"== [-\d.]"), "This number is part of the compiled code: pass it as a tensor, or keep it the same."),
-)
-"""By a pattern of torch's reasons, the sentences of a remedy."""
-_ANY_REMEDY = (
-    "Keep what torch names here the same in all calls.",
-    "`TORCH_LOGS=recompiles` prints each reason as it occurs.",
-)
-_NO_REASON = "torch did not keep the reason"
-_MOST_REASONS = 2
-_AT_LIMIT = re.compile("(recompile|cache.size).?limit", re.IGNORECASE)
-
-
-@rule
-def compiled_again(evidence: Evidence) -> Iterator[Advice]:
-    """Functions that torch.compile compiled again while they were recorded: a version before did not fit the call.
-
-    The gain is the time of all known versions, with those of their backward, without the longest.
-    """
-    every = [*chain.from_iterable(meta.compilations for meta in evidence.run.metas)]
-    again = [  # during the recording
-        compilation
-        for compilation in every
-        if compilation.step is not None and compilation.name.rpartition("/")[2] != "0" and not compilation.failure
-    ]
-    if not again:
-        return
-    usage = compiled_in(evidence.run)
-    by_function: defaultdict[tuple[str, str, int], list[Compilation]] = defaultdict(list)
-    for compilation in again:
-        by_function[compilation.function, compilation.file, compilation.line].append(compilation)
-    for key, several in by_function.items():
-        versions = [compilation for compilation in several if compilation.phase == FORWARD]
-        if not versions:
-            continue
-        alike: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)  # by remedy
-        for compilation in versions:
-            alike[remedy_of(compilation.reason)].append(compilation.reason)
-        most = sorted(alike.items(), key=lambda item: len(item[1]), reverse=True)[:_MOST_REASONS]
-        why = [
-            (f"`{first}`" if first else _NO_REASON) + (f" and {len(more)} more like it" if more else "")
-            for _, (first, *more) in most
-        ]
-        others = len(versions) - sum(len(reasons) for _, reasons in most)
-        why += [f"{others} for other reasons"] if others else []
-        ns = sum(compilation.ns for compilation in several)
-        of_version: Counter[str] = Counter()
-        for compilation in every:
-            if (compilation.function, compilation.file, compilation.line) == key and not compilation.failure:
-                of_version[compilation.name] += compilation.ns
-        layer, layers = _layers(evidence, usage, several)
-        action, *options = (sentence for remedy, _ in most for sentence in remedy)
-        yield Advice(
-            layer,
-            f"torch.compile compiled {_described(usage, several[0])} again {_times(len(versions))}, for "
-            f"{format_time(ns)}: {', '.join(why)}.",
-            action,
-            min(ns, of_version.total() - max(of_version.values())),
-            layers=layers,
-            options=" ".join(options),
-        )
-
-
-@rule
-def no_longer_compiled(evidence: Evidence) -> Iterator[Advice]:
-    """Functions that reached torch.compile's limit of versions: calls that fit none run without torch.compile. The gain
-    is unknown."""
-    for compilation in chain.from_iterable(meta.compilations for meta in evidence.run.metas):
-        if compilation.phase == BACKWARD or not _AT_LIMIT.search(compilation.failure):
-            continue
-        usage = compiled_in(evidence.run)
-        layer, layers = _layers(evidence, usage, [compilation])
-        last = f" The last reason: `{compilation.reason}`." if compilation.reason else ""
-        action, *options = remedy_of(compilation.reason)
-        yield Advice(
-            layer,
-            f"torch.compile gave up on {_described(usage, compilation)}: it had compiled as many versions as it may.",
-            action,
-            layers=layers,
-            details=f"Calls that fit none of them run without torch.compile.{last}",
-            options=" ".join([*options, "To allow more versions: `torch._dynamo.config.recompile_limit`."]),
-        )
-
-
-@rule
-def graph_broken(evidence: Evidence) -> Iterator[Advice]:
-    """Graph breaks for which torch has a hint. The gain is unknown: what the parts of a function cost is not
-    recorded."""
-    if not any(region.break_hint for meta in evidence.run.metas for region in meta.regions):
-        return
-    usage = compiled_in(evidence.run)
-    for region, uses in usage.breaks.items():
-        if not region.break_hint:
-            continue
-        numbers = dict.fromkeys(use.layer for use in uses)
-        file = PurePath(region.file).name
-        where = f"{file}:{region.break_line}" if file else f"line {region.break_line}"
-        yield Advice(
-            ", ".join(map(evidence.name_of, numbers)),
-            f"The compiled graph ends at {where}, {_times(sum(use.calls for use in uses))}: "
-            f"{region.break_reason.rstrip('.')}.",
-            region.break_hint,
-            layers=tuple(evidence.name_of(number) for number in numbers if number >= 0),
-        )
-
-
-def remedy_of(reason: str) -> tuple[str, ...]:
-    """The sentences on what to change, for torch's reason to compile again."""
-    for pattern, *remedy in _REMEDIES:
-        if match := pattern.search(reason):
-            known = match.groupdict(default="")
-            given = _GIVEN.fullmatch(known.get("what", ""))
-            which = f" (`x`: input {int(given[1]) + 1})" if given else ""
-            known["name"] = "x" if given else known.get("what", "")
-            return tuple(sentence.format(**known, which=which) for sentence in remedy)
-    return _ANY_REMEDY
-
-
-def _layers(evidence: Evidence, usage: Compiled, several: list[Compilation]) -> tuple[str, tuple[str, ...]]:
-    """The layers that some compilations were for: as one name, and each."""
-    functions = {compilation.name.partition("/")[0] for compilation in several}
-    numbers = dict.fromkeys(use.layer for use in usage.uses if use.name.partition("/")[0] in functions)
-    name = ", ".join(map(evidence.name_of, numbers)) or ", ".join(evidence.run.meta.model)
-    return name, tuple(evidence.name_of(number) for number in numbers if number >= 0)
-
-
-def _described(usage: Compiled, compilation: Compilation) -> str:
-    """The compiled function, with its file and line."""
-    of = compilation.name.partition("/")[0]
-    known = next((use.known for use in usage.uses if use.known and use.name.partition("/")[0] == of), None)
-    if known is not None:
-        return python_name(known)
-    if compilation.function == WRAPPED:
-        return OF_TORCH
-    file = PurePath(compilation.file).name
-    if file:
-        return f"{compilation.function} ({file}:{compilation.line})"
-    return compilation.function or f"the region {compilation.name}"
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
-
-
-# Modes and switches
-
 _DROPOUTS = ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout")
-_THREADS = 4
+_PROCESSORS_PER_THREAD = 4  # from this ratio on there are too few threads
 _LONG_NS = 200_000  # shorter products gain little from threads
-_LEAST_PRODUCTS = 0.1  # of the recorded time
+_LEAST_SHARE_OF_PRODUCTS = 0.1  # of the recorded time, in long products
 
 
 @rule
@@ -297,11 +101,11 @@ def few_threads(evidence: Evidence) -> Iterator[Advice]:
     """
     threads, usable = (int(evidence.switches.get(name, 0)) for name in ("num_threads", "usable_cpus"))
     run = evidence.run
-    if not 0 < threads * _THREADS <= usable or evidence.device != "cpu" or run.meta.world_size > 1:
+    if not 0 < threads * _PROCESSORS_PER_THREAD <= usable or evidence.device != "cpu" or run.meta.world_size > 1:
         return
-    took = evidence.took(inside(*FACTORS, *CONVOLUTIONS)).values()
+    took = evidence.took(inside(*PRODUCT_KERNELS)).values()
     products = sum(work.cpu_ns for work in took if work.cpu_ns >= _LONG_NS * work.calls)
-    if products < _LEAST_PRODUCTS * evidence.recorded_ns:
+    if products < _LEAST_SHARE_OF_PRODUCTS * evidence.recorded_ns:
         return
     cores = usable // 2
     yield Advice(
@@ -333,6 +137,7 @@ def _trains(evidence: Evidence) -> bool:
 
 
 def _depends_on_mode(layer: Layer) -> bool:
+    """Whether a layer computes something else in train mode than in eval mode."""
     if layer.kind in BATCH_NORMS:
         return "track_running_stats=False" not in layer.settings
     return layer.kind in _DROPOUTS and not layer.settings.startswith(("p=0,", "p=0.0,"))

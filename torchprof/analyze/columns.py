@@ -30,7 +30,7 @@ def as_key(heading: str) -> str:
 class Column:
     """A column of a table: one figure of each row, or a text.
 
-    - ``heading``: above the column.
+    - ``heading``: its name in tables.
     - ``what``: "cost" (a ``measure``, self or total), "average" (its total per call), "rate" (FLOP/s), "calls",
       "params", "text", or the name of a figure in ``Figures.more``, such as "peak".
     - ``phase``; ``is_self``: of the layer without the layers below it.
@@ -94,8 +94,8 @@ class Column:
             return figures.parameters(self.is_self)
         return figures.more.get((self.what, self.phase, self.is_self), BLANK)
 
-    def of(self, figures: Figures) -> float:
-        """The sort key: the figure of a row, 0 if it has none."""
+    def sort_key(self, figures: Figures) -> float:
+        """The figure of a row, 0 if it has none."""
         figure = self.figure(figures)
         return figure.value if figure.is_known else 0
 
@@ -118,11 +118,11 @@ class Column:
     def text(self, figures: Figures, whole: float | None) -> Cell:
         """The text of a cell; with its share of ``whole`` if that is given."""
         figure = self.figure(figures)
-        text = figure.text(self.write)
-        has_share = whole and self.is_time and figure.bound is Bound.EXACT and not figures.left_over
-        if has_share and whole and isinstance(text, ReportCell):
-            return text.written(f"{text} ({figure.value / whole:.1%})")
-        return text
+        cell = figure.text(self.write)
+        may_have_share = self.is_time and figure.bound is Bound.EXACT and not figures.left_over
+        if whole and may_have_share and isinstance(cell, ReportCell):
+            return cell.written(f"{cell} ({figure.value / whole:.1%})")
+        return cell
 
 
 _SELF_AND_TOTAL = ("cost", "params", "saved")
@@ -236,4 +236,4 @@ def hot_path_column(columns: Sequence[Column], figures: Sequence[Figures], asked
         )
     here = [column for column in reversed(totals) if column.phase == FORWARD and column.measured]
     preferred = (column for unit in (Unit.TIME, Unit.COUNT) for column in here if column.unit is unit)
-    return next((column for column in preferred if any(map(column.of, figures))), default_column(columns))
+    return next((column for column in preferred if any(map(column.sort_key, figures))), default_column(columns))

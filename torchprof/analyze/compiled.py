@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import PurePath
+from collections.abc import Iterator, Sequence
 
-from torchprof.analyze.compiled_regions import Compiled, PhaseOfRegion, compiled_in, python_name
+from torchprof.analyze.compiled_regions import Compiled, PhaseOfRegion, RegionUse, compiled_in, python_name
 from torchprof.analyze.report import Part, ReportTable, name_of_layer, printable, report, spaced, stacked, time_cell
 from torchprof.analyze.sentences import about_sums, warnings_below
 from torchprof.analyze.steps import FIRST_CALL, LATER_CALLS, NO_GRAD, time_parts
@@ -35,12 +34,16 @@ def compiled(run: Run) -> Part:
     were requested, the shares of kernel time that belong to one layer, to several layers, or to unknown ones.
     """
     usage = compiled_in(run)
-    uses = usage.uses
-    sentences: list[Part] = [*_breaks(run, usage), *_times(run, usage), *about_sums(run)]
-    sentences.append(warnings_below(run, without=["graph_breaks"]))  # the table has their reasons
-    history = _history(run)
-    if not uses:
-        return stacked(["No code of torch.compile ran during the recording.", *history, *sentences])
+    sentences: list[Part] = [*_about_breaks(run, usage), *_about_compiling(usage), *_about_owners(run, usage)]
+    sentences += about_sums(run)
+    sentences.append(warnings_below(run, without=["graph_breaks"]))  # the sentences on them have their reasons
+    compilations = _table_of_compilations(run)
+    if not usage.uses:
+        return stacked(["No code of torch.compile ran during the recording.", *compilations, *sentences])
+    return spaced([stacked([_table_of_regions(run, usage.uses), *compilations]), stacked(sentences)])
+
+
+def _table_of_regions(run: Run, uses: Sequence[RegionUse]) -> ReportTable:
     phases = [phase for phase in (FORWARD, RECOMPUTE, BACKWARD) if any(phase in use.phases for use in uses)]
     parts = ["overhead", "graph", *(["kernels"] if "device_ns" in run.meta.requested else []), "beside"]
     headings = ["Region", "Module", "Code", "Calls", "Guards"]
@@ -52,100 +55,109 @@ def compiled(run: Run) -> Part:
         cells: list[Cell] = [printable(use.name), name_of_layer(run, use.layer), code, format_number(use.calls)]
         cells.append(format_time(guards.cpu_ns))
         for phase in phases:
-            texts = _texts(run, use.phases[phase]) if phase in use.phases else {}
-            cells += [texts.get(part, "") for part in parts]
+            times = _times_by_part(run, use.phases[phase]) if phase in use.phases else {}
+            cells += [times.get(part, "") for part in parts]
         table.append(cells)
-    return spaced([stacked([ReportTable.of_cells(headings, table), *history]), stacked(sentences)])
+    return ReportTable.of_cells(headings, table)
 
 
-def compiled_in_short(run: Run) -> str:
-    """What torch.compile did, in one line: how much of the forward its code is, and its own work outside of its
-    kernels; "" if no compiled code ran."""
-    usage = compiled_in(run)
-    field = "device_ns" if "device_ns" in run.meta.measured else "cpu_ns"
-    graphs = {use.name for use in usage.uses if any(part.graph for part in use.phases.values())}
-    kernels = sum(getattr(part.graph, field) for use in usage.uses for part in use.phases.values())
-    if not graphs or "cpu_ns" not in run.meta.measured:
-        return ""
-    parts = time_parts(run, field)
-    said = f"Compiled: {len(graphs)} graph{'s' * (len(graphs) > 1)}"
-    if field == "device_ns":
-        whole = sum(parts.values())
-        return f"{said}, {_share(kernels, whole)} of the {run.meta.device_heading} time in kernels of their calls."
-    forward = [use.phases[FORWARD] for use in usage.uses if FORWARD in use.phases]
-    inside = sum(part.overhead.cpu_ns + part.graph.cpu_ns for part in forward)
-    whole = sum(parts.get(name, 0) for name in (FORWARD, NO_GRAD, FIRST_CALL, LATER_CALLS))
-    own = sum(part.overhead.cpu_ns for use in usage.uses for part in use.phases.values())
-    verdict = ", more than that: it gains little" if own > kernels else ""
-    return (
-        f"{said}, {_share(inside, whole)} of the forward. {short_time(kernels)} of {short_time(kernels + own)} are in "
-        f"graphs, {short_time(own)} are torch.compile's own work{verdict}."
-    )
+def _times_by_part(run: Run, region: PhaseOfRegion) -> dict[str, Cell]:
+    times = {"overhead": region.overhead.cpu_ns, "graph": region.graph.cpu_ns, "beside": region.beside.cpu_ns}
+    kernels_ns = region.graph.device_ns if "device_ns" in run.meta.measured else None
+    return {part: time_cell(ns) for part, ns in (times | {"kernels": kernels_ns}).items()}
 
 
-def _share(part: int, whole: int) -> str:
-    return f"{min(part / whole, 1):.0%}" if whole else UNKNOWN
-
-
-def _history(run: Run) -> Iterator[Part]:
-    every = [(meta, compilation) for meta in run.metas for compilation in meta.compilations]
-    if not every:
+def _table_of_compilations(run: Run) -> Iterator[Part]:
+    """An empty line and the table of what torch.compile compiled; nothing if that is unknown."""
+    compilations = [(meta, compilation) for meta in run.metas for compilation in meta.compilations]
+    if not compilations:
         return
-    has_ranks, knows_kernels = len(run.metas) > 1, any(compilation.kernels_ns is not None for _, compilation in every)
+    has_ranks = len(run.metas) > 1
+    knows_kernels = any(compilation.kernels_ns is not None for _, compilation in compilations)
     headings = ["Compiled", *(["Rank"] if has_ranks else []), "Phase", "When", "Time", "Tracing", "Autograd"]
     headings += ["Lowering", *(["Kernels"] if knows_kernels else []), "Why"]
     table = []
-    for meta, compilation in every:
+    for meta, compilation in compilations:
         when = f"step {(compilation.step or 0) + 1}" if meta.marked_steps else "recorded"
         cells: list[Cell] = [printable(compilation.name), *([str(meta.rank)] if has_ranks else []), compilation.phase]
         cells.append("before" if compilation.step is None else when)
         times = compilation.ns, compilation.tracing_ns, compilation.autograd_ns, compilation.lowering_ns
         cells += [*map(format_time, times), *([time_cell(compilation.kernels_ns)] if knows_kernels else [])]
-        table.append([*cells, printable(_why(compilation))])
+        table.append([*cells, printable(_why_compiled(compilation))])
     yield ""
     yield ReportTable.of_cells(headings, table)
 
 
-def _why(compilation: Compilation) -> str:
+def _why_compiled(compilation: Compilation) -> str:
     if compilation.failure:
         return f"failed: {compilation.failure}" + (f"; {compilation.reason}" if compilation.reason else "")
-    is_first = compilation.name.rpartition("/")[2] == "0"
-    why = compilation.reason or ("first version" if is_first else UNKNOWN)
-    if compilation.phase == BACKWARD:  # the reason is that of its forward
+    why = compilation.reason or ("first version" if compilation.is_first_version else UNKNOWN)
+    if compilation.phase == BACKWARD:  # its reason is that of its forward
         why = "first backward"
     return f"{why} (from cache)" if compilation.from_cache else why
 
 
-def _texts(run: Run, part: PhaseOfRegion) -> dict[str, Cell]:
-    times = {"overhead": part.overhead.cpu_ns, "graph": part.graph.cpu_ns, "beside": part.beside.cpu_ns}
-    kernels_ns = part.graph.device_ns if "device_ns" in run.meta.measured else None
-    return {name: time_cell(ns) for name, ns in (times | {"kernels": kernels_ns}).items()}
-
-
-def _breaks(run: Run, usage: Compiled) -> Iterator[str]:
+def _about_breaks(run: Run, usage: Compiled) -> Iterator[str]:
     """A sentence for each graph break that occurred."""
     for region, uses in usage.breaks.items():
-        file = PurePath(region.file).name
-        where = f"{file}:{region.break_line}" if file else f"line {region.break_line}"
         why = f": {region.break_reason}" if region.break_reason else ""
-        calls = sum(use.calls for use in uses)
-        modules = some([*dict.fromkeys(run.layers.name_of(use.layer) for use in uses)])
+        layers = some([*dict.fromkeys(run.layers.name_of(use.layer) for use in uses)])
         names = some([*dict.fromkeys(use.name for use in uses)])
-        times = f"{calls} time{'s' if calls > 1 else ''}"
-        yield printable(f"Graph break in {modules} at {where}, after region {names}, {times}{why}")
+        times = _times(sum(use.calls for use in uses))
+        yield printable(f"Graph break in {layers} at {region.break_place}, after region {names}, {times}{why}")
 
 
-def _times(run: Run, usage: Compiled) -> Iterator[str]:
-    """The time of compiling, and the shares of kernel time by layers."""
+def _about_compiling(usage: Compiled) -> Iterator[str]:
+    """How often and for how long torch.compile compiled."""
     if usage.compiled:
-        times = f"{usage.compiled} time{'s' if usage.compiled > 1 else ''}"
-        yield f"torch.compile compiled {times}: {format_time(usage.compiling.cpu_ns)}."
+        yield f"torch.compile compiled {_times(usage.compiled)}: {format_time(usage.compiling.cpu_ns)}."
+
+
+def _about_owners(run: Run, usage: Compiled) -> Iterator[str]:
+    """The shares of kernel time that belong to one layer, to several, and to unknown ones."""
     for phase, shares in usage.shares.items():
-        of_one_layer, of_several, unknown_times = shares.times(run)
-        times_of = of_one_layer, of_several, sum(unknown_times.values())
-        if whole := sum(times_of):
-            of_one, several, unknown = (f"{time / whole:.1%}" for time in times_of)
+        of_one_layer, of_several_layers, unknown_times = shares.times(run)
+        times = of_one_layer, of_several_layers, sum(unknown_times.values())
+        if whole := sum(times):
+            of_one, of_several, unknown = (f"{ns / whole:.1%}" for ns in times)
             yield (
-                f"Of {format_time(whole)} in kernels of the {phase} phase {of_one} are of one layer each, {several} of "
-                f"several at once or between layers, and {unknown} not attributable."
+                f"Of {format_time(whole)} in kernels of the {phase} phase {of_one} are of one layer each, {of_several} "
+                f"of several at once or between layers, and {unknown} not attributable."
             )
+
+
+def _times(count: int) -> str:
+    return f"{count} time{'s' if count > 1 else ''}"
+
+
+# In one line, on the first screen
+
+
+def compiled_in_short(run: Run) -> str:
+    """What torch.compile did, in one line: how much of the forward its code is, and its own work outside of its
+    kernels; "" if no compiled code ran."""
+    uses = compiled_in(run).uses
+    graphs = {use.name for use in uses if any(region.graph for region in use.phases.values())}
+    if not graphs or "cpu_ns" not in run.meta.measured:
+        return ""
+    count = f"Compiled: {len(graphs)} graph{'s' * (len(graphs) > 1)}"
+    in_phases = [region for use in uses for region in use.phases.values()]
+    if "device_ns" in run.meta.measured:
+        share = _share(sum(region.graph.device_ns for region in in_phases), sum(time_parts(run, "device_ns").values()))
+        return f"{count}, {share} of the {run.meta.device_heading} time in kernels of their calls."
+    in_forward = [use.phases[FORWARD] for use in uses if FORWARD in use.phases]
+    compiled_ns = sum(region.overhead.cpu_ns + region.graph.cpu_ns for region in in_forward)
+    parts = time_parts(run, "cpu_ns")
+    forward_ns = sum(parts.get(name, 0) for name in (FORWARD, NO_GRAD, FIRST_CALL, LATER_CALLS))
+    graphs_ns = sum(region.graph.cpu_ns for region in in_phases)
+    overhead_ns = sum(region.overhead.cpu_ns for region in in_phases)
+    verdict = ", more than that: it gains little" if overhead_ns > graphs_ns else ""
+    return (
+        f"{count}, {_share(compiled_ns, forward_ns)} of the forward. {short_time(graphs_ns)} of "
+        f"{short_time(graphs_ns + overhead_ns)} are in graphs, {short_time(overhead_ns)} are torch.compile's own "
+        f"work{verdict}."
+    )
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{min(part / whole, 1):.0%}" if whole else UNKNOWN

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
+from typing import NamedTuple
 
 from torchprof.run.measures import Cost
 from torchprof.run.meta import CompiledRegion
@@ -24,12 +25,17 @@ from torchprof.run.words import (
     is_overhead,
 )
 
-RESUMED = "torch_dynamo_resume_in_"
-"""The prefix that torch.compile gives to the rest of a function after a graph break; the function's name and the line
-follow."""
-WRAPPED = "wrap_inline.<locals>.inner"
-"""The function that torch.compile compiles for a module of ``torch.nn`` (``torch/_dynamo/external_utils.py``)."""
-OF_TORCH = "the forward of a module of torch.nn"
+
+class RowInRegion(NamedTuple):
+    """The sum of the rows of a run that have the same place in compiled regions. ``is_shared``: it is the work of
+    several layers. ``frames``: the frames around the work, outermost first, each with its layer."""
+
+    layer: int
+    phase: str
+    is_shared: bool
+    frames: Sequence[tuple[int, Frame]]
+    calls: int
+    cost: Cost
 
 
 @dataclass
@@ -58,6 +64,21 @@ class RegionUse:
     calls: int = 0
     phases: dict[str, PhaseOfRegion] = field(default_factory=dict)
 
+    def add(self, row: RowInRegion, inside: Sequence[Frame]) -> None:
+        """Add a row of the run. ``inside``: its frames in the region; without any it is the region's own time."""
+        part = self.phases.setdefault(row.phase, PhaseOfRegion())
+        is_of_layer = row.layer == self.layer
+        if not inside and is_of_layer:
+            self.calls += row.calls
+        if any(frame.name == GRAPH for frame in inside):
+            part.graph += row.cost
+        elif is_of_layer and all(is_overhead(frame.name) for frame in inside):
+            part.overhead += row.cost
+            if inside and inside[-1].name == GUARDS:
+                part.guards += row.cost
+        else:
+            part.beside += row.cost
+
 
 @dataclass
 class Shares:
@@ -67,6 +88,16 @@ class Shares:
     of_one: Cost = field(default_factory=Cost)
     of_several: Cost = field(default_factory=Cost)
     unknown: dict[str, Cost] = field(default_factory=dict)
+
+    def add(self, row: RowInRegion, frames: Sequence[Frame]) -> None:
+        """Add the row of a kernel, which has these frames."""
+        reason = next(filter(None, map(_why_unknown, frames)), None)
+        if reason is not None:
+            self.unknown[reason] = self.unknown.get(reason, Cost()) + row.cost
+        elif row.is_shared or any(map(_is_between, frames)):
+            self.of_several += row.cost
+        else:
+            self.of_one += row.cost
 
     def times(self, run: Run) -> tuple[int, int, dict[str, int]]:
         """Of one layer, of several, and unknown by the reason: ns of the device if any ran there, else of the CPU."""
@@ -118,72 +149,48 @@ class Compiled:
 
 
 def compiled_in(run: Run) -> Compiled:
-    """The use of torch.compile in a run, from one pass over its rows."""
+    """The use of torch.compile in a run, from one pass over its rows.
+
+    Example: what rows count for in the use of region ``0/0``, by the frames inside it::
+
+        (none)                              overhead, and its calls
+        TorchDynamo Cache Lookup            overhead and guards
+        CompiledFxGraph > triton_add_0      graph
+        aten::nonzero                       next to the graph
+        1/0 > …                             nothing: they are of region 1/0
+    """
     usage = Compiled()
     known = _known_regions(run)
-    by_layers = ("compile_layers", True) in run.meta.flags
-    by_layers |= any(frame.kind == FrameKind.KERNELS for chain in run.rows.frames for frame in chain)
+    knows_layers = ("compile_layers", True) in run.meta.flags
+    knows_layers |= any(frame.kind == FrameKind.KERNELS for chain in run.rows.frames for frame in chain)
     uses: dict[tuple[int, str], RegionUse] = {}
-    for (layer, phase, is_shared), steps, calls, cost in _sums_in_regions(run):
-        frames = [frame for _, frame in steps]
-        if by_layers and _is_kernel(frames):
-            shares = usage.shares.setdefault(phase, Shares())
-            reason = next(filter(None, map(_why_unknown, frames)), None)
-            if reason is not None:
-                shares.unknown[reason] = shares.unknown.get(reason, Cost()) + cost
-            elif is_shared or any(map(_is_between, frames)):
-                shares.of_several += cost
-            else:
-                shares.of_one += cost
-        last = max(number for number, frame in enumerate(frames) if frame.kind == FrameKind.REGION)
-        of, region = steps[last][0], frames[last].name
-        inside = frames[last + 1 :]
-        if region == COMPILING:
-            usage.compiled += calls
-            usage.compiling += cost
+    for row in _rows_in_regions(run):
+        frames = [frame for _, frame in row.frames]
+        if knows_layers and _is_kernel(frames):
+            usage.shares.setdefault(row.phase, Shares()).add(row, frames)
+        innermost = max(number for number, frame in enumerate(frames) if frame.kind == FrameKind.REGION)
+        layer, region = row.frames[innermost]
+        if region.name == COMPILING:
+            usage.compiled += row.calls
+            usage.compiling += row.cost
             continue
-        use = uses.setdefault((of, region), RegionUse(of, region, known.get(region)))
-        part = use.phases.setdefault(phase, PhaseOfRegion())
-        if not inside and layer == of:
-            use.calls += calls
-        if any(frame.name == GRAPH for frame in inside):
-            part.graph += cost
-        elif layer == of and all(is_overhead(frame.name) for frame in inside):
-            part.overhead += cost
-            if inside and inside[-1].name == GUARDS:
-                part.guards += cost
-        else:
-            part.beside += cost
+        use = uses.setdefault((layer, region.name), RegionUse(layer, region.name, known.get(region.name)))
+        use.add(row, frames[innermost + 1 :])
     usage.uses += uses.values()
     return usage
 
 
-def python_name(region: CompiledRegion) -> str:
-    """The function of a region, with its file and line. The rest of a function after a graph break has the name of the
-    function."""
-    if region.function == WRAPPED:
-        return OF_TORCH
-    owner, _, name = region.function.rpartition(".")
-    if name.startswith(RESUMED):
-        name = name.removeprefix(RESUMED).rpartition("_at_")[0]
-    function = f"{owner}.{name}" if owner else name
-    file = PurePath(region.file).name
-    return f"{function} ({file}:{region.line})" if file else f"{function} (line {region.line})"
-
-
 def _known_regions(run: Run) -> dict[str, CompiledRegion]:
     """The descriptions of regions by name. A name that different processes use for different code is left out."""
-    regions: dict[str, set[CompiledRegion]] = {}
+    different: dict[str, set[CompiledRegion]] = {}
     for meta in run.metas:
         for region in meta.regions:
-            regions.setdefault(region.name, set()).add(region._replace(break_reason=""))
-    first = {region.name: region for meta in reversed(run.metas) for region in meta.regions}
-    return {name: first[name] for name, several in regions.items() if len(several) == 1}
+            different.setdefault(region.name, set()).add(region._replace(break_reason=""))
+    of_first_rank = {region.name: region for meta in reversed(run.metas) for region in meta.regions}
+    return {name: of_first_rank[name] for name, regions in different.items() if len(regions) == 1}
 
 
-def _sums_in_regions(run: Run) -> Iterator[tuple[tuple[int, str, bool], list[tuple[int, Frame]], int, Cost]]:
-    """The sums of the rows inside regions: (layer, phase, whether shared), the frames around, each with its layer, the
-    calls and the cost."""
+def _rows_in_regions(run: Run) -> Iterator[RowInRegion]:
     is_region = [any(frame.kind == FrameKind.REGION for frame in chain) for chain in run.rows.frames]
     is_within = [
         any(frame.kind == FrameKind.REGION for around in within for frame in around.frames)
@@ -191,18 +198,26 @@ def _sums_in_regions(run: Run) -> Iterator[tuple[tuple[int, str, bool], list[tup
     ]
     if not any(is_region) and not any(is_within):
         return
-    bare = [tuple(frame._replace(signature=None) for frame in chain) for chain in run.rows.frames]
+    without_signatures = [tuple(frame._replace(signature=None) for frame in chain) for chain in run.rows.frames]
     sums = run.rows.summed(("layer", "phase", "shared", "within", "frames"), Rows.VALUES)
     for (layer, phase, shared, within, chain), (calls, *cost) in sums.items():
         if is_region[chain] or is_within[within]:
-            steps = [(around.layer, frame) for around in run.rows.within[within] for frame in around.frames]
-            steps += [(layer, frame) for frame in bare[chain]]
-            yield (layer, PHASES[phase], bool(run.rows.shared[shared])), steps, calls, Cost(*cost)
+            frames = [(around.layer, frame) for around in run.rows.within[within] for frame in around.frames]
+            frames += [(layer, frame) for frame in without_signatures[chain]]
+            yield RowInRegion(layer, PHASES[phase], bool(run.rows.shared[shared]), frames, calls, Cost(*cost))
 
 
 def _is_kernel(frames: Sequence[Frame]) -> bool:
-    """Whether the innermost of these frames is work of a compiled graph: of one whose layers are known, or unknown."""
+    """Whether the innermost of these frames is work of a compiled graph."""
     return any(map(_why_unknown, frames)) or any(frame.name == GRAPH for frame in frames[:-1])
+
+
+# Kernels of unknown layers
+
+
+def may_be_of_layers_below(frame: Frame) -> bool:
+    """Whether the layers of the kernels in a frame are unknown, and may be profiled layers."""
+    return _is_between(frame) or _why_unknown(frame) not in (None, OTHER_MODULE)
 
 
 def _why_unknown(frame: Frame) -> str | None:
@@ -217,6 +232,27 @@ def _is_between(frame: Frame) -> bool:
     return frame.kind == FrameKind.KERNELS and frame.name.startswith(BETWEEN)
 
 
-def may_be_of_layers_below(frame: Frame) -> bool:
-    """Whether the layers of the kernels in a frame are unknown, and may be profiled layers."""
-    return _is_between(frame) or _why_unknown(frame) not in (None, OTHER_MODULE)
+# The name of the function of a region
+
+_RESUMED = "torch_dynamo_resume_in_"
+"""The prefix that torch.compile gives to the rest of a function after a graph break; the function's name and the line
+follow."""
+WRAPPED = "wrap_inline.<locals>.inner"
+"""The function that torch.compile compiles for a module of ``torch.nn`` (``torch/_dynamo/external_utils.py``)."""
+OF_TORCH = "the forward of a module of torch.nn"
+
+
+def python_name(region: CompiledRegion) -> str:
+    """The function of a region, with its file and line: "Net.forward (net.py:12)".
+
+    The rest of a function after a graph break has the name of the function: "Net.forward", not
+    "Net.torch_dynamo_resume_in_forward_at_15".
+    """
+    if region.function == WRAPPED:
+        return OF_TORCH
+    owner, _, name = region.function.rpartition(".")
+    if name.startswith(_RESUMED):
+        name = name.removeprefix(_RESUMED).rpartition("_at_")[0]
+    function = f"{owner}.{name}" if owner else name
+    file = PurePath(region.file).name
+    return f"{function} ({file}:{region.line})" if file else f"{function} (line {region.line})"

@@ -1,4 +1,5 @@
-"""The device report: busy and idle time of each device and of its streams, by kind of work; and the kernels report."""
+"""The report "device": busy and idle time of each device and of its streams, by kind of work. And the report "kernels":
+each kernel by the operator that launched it."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torchprof.analyze.operators import Kernel, kernels
-from torchprof.analyze.ops import Whole, figure_columns, line_of, ranked, shortened
+from torchprof.analyze.ops import Whole, figure_columns, line_of, ranked
 from torchprof.analyze.report import (
     Part,
     ReportTable,
@@ -17,6 +18,7 @@ from torchprof.analyze.report import (
     phase_cell,
     printable,
     report,
+    shortened,
     spaced,
     stacked,
 )
@@ -26,8 +28,10 @@ from torchprof.run.formats import Cell, format_number, format_share, format_time
 from torchprof.run.measures import Cost
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
-from torchprof.run.timeline import DeviceTime
+from torchprof.run.timeline import DeviceTime, StreamTime
 from torchprof.run.words import LAUNCHED_BEFORE, OUTSIDE_NAME
+
+# The device report
 
 _HEADINGS = ("Stream", "Kernels", "Busy", "Of span", "Computing", "Communication", "Copying")
 
@@ -50,22 +54,21 @@ def device(run: Run) -> Section:
             'This run has no times by stream. run.report("kernels") says how long its device was busy.'
         )
     metas = {meta.rank: meta for meta in run.metas}
-    texts: list[Part] = []
+    parts: list[Part] = []
     for time in run.device_times:
         name = printable(time.device) + (f" of rank {time.rank}" if len(metas) > 1 else "")
-        texts += [name, *about_device(time, metas[time.rank])]
-    if not texts:
+        parts += [name, *about_device(time, metas[time.rank])]
+    if not parts:
         wall = run.meta.wall_ns
-        texts.append(f"Nothing ran on the device{f' in {format_time(wall)}' if wall else ''}.")
-    return spaced([*texts, warnings_below(run)])
+        parts.append(f"Nothing ran on the device{f' in {format_time(wall)}' if wall else ''}.")
+    return spaced([*parts, warnings_below(run)])
 
 
 def about_device(time: DeviceTime, meta: Meta) -> list[Part]:
     """The table of the streams of one device, and the sentences below it."""
-    rows = [TableRow(_cells(str(stream.stream), stream.kernels, stream[2:], time.span_ns)) for stream in time.streams]
-    whole = (time.busy_ns, time.compute_ns, time.communication_ns, time.copy_ns)
+    rows = [TableRow(_cells(stream, str(stream.stream), stream.kernels, time.span_ns)) for stream in time.streams]
     kernels = sum(stream.kernels for stream in time.streams)
-    rows.append(TableRow(_cells("(all)", kernels, whole, time.span_ns), is_part=False))
+    rows.append(TableRow(_cells(time, "(all)", kernels, time.span_ns), is_part=False))
     table = ReportTable(_HEADINGS, rows, "streams", {"device": time.device, "rank": time.rank})
     span, communication = time.span_ns, time.communication_ns
     sentences = [
@@ -83,10 +86,10 @@ def about_device(time: DeviceTime, meta: Meta) -> list[Part]:
     return [table, stacked(sentences)]
 
 
-def _cells(stream: str, kernels: int, times: tuple[int, ...], span: int) -> list[Cell]:
-    busy, *kinds = times
-    share = format_share(busy / span) if span else ""
-    return [stream, format_number(kernels), format_time(busy), share, *map(format_time, kinds)]
+def _cells(time: StreamTime | DeviceTime, name: str, kernels: int, span_ns: int) -> list[Cell]:
+    share = format_share(time.busy_ns / span_ns) if span_ns else ""
+    by_kind = time.compute_ns, time.communication_ns, time.copy_ns
+    return [name, format_number(kernels), format_time(time.busy_ns), share, *map(format_time, by_kind)]
 
 
 def _with_share(part: int, whole: int) -> str:
@@ -94,13 +97,6 @@ def _with_share(part: int, whole: int) -> str:
 
 
 # The kernels report
-
-_ARGUMENTS = re.compile(r"(?<=\S)\([^()]*\)|\([^()]*\)(?=\d)")
-"""Also casts; not the suffix of a copy ("Memcpy DtoH (…)"), which follows a space."""
-_LAMBDAS = re.compile(r"(?: const)?::(?:\{lambda#\d+\}|operator\b(?: const)?)")
-_NAMESPACES = re.compile(r"\b(?:at|c10)::(?:\w+::)*")
-_POINTERS = re.compile(r", Array<char\*, \d+>")
-_KERNEL_WIDTH = 64
 
 
 @report("kernels", "every kernel of a device, by the operator that launched it", answers="time")
@@ -130,10 +126,10 @@ def kernels_report(
         return kernel.op == LAUNCHED_BEFORE and kernel.layer == OUTSIDE_NAME
 
     recorded = sum((sums.total for kernel, sums in sums_of.items() if not is_left_over(kernel)), Cost())
-    several = len({kernel.device for kernel in sums_of}) > 1
+    has_devices = len({kernel.device for kernel in sums_of}) > 1
     table = ranked(
         run,
-        ["Kernel", "Operator", "Module", "Phase", *["Device"] * several],
+        ["Kernel", "Operator", "Module", "Phase", *["Device"] * has_devices],
         [
             line_of(
                 {
@@ -154,7 +150,28 @@ def kernels_report(
         sort_by=sort_by,
         top=top,
     )
-    return stacked([*_devices(run), "", table])
+    return stacked([*_about_busy_devices(run), "", table])
+
+
+def _about_busy_devices(run: Run) -> Iterator[str]:
+    """A sentence for each device: its busy and idle time. Work of several streams at the same time counts once."""
+    for meta in run.metas:
+        wall = meta.wall_ns
+        of_rank = f" of rank {meta.rank}" if len(run.metas) > 1 else ""
+        for device, busy in meta.busy_devices.items():
+            idle = max(0, wall - busy)
+            rest = f" of {format_time(wall)}, idle for {format_time(idle)} ({idle / wall:.1%})" if wall else ""
+            yield f"{device}{of_rank} was busy for {format_time(busy)}{rest}."
+        if not meta.busy_devices:
+            yield f"Nothing ran on the device{of_rank}{f' in {format_time(wall)}' if wall else ''}."
+
+
+_ARGUMENTS = re.compile(r"(?<=\S)\([^()]*\)|\([^()]*\)(?=\d)")
+"""Also casts; not the suffix of a copy ("Memcpy DtoH (…)"), which follows a space."""
+_LAMBDAS = re.compile(r"(?: const)?::(?:\{lambda#\d+\}|operator\b(?: const)?)")
+_NAMESPACES = re.compile(r"\b(?:at|c10)::(?:\w+::)*")
+_POINTERS = re.compile(r", Array<char\*, \d+>")
+_KERNEL_WIDTH = 64
 
 
 def short_kernel_name(name: str) -> str:
@@ -164,22 +181,9 @@ def short_kernel_name(name: str) -> str:
     >(int, …)`` is ``vectorized_elementwise_kernel<4, CUDAFunctor_add<float>>``.
     """
     name = name.removeprefix("void ").removesuffix(" [clone .kd]").replace("(anonymous namespace)::", "")
-    before = ""
-    while name != before:  # from the innermost parentheses outward
-        before, name = name, _ARGUMENTS.sub("", name)
-    for noise in (_LAMBDAS, _NAMESPACES, _POINTERS):
-        name = noise.sub("", name)
+    longer = ""
+    while name != longer:  # from the innermost parentheses outward
+        longer, name = name, _ARGUMENTS.sub("", name)
+    for pattern in (_LAMBDAS, _NAMESPACES, _POINTERS):
+        name = pattern.sub("", name)
     return shortened(name.replace(" >", ">"), _KERNEL_WIDTH)
-
-
-def _devices(run: Run) -> Iterator[str]:
-    """A sentence for each device: its busy and idle time. Work of several streams at the same time counts once."""
-    for meta in run.metas:
-        wall = meta.wall_ns
-        of_rank = f" of rank {meta.rank}" if len(run.metas) > 1 else ""
-        for device, busy in meta.busy_devices.items():
-            idle = max(0, wall - busy)
-            of = f" of {format_time(wall)}, idle for {format_time(idle)} ({idle / wall:.1%})" if wall else ""
-            yield f"{device}{of_rank} was busy for {format_time(busy)}{of}."
-        if not meta.busy_devices:
-            yield f"Nothing ran on the device{of_rank}{f' in {format_time(wall)}' if wall else ''}."

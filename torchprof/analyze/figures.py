@@ -1,5 +1,5 @@
-"""The figures of a row. The one rule for all views of a run: which figure is exact, ``≥``, ``–`` or blank.
-And MFU; and whether the shapes of the calls of a layer vary."""
+"""The figures of layers, for all views of a run: which figure is exact, ``≥``, ``–`` or blank; the sum of several; and
+whether the shapes of a layer vary from call to call."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from itertools import pairwise
 
 from torchprof.analyze.compiled_regions import may_be_of_layers_below
 from torchprof.run.formats import Bound, Figure, Unit
-from torchprof.run.measures import NO_COST, Cost, Measure
-from torchprof.run.meta import Meta, Peak
+from torchprof.run.measures import NO_COST, Cost, Measure, sum_of_costs
 from torchprof.run.run import Run
-from torchprof.run.torch_names import DTYPES
-from torchprof.run.words import BACKWARD, FORWARD, LAUNCHED_BEFORE, NO_LAYERS, OUTSIDE, PHASES, Frame, FrameKind
+from torchprof.run.words import FORWARD, LAUNCHED_BEFORE, NO_LAYERS, OUTSIDE, PHASES, Frame, FrameKind
 
-_PREPARES = ("aten::empty", "aten::copy_", "aten::clone")
-"""Prefixes of the ops with which a compiled graph prepares its inputs and results. No layer calls them."""
+_Path = tuple[str, ...]
+
+# The figures of one row
+
 BLANK = Figure(0, Bound.BLANK)
 UNKNOWN_FIGURE = Figure(0, Bound.UNKNOWN)
 
@@ -112,7 +112,13 @@ def measured_by_all(run: Run) -> Set[str]:
     return frozenset.intersection(*(frozenset(meta.measured) for meta in run.metas))
 
 
-def figures_of_layers(run: Run, phases: Sequence[str]) -> dict[tuple[str, ...], Figures]:
+# The figures of each layer
+
+_PREPARES = ("aten::empty", "aten::copy_", "aten::clone")
+"""Prefixes of the ops with which a compiled graph prepares its inputs and results. No layer calls them."""
+
+
+def figures_of_layers(run: Run, phases: Sequence[str]) -> dict[_Path, Figures]:
     """The figures of each layer by path, depth first. Those of layers that were not selected are blank."""
     params = run.total_params()
     selected = None if run.meta.paths is None else set(run.meta.paths)
@@ -125,11 +131,11 @@ def figures_of_layers(run: Run, phases: Sequence[str]) -> dict[tuple[str, ...], 
             if selected is None or layer.path in selected:
                 totals, selves = incomplete.get(layer.path, (frozenset(), frozenset()))
                 figures_of[layer.path] = Figures(
-                    {phase: node.self for phase, node in zip(phases, nodes)},
-                    {phase: node.total for phase, node in zip(phases, nodes)},
-                    calls,
-                    params[layer.path],
-                    layer.params,
+                    own={phase: node.self for phase, node in zip(phases, nodes)},
+                    total={phase: node.total for phase, node in zip(phases, nodes)},
+                    calls=calls,
+                    params=params[layer.path],
+                    own_params=layer.params,
                     has_params=True,
                     unknown=not any(node.calls or node.total for node in nodes),
                     inlined=layer.compiled and not calls,
@@ -150,25 +156,29 @@ def figures_of_no_layer(run: Run, phases: Sequence[str]) -> Iterator[tuple[int, 
         yield OUTSIDE, LAUNCHED_BEFORE, Figures(costs, costs, left_over=True)
 
 
-def incomplete_phases(run: Run) -> Mapping[tuple[str, ...], tuple[Set[str], Set[str]]]:
+def incomplete_phases(run: Run) -> Mapping[_Path, tuple[Set[str], Set[str]]]:
     """The phases in which the total of a layer is incomplete, and those in which its self is, by path.
 
     One cause are compiled kernels that worked for several layers at once: they count for a layer above these. The other
     are kernels that could not be attributed: a kernel of a region may belong to any layer that was compiled into the
     region, but counts for the region's layer.
+
+    Example: a forward kernel of ``net.a.x`` and ``net.b`` counts for ``net``. Then the totals of ``net.a``, ``net.a.x``
+    and ``net.b`` lack it in forward, and so do the selves of ``net.a.x`` and ``net.b``.
     """
-    incomplete: dict[tuple[str, ...], tuple[set[str], set[str]]] = {}
+    incomplete: dict[_Path, tuple[set[str], set[str]]] = {}
     places = run.rows.summed(("layer", "phase", "shared", "frames"), "calls", frames=_group_of_kernels)
-    for layer, phase, shared, chain in places:
+    for counted_for, phase, shared, chain in places:
         group = _group_of_kernels(run.rows.frames[chain])
-        above = run.layers[layer].path if layer >= 0 else ()
-        by = _inlined_below(run, layer) if group and may_be_of_layers_below(group) else run.rows.shared[shared]
-        for index in by:
-            path = run.layers[index].path
-            for steps in range(len(above) + 1, len(path) + 1):
-                totals, selves = incomplete.setdefault(path[:steps], (set(), set()))
+        is_unknown = group is not None and may_be_of_layers_below(group)
+        worked_for = _inlined_below(run, counted_for) if is_unknown else run.rows.shared[shared]
+        depth = len(run.layers[counted_for].path) if counted_for >= 0 else 0
+        for layer in worked_for:
+            path = run.layers[layer].path
+            for length in range(depth + 1, len(path) + 1):  # the layers from there down to this one lack the kernel
+                totals, selves = incomplete.setdefault(path[:length], (set(), set()))
                 totals.add(PHASES[phase])
-                if steps == len(path):
+                if length == len(path):
                     selves.add(PHASES[phase])
     return incomplete
 
@@ -182,73 +192,65 @@ def _group_of_kernels(frames: Sequence[Frame]) -> Frame | None:
 
 
 def _inlined_below(run: Run, above: int) -> Collection[int]:
-    """The layers below a layer, of all if it is negative, that were compiled into code around them."""
+    """The layers below a layer (all layers if it is negative) that ran only inside code compiled around them."""
     below = range(len(run.layers)) if above < 0 else run.layers.at_or_below({above}) - {above}
     return [index for index in below if run.layers[index].compiled and not run.rows.forward_calls(index)]
 
 
-# MFU
-
-_DTYPES = {
-    recorded: dtype.name
-    for dtype in DTYPES
-    if dtype.name in ("float32", "float64", "float16", "bfloat16")
-    for recorded in dtype.recorded
-}
+# The sums of several figures
 
 
-def mfu(run: Run) -> Figure | None:
-    """The model FLOPs utilization: the FLOPs of all layers in forward and backward, without recomputation, over the
-    elapsed time of the recording and the peak of the device; over all ranks together.
+def summed_figures(members: Sequence[Figures], paths: Sequence[_Path] = ()) -> Figures:
+    """The figures of several layers together. ``paths``: the paths of the layers, if one may be above another.
 
-    The peak is that of ``torchprof.peak``, for the type of most MACs. None if FLOPs, times or the peak of a rank are
-    unknown, and for a rank whose work ran on several devices.
+    Self costs add up. The total of a layer includes the layers below it, so only the outermost of these layers count in
+    the sum of totals: of ``blocks``, ``blocks.0`` and ``head``, the first and the last. A layer that was never called
+    adds nothing; if it may have run as a part of a compiled region, the sum is a lower bound.
     """
-    measured = measured_by_all(run)
-    dtype = dtype_of_most_macs(run)
-    if dtype is None or "flops" not in measured or not measured & {"cpu_ns", "device_ns"}:
-        return None
-    possible = 0.0
-    for meta in run.metas:
-        peak = peak_of(meta, dtype)
-        devices = sum(map(bool, run.rows.summed("device", "device_ns", rank=meta.rank).values()))  # without the CPU
-        if peak is None or not meta.wall_ns or devices > 1:
-            return None
-        possible += peak.flops_per_s * meta.wall_ns / 1e9
-    phases = {PHASES.index(FORWARD), PHASES.index(BACKWARD)}
-    by_layer = run.rows.by_layer.items()
-    done = sum((cost for (layer, phase), (cost, _) in by_layer if layer >= 0 and phase in phases), Cost())
-    return Figure.of_sum(done.flops / possible, not done.uncounted)
+    called = [figures for figures in members if not figures.unknown]
+    outermost = _outermost(members, paths)
+    outermost_called = _outermost(called, [path for path, figures in zip(paths, members) if not figures.unknown])
+    phases = frozenset(phase for figures in members for phase in figures.total)
+    may_have_run = any(figures.unknown and figures.inlined for figures in members)
+    calls = [figures.calls for figures in members if figures.calls >= 0]  # 0 of a layer that was never called
+    no_phase = frozenset[str]()
+    return Figures(
+        own=_sums_by_phase(figures.own for figures in called) or dict.fromkeys(phases, NO_COST),
+        total=_sums_by_phase(figures.total for figures in outermost_called) or dict.fromkeys(phases, NO_COST),
+        calls=sum(calls) if calls else -1,
+        params=_sum_if_known([figures.params for figures in outermost]),
+        own_params=_sum_if_known([figures.own_params for figures in members]),
+        has_params=any(figures.has_params for figures in members),
+        unknown=not called,
+        inlined=any(figures.inlined for figures in members),
+        incomplete=phases if may_have_run else no_phase.union(*(figures.incomplete for figures in outermost_called)),
+        incomplete_self=phases if may_have_run else no_phase.union(*(figures.incomplete_self for figures in called)),
+    )
 
 
-def peak_of(meta: Meta, dtype: str | None) -> Peak | None:
-    """The last measured peak, for this type, of the device that did the work of a rank; None if there is none."""
-    kind = meta.device if "device_ns" in meta.measured else "cpu"
-    peaks = [peak for peak in meta.peaks if peak.device.split(":")[0] == kind and peak.dtype == dtype]
-    return peaks[-1] if peaks else None
+def _outermost(members: Sequence[Figures], paths: Sequence[_Path]) -> Sequence[Figures]:
+    """The layers that have no other one of these above them; all without ``paths``."""
+    if not paths:
+        return members
+    known = {*paths}
+    is_nested = (any(path[:steps] in known for steps in range(1, len(path))) for path in paths)
+    return [figures for figures, nested in zip(members, is_nested) if not nested]
 
 
-def dtype_of_most_macs(run: Run, model: str | None = None) -> str | None:
-    """The type ("float32") of the inputs of the operators with most MACs, in one model (by its name) or in all.
-
-    None if no MACs were counted; "" if the type is unknown.
-    """
-
-    def is_counted(layer: int) -> bool:
-        return layer >= 0 and model in (None, run.layers[layer].path[0])
-
-    macs: Counter[str] = Counter()
-    for chain, count in run.rows.summed("frames", "macs", layer=is_counted).items():
-        frames = run.rows.frames[chain]
-        if count and frames and frames[-1].signature is not None:
-            dtypes = frames[-1].signature.dtypes
-            macs[next((_DTYPES[dtype] for dtype in dtypes if dtype in _DTYPES), "")] += count
-    return macs.most_common(1)[0][0] if macs else None
+def _sum_if_known(numbers: Sequence[int | None]) -> int | None:
+    """None, which is unknown, if any of them is."""
+    return None if None in numbers else sum(filter(None, numbers))
 
 
-# Varying shapes
+def _sums_by_phase(members: Iterable[Mapping[str, Cost]]) -> dict[str, Cost]:
+    by_phase: dict[str, list[Cost]] = {}
+    for costs in members:
+        for phase, cost in costs.items():
+            by_phase.setdefault(phase, []).append(cost)
+    return {phase: sum_of_costs(costs) for phase, costs in by_phase.items()}
 
-_Path = tuple[str, ...]
+
+# Whether the shapes of calls vary
 
 
 def varying_calls(run: Run, *, of_model: bool = False) -> dict[_Path, bool | None]:
@@ -262,13 +264,13 @@ def varying_calls(run: Run, *, of_model: bool = False) -> dict[_Path, bool | Non
     ``of_model``: whether its work varied from one forward call of the model to the next: in shapes, or in how often a
     layer was called. That is not detected if the sum of the calls is a multiple of the model's.
     """
-    calls, ran, counts = _counts(run)
-    lineages = [run.layers.lineage(index) for index in range(len(run.layers))]
-    groups: defaultdict[int, list[Counter[object]]] = defaultdict(list)  # of operators at or below a layer
-    for (index, _), by_shapes in counts.items():
-        for around in lineages[index]:
-            groups[around].append(by_shapes)
-    busy = {around for index in ran for around in lineages[index]}
+    calls, with_operators, calls_by_shapes = _forward_calls(run)
+    lineages = [run.layers.lineage(index) for index in range(len(run.layers))]  # from the model to the layer
+    operators: defaultdict[int, list[Counter[object]]] = defaultdict(list)  # those at or below each layer
+    for (index, _), by_shapes in calls_by_shapes.items():
+        for at_or_above in lineages[index]:
+            operators[at_or_above].append(by_shapes)
+    ran_operators = {at_or_above for index in with_operators for at_or_above in lineages[index]}
     uneven: set[int] = set()  # the number of calls varies between calls of the model, for it or a layer below
     for index, (model, *_) in enumerate(lineages):
         if of_model and calls[model] and calls[index] % calls[model]:
@@ -276,35 +278,40 @@ def varying_calls(run: Run, *, of_model: bool = False) -> dict[_Path, bool | Non
     varies: dict[_Path, bool | None] = {}
     for index, layer in enumerate(run.layers):
         model = lineages[index][0]
-        times = calls[model if of_model else index]
-        state = _state(groups[index], times) if index in busy else None if calls[index] > 1 else False
+        compared = calls[model if of_model else index]
+        does_vary = _shapes_vary(operators[index], compared) if index in ran_operators else None
+        if index not in ran_operators and calls[index] <= 1:
+            does_vary = False
         if layer.same_shapes is False or index in uneven:
-            state = True
-        elif state is None and run.layers[model].same_shapes and times == calls[model]:
-            state = False
-        varies[layer.path] = state
+            does_vary = True
+        elif does_vary is None and run.layers[model].same_shapes and compared == calls[model]:
+            does_vary = False
+        varies[layer.path] = does_vary
     return varies
 
 
-def _state(groups: Iterable[Counter[object]], calls: int) -> bool | None:
-    """Whether some operator had different shapes in some calls; None: unknown. ``groups``: for each operator, its calls
-    by shapes."""
+def _shapes_vary(operators: Sequence[Counter[object]], calls: int) -> bool | None:
+    """Whether some operator had different shapes in some of the calls of a layer; None: unknown.
+
+    ``operators``: for each operator, its calls by shapes. In 4 calls of a layer, an operator that ran 3 times on one
+    shape and once on another varied. If it ran 4 times on each of two shapes, it is unknown: each call may have used
+    both shapes, or only one.
+    """
     if calls <= 1:
         return False
-    groups = list(groups)
-    if any(len(by_shapes) > 1 and any(count % calls for count in by_shapes.values()) for by_shapes in groups):
+    several = [by_shapes for by_shapes in operators if len(by_shapes) > 1]
+    if any(count % calls for by_shapes in several for count in by_shapes.values()):
         return True
-    # Two calls of a layer, an operator twice on each of two shapes: each call may have used both shapes, or only one.
-    return None if not groups or any(len(by_shapes) > 1 for by_shapes in groups) else False
+    return None if several or not operators else False
 
 
-def _counts(run: Run) -> tuple[Counter[int], set[int], dict[tuple[int, object], Counter[object]]]:
+def _forward_calls(run: Run) -> tuple[Counter[int], set[int], dict[tuple[int, object], Counter[object]]]:
     """In forward: the calls of each layer; the layers in which operators ran; and the calls of each operator by shapes,
     keyed by its layer and the names of the operators around it."""
     names = [tuple((frame.kind, frame.name) for frame in chain) for chain in run.rows.frames]
     calls: Counter[int] = Counter()
-    ran: set[int] = set()
-    counts: defaultdict[tuple[int, object], Counter[object]] = defaultdict(Counter)
+    with_operators: set[int] = set()
+    calls_by_shapes: defaultdict[tuple[int, object], Counter[object]] = defaultdict(Counter)
     for (layer, chain), count in run.rows.summed(("layer", "frames"), "calls", phase=FORWARD).items():
         if layer < 0:
             continue
@@ -314,8 +321,8 @@ def _counts(run: Run) -> tuple[Counter[int], set[int], dict[tuple[int, object], 
             continue
         if frames[-1].kind == FrameKind.PYTHON:
             continue
-        ran.add(layer)
+        with_operators.add(layer)
         signature = frames[-1].signature
         if signature is not None and (frames[-1].kind != FrameKind.COLLECTIVE or signature.shapes[0] is not None):
-            counts[layer, names[chain]][signature.shapes] += count
-    return calls, ran, counts
+            calls_by_shapes[layer, names[chain]][signature.shapes] += count
+    return calls, with_operators, calls_by_shapes

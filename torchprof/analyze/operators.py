@@ -68,12 +68,12 @@ def operators(
     """
     layers = None if layer is None else _at_or_below(run, layer)
     flags = dict(run.meta.flags)
-    for is_asked, flag, what in (
+    for is_asked, flag, name in (
         (group_by_input_shape, "record_shapes", "input shapes"),
         (group_by_stack_n, "with_stack", "source lines"),
     ):
         if is_asked and not flags.get(flag):
-            raise TorchprofError(f"This run holds no {what}: record them with Profile(model, {flag}=True).")
+            raise TorchprofError(f"This run holds no {name}: record them with Profile(model, {flag}=True).")
 
     def is_selected(of_layer: int, of_phase: str) -> bool | None:
         return ((layers is None or of_layer in layers) and phase in (None, of_phase)) or None
@@ -135,8 +135,11 @@ def _summed(
     ``scope_of`` gives the scope of a layer (by index) and a phase, ``key_of`` the key of a frame in a scope. The self
     of a row goes to its innermost key, its total once to each key around it: so the total of a key is that of its
     outermost occurrences. Rows whose scope or key is None are left out.
+
+    Example: with names as keys, a row ``label > aten::linear > aten::addmm`` adds to the self of ``aten::addmm``, and
+    to the totals of all three.
     """
-    number: dict[_Key, int] = {}
+    numbers: dict[_Key, int] = {}
     ways: dict[tuple[_Scope | None, int], Way] = {}  # the cached ways of rows without surroundings: most rows
 
     @cache
@@ -144,9 +147,9 @@ def _summed(
         return scope_of(layer, PHASES[phase])
 
     @cache
-    def step(scope: _Scope | None, frame: Frame) -> int | None:
+    def number_of(scope: _Scope | None, frame: Frame) -> int | None:
         key = None if scope is None else key_of(scope, frame)
-        return None if key is None else number.setdefault(key, len(number))
+        return None if key is None else numbers.setdefault(key, len(numbers))
 
     def way_of(key: RowKey) -> Way:
         scope = scope_at(key.layer, key.phase)
@@ -159,18 +162,19 @@ def _summed(
     def way_from(scope: _Scope | None, key: RowKey) -> Way:
         """The keys around a row. A label has no phase of its own: one around a whole step holds forward and backward
         work."""
-        way_in: list[int | None] = []
+        inward: list[int | None] = []
         for around in rows.within[key.within]:
             for frame in around.frames:
-                in_phase = key.phase if frame.kind == FrameKind.LABEL else PHASES.index(around.phase)
-                way_in.append(step(scope_at(around.layer, in_phase), frame))
+                phase = key.phase if frame.kind == FrameKind.LABEL else PHASES.index(around.phase)
+                inward.append(number_of(scope_at(around.layer, phase), frame))
         frames = rows.frames[key.frames]
-        way_in += [step(scope, frame) for frame in (frames[:-1] if is_kernel(frames) else frames) or _OWN_TIME]
-        inner = way_in[-1]
-        return Way(tuple(dict.fromkeys(index for index in way_in if index is not None)), -1 if inner is None else inner)
+        inward += [number_of(scope, frame) for frame in (frames[:-1] if is_kernel(frames) else frames) or _OWN_TIME]
+        inner = inward[-1]
+        totals = tuple(dict.fromkeys(number for number in inward if number is not None))
+        return Way(totals, -1 if inner is None else inner)
 
-    sums = sum_operators(rows, way_of, _parts(rows))
-    return {key: sums[index] if index < len(sums) else Sums() for key, index in number.items()}
+    sums = sum_operators(rows, way_of, _is_part(rows))
+    return {key: sums[number] if number < len(sums) else Sums() for key, number in numbers.items()}
 
 
 def parts_of_operators(rows: Rows) -> list[int]:
@@ -178,26 +182,25 @@ def parts_of_operators(rows: Rows) -> list[int]:
     if rows.nonzero.isdisjoint(("macs", "flops")):
         return [0] * len(rows)
     columns = rows.columns
-    is_part = _parts(rows)
+    is_part = _is_part(rows)
     keys = zip(columns["layer"], columns["phase"], columns["within"], columns["frames"])
     return [calls * (calls > 0 and is_part(place)) for calls, place in zip(columns["calls"], keys)]
 
 
-def _parts(rows: Rows) -> Callable[[tuple[int, int, int, int]], bool]:
+def _is_part(rows: Rows) -> Callable[[tuple[int, int, int, int]], bool]:
     """A predicate of rows, by (layer, phase, within, frames): whether the row is inside an op whose FLOPs are
     counted."""
-    # A chain of frames may be listed twice.
-    first = {frames: chain for chain, frames in reversed([*enumerate(rows.frames)])}
-    same = [first[frames] for frames in rows.frames]
-    around = [
-        [first[frames[:steps]] for steps in range(1, len(frames)) if frames[:steps] in first] for frames in rows.frames
+    index_of = {frames: chain for chain, frames in reversed([*enumerate(rows.frames)])}  # one may be listed twice
+    outer_chains = [
+        [index_of[frames[:depth]] for depth in range(1, len(frames)) if frames[:depth] in index_of]
+        for frames in rows.frames
     ]
     counts = rows.summed(("layer", "phase", "within", "frames"), ("macs", "flops"))
-    counted = {(*place, same[chain]) for (*place, chain), count in counts.items() if any(count)}
+    counted = {(*place, index_of[rows.frames[chain]]) for (*place, chain), count in counts.items() if any(count)}
 
     def is_part(place: tuple[int, int, int, int]) -> bool:
         layer, phase, within, chain = place
-        outers = around[chain]
+        outers = outer_chains[chain]
         return bool(outers) and any((layer, phase, within, outer) in counted for outer in outers)
 
     return is_part

@@ -1,5 +1,5 @@
-"""The ops report: the cost of each operator, in the whole run or in some layers; or the layers that use one.
-And the sorted table of figures, which it shares with the report "kernels"."""
+"""The report "ops": the cost of each operator, in the whole run or in some layers; or the layers that use one. And the
+sorted table of figures, which it shares with the reports "kernels" and "types"."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torchprof.analyze.report import (
     ReportTable,
     Section,
     TableRow,
-    printable,
     report,
     rows_hidden,
+    shortened,
     spaced,
     stacked,
 )
@@ -43,17 +43,16 @@ _TORCHS_NAMES = {
     "count": "calls",
 }
 """torch's names of columns, and ours. "cpu" may be replaced by a kind of device in both."""
-_NAME_WIDTH = 60
 
 
 class Whole(NamedTuple):
     """What 100 % is in the columns of times, in words and as costs: ``own`` in columns of self, ``total`` in others."""
 
-    what: str
+    name: str
     own: Cost
     total: Cost
 
-    def of(self, column: Column) -> float | None:
+    def in_column(self, column: Column) -> float | None:
         """What 100 % is in a column; None if it has no shares."""
         if not column.is_time or not column.measure:
             return None
@@ -63,10 +62,10 @@ class Whole(NamedTuple):
         """What 100 % is in each column of times."""
         headings: dict[float, str] = {}
         for column in columns:
-            if ns := self.of(column):
+            if ns := self.in_column(column):
                 headings.setdefault(ns, f"{format_time(ns)} {column.heading}")  # once if self and total are the same
         if headings:
-            yield f"100 % is {self.what}: {', '.join(headings.values())}."
+            yield f"100 % is {self.name}: {', '.join(headings.values())}."
 
 
 @dataclass
@@ -79,9 +78,9 @@ class TableLine(Figures):
 def line_of(texts: Mapping[str, Sequence[Cell]], sums: Sums, *, left_over: bool = False) -> TableLine:
     """A line with these figures; 0 calls are blank. ``left_over``: it was launched before the recording."""
     return TableLine(
-        {SUM_OF_PHASES: sums.self},
-        {SUM_OF_PHASES: sums.total},
-        sums.calls or -1,
+        own={SUM_OF_PHASES: sums.self},
+        total={SUM_OF_PHASES: sums.total},
+        calls=sums.calls or -1,
         left_over=left_over,
         texts=texts,
         is_part=0 < sums.calls == sums.parts,
@@ -92,9 +91,9 @@ def line_of_figures(texts: Mapping[str, Sequence[Cell]], figures: Figures, phase
     """A line with the sum of the figures over these phases."""
     own, total = (sum((costs.get(phase, Cost()) for phase in phases), Cost()) for costs in (figures.own, figures.total))
     return TableLine(
-        {SUM_OF_PHASES: own},
-        {SUM_OF_PHASES: total},
-        figures.calls,
+        own={SUM_OF_PHASES: own},
+        total={SUM_OF_PHASES: total},
+        calls=figures.calls,
         unknown=figures.unknown,
         inlined=figures.inlined,
         incomplete={SUM_OF_PHASES} if figures.incomplete & {*phases} else frozenset(),
@@ -126,7 +125,7 @@ def ranked(
     texts: Sequence[str],
     lines: Sequence[TableLine],
     columns: Sequence[Column],
-    usual: Column,
+    default: Column,
     whole: Whole,
     *,
     more_texts: Sequence[str] = (),
@@ -137,71 +136,58 @@ def ranked(
     """The lines as a table; below it what 100 % is, the sentences, how many rows are hidden, and the run's warnings.
 
     ``texts``: headings of the text columns left of the figures; ``more_texts``: of those right of them. The table is
-    sorted by the column ``sort_by``, or by ``usual`` if that is None: figures from the largest, texts from A to Z.
+    sorted by the column ``sort_by``, or by ``default`` if that is None: figures from the largest, texts from A to Z.
 
     Raises TorchprofError for an unknown column.
     """
-    every = [*map(Column, texts), *columns, *map(Column, more_texts)]
-    order = usual if sort_by is None else column_called(_our_name(sort_by, every, run), every)
+    all_columns = [*map(Column, texts), *columns, *map(Column, more_texts)]
+    order = default if sort_by is None else column_called(_our_name(sort_by, all_columns, run), all_columns)
     if order.what == "text":
         lines = sorted(lines, key=lambda line: [*map(str, line.texts[order.heading])])
     else:
-        lines = sorted(lines, key=lambda line: -order.of(line))
+        lines = sorted(lines, key=lambda line: -order.sort_key(line))
     shown = lines[:top]
-    table = [row for line in shown for row in _rows(line, every, whole)]
+    rows = [row for line in shown for row in _rows(line, all_columns, whole)]
     below: list[Part] = [*whole.sentence(columns), *sentences]
     if len(shown) < len(lines):
         which = "first" if order.what == "text" else "largest"
         below.append(f"{rows_hidden(len(lines) - len(shown), len(shown), which)} by {order.heading}.")
     below += [*about_sums(run), warnings_below(run)]
-    return spaced([ReportTable([column.heading for column in every], table), stacked(below)])
+    return spaced([ReportTable([column.heading for column in all_columns], rows), stacked(below)])
 
 
 def _rows(line: TableLine, columns: Sequence[Column], whole: Whole) -> Iterator[TableRow]:
-    """A line as rows of cells: several rows if a text has several lines."""
-    cells = [
-        list(line.texts[column.heading]) if column.what == "text" else [column.text(line, whole.of(column))]
+    """A line as rows of cells: several rows if a text has several lines. The first row has all lines as its data."""
+    lines_of_cells = [
+        list(line.texts[column.heading]) if column.what == "text" else [column.text(line, whole.in_column(column))]
         for column in columns
     ]
     yield TableRow(
         [
-            ReportCell(str(cell[0]), "\n".join(map(str, cell))) if len(cell) > 1 else cell[0] if cell else ""
-            for cell in cells
+            ReportCell(str(lines[0]), "\n".join(map(str, lines))) if len(lines) > 1 else lines[0] if lines else ""
+            for lines in lines_of_cells
         ]
     )
-    for number in range(1, max(1, *map(len, cells))):
-        yield TableRow([cell[number] if number < len(cell) else "" for cell in cells], continues=True)
+    for number in range(1, max(1, *map(len, lines_of_cells))):
+        yield TableRow([lines[number] if number < len(lines) else "" for lines in lines_of_cells], continues=True)
 
 
 def _our_name(name: str, columns: Sequence[Column], run: Run) -> str:
-    """Our name of a column for torch's name of it; any other name unchanged."""
+    """Our name of a column for torch's name of it, such as "cuda_total" for "device_time_total"; any other name
+    unchanged."""
     device = run.meta.device or "device"
-    known = dict(_TORCHS_NAMES)
-    for torchs, ours in _TORCHS_NAMES.items():
+    our_names = dict(_TORCHS_NAMES)
+    for torchs_name, our_name in _TORCHS_NAMES.items():
         for kind in ("device", device):
-            known[torchs.replace("cpu", kind)] = ours.replace("cpu", device)
-    ours = known.get(str(name), name)
-    return ours if any(column.key == ours for column in columns) else name
-
-
-def operator_name(operator: Operator) -> str:
-    """The name of an operator in tables: long names shortened, ranges marked."""
-    return range_in_words(operator.kind, shortened(operator.name))
-
-
-def shortened(name: str, width: int = _NAME_WIDTH) -> str:
-    """A name of at most ``width`` characters, long ones without their middle; unprintable characters as escapes."""
-    name = printable(name)
-    if len(name) <= width:
-        return name
-    head = (width - 1) * 3 // 5
-    return f"{name[:head]}…{name[len(name) - (width - 1 - head) :]}"
+            our_names[torchs_name.replace("cpu", kind)] = our_name.replace("cpu", device)
+    our_name = our_names.get(str(name), name)
+    return our_name if any(column.key == our_name for column in columns) else name
 
 
 # The ops report
 
-_SHAPES_SHOWN = 4
-_LIST_SHOWN = 2
+_SHAPES_SHOWN = 4  # of one operator
+_SHAPES_OF_LIST_SHOWN = 2  # of one input that is a list of tensors
 
 
 @report("ops", 'every operator, with self and total; op="aten::mm": the layers that use it', answers="time")
@@ -235,8 +221,8 @@ def ops(
     and for options that do not work with ``op``.
     """
     if op is not None:
-        others = {"layer": layer, "group_by_input_shape": group_by_input_shape, "group_by_stack_n": group_by_stack_n}
-        refused = [name for name, value in others.items() if value]
+        options = {"layer": layer, "group_by_input_shape": group_by_input_shape, "group_by_stack_n": group_by_stack_n}
+        refused = [name for name, value in options.items() if value]
         if refused:
             raise TorchprofError(f"With op=, the rows are the layers of one operator: leave out {', '.join(refused)}.")
         return _layers_using(run, op, sort_by=sort_by, top=top, phase=phase)
@@ -245,7 +231,7 @@ def ops(
     )
     columns = figure_columns(run)
     whole = sum((sums.self for operator, sums in sums_of.items() if not _is_left_over(operator)), Cost())
-    more = ["Input Shapes"] * bool(group_by_input_shape) + ["Source Lines"] * bool(group_by_stack_n)
+    more_texts = ["Input Shapes"] * bool(group_by_input_shape) + ["Source Lines"] * bool(group_by_stack_n)
     return ranked(
         run,
         ["Operator"],
@@ -253,11 +239,16 @@ def ops(
         columns,
         largest_by(columns, of_self=True),
         Whole("the self of all rows", whole, whole),
-        more_texts=more,
+        more_texts=more_texts,
         sentences=about_flops(run),
         sort_by=sort_by,
         top=top,
     )
+
+
+def operator_name(operator: Operator) -> str:
+    """The name of an operator in tables: long names shortened, ranges marked."""
+    return range_in_words(operator.kind, shortened(operator.name))
 
 
 def _line(operator: Operator, sums: Sums) -> TableLine:
@@ -283,7 +274,7 @@ def _shape(shape: Any) -> str:
     if shape is None:
         return "[?]"
     is_list = any(isinstance(size, tuple) for size in shape)
-    return f"[{_shapes(shape, _LIST_SHOWN)}]" if is_list else str(list(shape)).replace("-1", "?")
+    return f"[{_shapes(shape, _SHAPES_OF_LIST_SHOWN)}]" if is_list else str(list(shape)).replace("-1", "?")
 
 
 def _layers_using(run: Run, op: str, *, phase: str | None, **order: Any) -> Section:

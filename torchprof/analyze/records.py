@@ -1,6 +1,6 @@
-"""A run as flat tables of plain values, for spreadsheets, data frames and databases; and as a dict of numbers.
+"""A run as flat tables of plain values, for spreadsheets, data frames and databases.
 
-In tables, an unknown value is None, never 0: what could not be measured, the costs of a layer that was never called,
+An unknown value is None, never 0: what could not be measured, the costs of a layer that was never called,
 and a sum with no known part. ``lower_bounds`` names the columns whose value is a lower bound. Times are in nanoseconds,
 memory in bytes; the names of columns end in the unit.
 """
@@ -8,15 +8,14 @@ memory in bytes; the names of columns end in the unit.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
-from torchprof.analyze.columns import MEASURE_OF, measures_of_records
-from torchprof.analyze.figures import Figures, figures_of_layers, figures_of_no_layer, measured_by_all, mfu
+from torchprof.analyze.columns import measures_of_records
+from torchprof.analyze.figures import Figures, figures_of_layers, figures_of_no_layer
 from torchprof.errors import TorchprofError, suggest
-from torchprof.run.formats import Bound, Figure
-from torchprof.run.layers import find
-from torchprof.run.measures import Cost, Measure, SampleKey
+from torchprof.run.formats import Bound
+from torchprof.run.measures import Measure, SampleKey
 from torchprof.run.operators import Op, operators_of_layers
 from torchprof.run.rows import Around
 from torchprof.run.run import Run
@@ -25,8 +24,6 @@ from torchprof.run.words import (
     BETWEEN_OPS,
     FORWARD,
     LAUNCHED_BEFORE,
-    NOT_SELECTED,
-    OUTSIDE,
     PHASES,
     Frame,
     FrameKind,
@@ -40,8 +37,7 @@ _INWARD = " > "  # separates names, from outer to inner
 
 
 class Table(NamedTuple):
-    """``columns``: the type of each column, int or str, by name. ``records``: tuples with a value, or None, per
-    column."""
+    """Records with a value, or None, in each column. ``columns``: the type of each column, int or str, by name."""
 
     columns: dict[str, type]
     records: list[tuple[RecordValue, ...]]
@@ -62,9 +58,9 @@ def layer_records(run: Run) -> Table:
     parameters are the same in all records of a layer.
     """
     figures = measures_of_records(run)
-    asked = {name for meta in run.metas for name in meta.requested}
-    durations = ("min_call_cpu_ns", "median_call_cpu_ns", "max_call_cpu_ns") if "cpu_ns" in asked else ()
-    peaks = [name for name in ("cpu", "device") if f"{name}_allocated" in asked]
+    requested = {name for meta in run.metas for name in meta.requested}
+    durations = ("min_call_cpu_ns", "median_call_cpu_ns", "max_call_cpu_ns") if "cpu_ns" in requested else ()
+    peaks = [name for name in ("cpu", "device") if f"{name}_allocated" in requested]
     columns = {
         **_typed(str, "layer", "kind", "settings"),
         **_typed(int, "depth"),
@@ -78,20 +74,20 @@ def layer_records(run: Run) -> Table:
     }
     records: list[tuple[RecordValue, ...]] = []
     phases = run.phases()
-    for of_rank in run.of_ranks([meta.rank for meta in run.metas]):
-        for row in _rows_of_layers(of_rank, phases):
+    for one_rank in run.of_ranks([meta.rank for meta in run.metas]):
+        for row in _rows_of_layers(one_rank, phases):
             for phase in [FORWARD] if row.figures.left_over else phases:
-                values = _values(figures, row.figures, phase, frozenset(of_rank.meta.measured))
                 records.append(
                     (
                         *row.names,
-                        phase_of(row.number, phase),
-                        of_rank.meta.rank,
-                        _calls(of_rank, row, phase),
-                        *values,
-                        *(_durations(of_rank, row.number, phase) if durations else ()),
-                        *(_peak(of_rank, row.number, phase, name == "cpu") for name in peaks),
-                        *row.holds,
+                        phase_of(row.layer, phase),
+                        one_rank.meta.rank,
+                        _calls(one_rank, row, phase),
+                        *_values(figures, row.figures, phase, frozenset(one_rank.meta.measured)),
+                        *(_durations(one_rank, row.layer, phase) if durations else ()),
+                        *(_peak(one_rank, row.layer, phase, name == "cpu") for name in peaks),
+                        *row.parameters,
+                        *row.shapes,
                     )
                 )
     return Table(columns, records)
@@ -113,25 +109,24 @@ def operator_records(run: Run) -> Table:
         **_typed(str, "lower_bounds"),
     }
     records: list[tuple[RecordValue, ...]] = []
-    for of_rank in run.of_ranks([meta.rank for meta in run.metas]):
+    for one_rank in run.of_ranks([meta.rank for meta in run.metas]):
         for phase in run.phases():
-            ops_by_layer = operators_of_layers(of_rank.rows, phase)
-            for index, ops in sorted(ops_by_layer.items(), key=lambda item: item[0] % (len(run.layers) + 2)):
-                kind = of_rank.layers[index].kind or None if index >= 0 else None
-                for op, labels in _flat(ops):
-                    own_time = op.name == BETWEEN_OPS
+            ops_by_layer = operators_of_layers(one_rank.rows, phase)
+            layers_first = sorted(ops_by_layer, key=lambda layer: layer % (len(run.layers) + 2))  # then -2 and -1
+            for layer in layers_first:
+                for op, labels in _with_labels(ops_by_layer[layer]):
                     costs = Figures({phase: op.self}, {phase: op.total})
                     records.append(
                         (
-                            LAUNCHED_BEFORE if op.name == LAUNCHED_BEFORE else of_rank.layers.name_of(index),
-                            kind,
-                            phase_of(index, phase),
-                            of_rank.meta.rank,
+                            LAUNCHED_BEFORE if op.name == LAUNCHED_BEFORE else one_rank.layers.name_of(layer),
+                            one_rank.layers[layer].kind or None if layer >= 0 else None,
+                            phase_of(layer, phase),
+                            one_rank.meta.rank,
                             op.name,
                             op.kind,
                             _INWARD.join(labels) or None,
-                            None if own_time else op.calls,
-                            *_values(figures, costs, phase, frozenset(of_rank.meta.measured)),
+                            None if op.name == BETWEEN_OPS else op.calls,
+                            *_values(figures, costs, phase, frozenset(one_rank.meta.measured)),
                         )
                     )
     return Table(columns, records)
@@ -160,11 +155,11 @@ def row_records(run: Run) -> Table:
     records: list[tuple[RecordValue, ...]] = []
     for number, row in enumerate(run.rows):
         index, chain, within = (run.rows.columns[name][number] for name in ("layer", "frames", "within"))
-        own_time = not row.frames
+        is_own_time = not row.frames  # of a layer, between operators
         costs = Figures(
             own={row.phase: row.cost},
             total={row.phase: row.cost},
-            unknown=not own_time and row.frames[-1].kind == FrameKind.PYTHON,
+            unknown=not is_own_time and row.frames[-1].kind == FrameKind.PYTHON,
         )
         records.append(
             (
@@ -176,7 +171,7 @@ def row_records(run: Run) -> Table:
                 ", ".join(layer.name for layer in row.shared_by) or None,
                 surroundings[within],
                 *chains[chain],
-                None if own_time and (index < 0 or row.phase == BACKWARD) else row.calls,
+                None if is_own_time and (index < 0 or row.phase == BACKWARD) else row.calls,
                 *_values(figures, costs, row.phase, measured[row.rank], of_self_alone=True),
             )
         )
@@ -214,12 +209,14 @@ def _values(
 
 
 class _Row(NamedTuple):
-    """A layer, or the work of no layer: ``names`` are the cells before the phase, ``holds`` those after the figures."""
+    """A layer, or the work of no layer. ``names``: the cells before the phase. ``parameters``, ``shapes``: the last
+    cells."""
 
-    number: int
+    layer: int
     figures: Figures
     names: tuple[RecordValue, ...]
-    holds: tuple[RecordValue, ...] = (None,) * 5
+    parameters: tuple[RecordValue, ...] = (None,) * 3
+    shapes: tuple[RecordValue, ...] = (None,) * 2
 
 
 def _rows_of_layers(run: Run, phases: Sequence[str]) -> Iterator[_Row]:
@@ -228,18 +225,19 @@ def _rows_of_layers(run: Run, phases: Sequence[str]) -> Iterator[_Row]:
     for path, figures in figures_of_layers(run, phases).items():
         index = run.layers.index_of[path]
         layer = run.layers[index]
-        names = (layer.name, layer.kind or None, layer.settings or None, len(path) - 1)
+        names = layer.name, layer.kind or None, layer.settings or None, len(path) - 1
+        parameters = layer.params, params[path], layer.trainable_params
         shapes = _as_json(layer.input_shapes), _as_json(layer.output_shapes)
-        yield _Row(index, figures, names, (layer.params, params[path], layer.trainable_params, *shapes))
+        yield _Row(index, figures, names, parameters, shapes)
     for index, name, figures in figures_of_no_layer(run, phases):
         yield _Row(index, figures, (name, None, None, None))
 
 
 def _calls(run: Run, row: _Row, phase: str) -> int | None:
     """The calls of a layer in a phase; None if they are unknown, and for work of no layer."""
-    if row.number < 0 or phase == BACKWARD or not row.figures.number_of_calls().is_known:
+    if row.layer < 0 or phase == BACKWARD or not row.figures.number_of_calls().is_known:
         return None
-    _, calls = run.rows.by_layer.get((row.number, PHASES.index(phase)), (None, 0))
+    _, calls = run.rows.by_layer.get((row.layer, PHASES.index(phase)), (None, 0))
     return calls
 
 
@@ -259,7 +257,7 @@ def _peak(run: Run, index: int, phase: str, on_cpu: bool) -> int | None:
     return max((spread.max for spread in spreads if spread is not None), default=None)
 
 
-def _flat(ops: Sequence[Op]) -> Iterator[tuple[Op, tuple[str, ...]]]:
+def _with_labels(ops: Sequence[Op]) -> Iterator[tuple[Op, tuple[str, ...]]]:
     """Each operator and label, with the labels around it."""
     waiting: list[tuple[Op, tuple[str, ...]]] = [(op, ()) for op in reversed(ops)]
     while waiting:
@@ -288,117 +286,3 @@ def _cells_of_frames(frames: Sequence[Frame]) -> tuple[RecordValue, ...]:
         return (inside, name, kind, None, None, None)
     source = "\n".join(signature.stack) or None
     return (inside, name, kind, _as_json(signature.shapes), _as_json(signature.dtypes), source)
-
-
-# A run as a flat dict of numbers, for the tools that track training runs. docs/metrics.md lists the names.
-
-_Named = tuple[str, Figure]
-_NS_PER_MS = 1e6
-_TIMES = {"cpu_ms": MEASURE_OF["cpu_ns"], "device_ms": MEASURE_OF["device_ns"]}
-_COUNTS = {"flops": MEASURE_OF["flops"], "macs": MEASURE_OF["macs"]}
-
-
-def metrics(run: Run, layers: int | str | Iterable[str | tuple[str, ...]] | None = None) -> dict[str, int | float]:
-    """``Run.metrics``."""
-    figures = figures_of_layers(run, run.phases())
-    models = [figures[model.path] for model in run.roots]
-    named = [*_of_work(run, models), *_of_steps(run), *_of_memory(run), *_of_models(models)]
-    for path in _chosen(run, layers):
-        named += _of_layer(run, ".".join(path), figures[path])
-    known = {name: figure for name, figure in named if figure.is_known}
-    at_least = [name for name, figure in known.items() if figure.bound is Bound.AT_LEAST]
-    counts = {"ranks/count": len(run.metas), "warnings/count": len(run.warnings), "lower_bounds/count": len(at_least)}
-    return {name: figure.value for name, figure in known.items()} | counts
-
-
-def _chosen(run: Run, layers: int | str | Iterable[str | tuple[str, ...]] | None) -> list[tuple[str, ...]]:
-    """The paths of the layers to a depth, or of those that some paths name; none for None."""
-    if layers is None:
-        return []
-    if isinstance(layers, int) and not isinstance(layers, bool) and layers >= 0:
-        return [layer.path for layer in run.layers if len(layer.path) <= layers + 1]
-    if not isinstance(layers, Iterable):
-        raise TorchprofError(f"layers is a depth of 0 or more, a path or a list of paths, not {layers!r:.80}.")
-    known = [(layer.path,) for layer in run.layers]
-    numbers = {number for path in ([layers] if isinstance(layers, str) else layers) for number in find(path, known)}
-    return [run.layers[number].path for number in sorted(numbers)]
-
-
-def _of_work(run: Run, models: Sequence[Figures]) -> Iterator[_Named]:
-    """Time, FLOPs and MACs of all layers by phase, and the time of work of no layer; sums over ranks."""
-    measured = measured_by_all(run)
-    walls = [meta.wall_ns for meta in run.metas]
-    if all(walls) and measured & {"cpu_ns", "device_ns"}:
-        yield "time/recorded/wall_ms", Figure(max(walls) / _NS_PER_MS)
-    of_layers = {phase: Cost() for phase in run.phases()}
-    called = dict.fromkeys(of_layers, False)
-    for (layer, number), (cost, calls) in run.rows.by_layer.items():
-        if layer >= 0:
-            of_layers[PHASES[number]] += cost
-            called[PHASES[number]] |= calls > 0
-    for phase, cost in of_layers.items():
-        lacks = {phase for model in models if phase in model.incomplete}
-        whole = Figures({phase: cost}, {phase: cost}, unknown=not called[phase] and not cost, incomplete=lacks)
-        yield from _times(f"time/{phase}", whole, phase, measured)
-        for name, measure in _COUNTS.items():
-            yield f"{name}/{phase}", whole.measure(measure, phase, measured=measure.fields[0][0] in measured)
-        if "flops" in measured and not whole.unknown:
-            yield f"uncounted/{phase}", Figure(cost.uncounted)
-    for layer, name in ((OUTSIDE, "outside"), (NOT_SELECTED, "not_selected")):
-        costs = [run.no_layer(phase, selected=layer == OUTSIDE) for phase in PHASES]
-        if layer == OUTSIDE or any(costs):
-            in_all = {FORWARD: sum(costs, Cost())}
-            yield from _times(f"time/{name}", Figures(in_all, in_all), FORWARD, measured)
-    if "device_ns" in measured:
-        yield "time/launched_before/device_ms", Figure(run.left_over.device_ns / _NS_PER_MS)
-        busy = [ns / meta.wall_ns for meta in run.metas if meta.wall_ns for ns in meta.busy_devices.values()]
-        if busy:
-            yield "device/busy_share", Figure(sum(busy) / len(busy))
-    share = mfu(run)
-    if share is not None:
-        yield "mfu", share
-
-
-def _times(prefix: str, figures: Figures, phase: str, measured: Set[str]) -> Iterator[_Named]:
-    for name, measure in _TIMES.items():
-        time = figures.measure(measure, phase, measured=measure.fields[0][0] in measured)
-        yield f"{prefix}/{name}", time._replace(value=time.value / _NS_PER_MS)
-
-
-def _of_steps(run: Run) -> Iterator[_Named]:
-    """The duration of a step on the rank with the longest mean; and the number of steps."""
-    spreads = [spread for key, spread in run.samples.items() if key.measure == "step_ns" and spread.count]
-    if not spreads:
-        return
-    slowest = max(spreads, key=lambda spread: spread.sum / spread.count)
-    yield "steps/count", Figure(max(spread.count for spread in spreads))
-    mean, p95 = slowest.sum / slowest.count, slowest.quantile(0.95)
-    for name, ns in (("mean", mean), ("median", slowest.median), ("p95", p95), ("max", slowest.max)):
-        yield f"time/step/{name}_ms", Figure(ns / _NS_PER_MS)
-
-
-def _of_memory(run: Run) -> Iterator[_Named]:
-    """The highest peaks above the start, of the CPU and of any one device, over all ranks."""
-    for name, is_cpu in (("cpu", True), ("device", False)):
-        peaks = [memory.peak_bytes for memory in run.memory if (memory.device == "cpu") is is_cpu and memory.peak_bytes]
-        if peaks:
-            yield f"memory/{name}/peak_bytes", Figure(max(peaks))
-
-
-def _of_models(models: Sequence[Figures]) -> Iterator[_Named]:
-    """The forward calls and the parameters of all models; only if they are known of each."""
-    for name, figures in (
-        ("calls/forward", [model.number_of_calls() for model in models]),
-        ("parameters/count", [model.parameters() for model in models]),
-    ):
-        if figures and all(figure.is_known for figure in figures):
-            yield name, Figure(sum(figure.value for figure in figures))
-
-
-def _of_layer(run: Run, name: str, figures: Figures) -> Iterator[_Named]:
-    """The totals of a layer, with the layers below it, by phase."""
-    measured = measured_by_all(run)
-    for phase in run.phases():
-        yield from _times(f"layer/{name}/{phase}", figures, phase, measured)
-        counted = figures.measure(_COUNTS["flops"], phase, measured="flops" in measured)
-        yield f"layer/{name}/{phase}/flops", counted

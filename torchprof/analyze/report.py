@@ -230,8 +230,8 @@ def report(
     name: str, shows: str = "", *, answers: str = "", suffix: str | None = None, of: str = "run"
 ) -> Callable[[Callable[..., _Part]], Callable[..., _Part]]:
     """Register a function as a report of that name: ``of`` a "run", or of the "diff" of two runs. Its keyword arguments
-    are options, of which ``OPTIONS`` has the meaning. Of what ``answers`` a question, ``tablefmt`` is one, too: how the
-    tables are drawn.
+    are options, of which ``OPTIONS`` has the meaning. A report that ``answers`` a question has the option ``tablefmt``,
+    too: how the tables are drawn.
 
     ``shows``: its line in the list of reports. ``answers``: a key of ``QUESTIONS``. ``suffix``: ``export`` writes this
     report to files with this suffix.
@@ -246,6 +246,8 @@ def report(
 
 # What several reports need
 
+_LONG_NAME = 60  # characters; longer names are shortened
+
 
 def kept_with_run(function: Callable[[Run], _Result]) -> Callable[[Run], _Result]:
     """Keep what a function makes of a run as long as the run: several reports ask for it, and a job may have thousands
@@ -253,13 +255,13 @@ def kept_with_run(function: Callable[[Run], _Result]) -> Callable[[Run], _Result
     kept: dict[int, _Result] = {}  # by the id of the run
 
     @wraps(function)
-    def of(run: Run) -> _Result:
+    def kept_result(run: Run) -> _Result:
         if id(run) not in kept:
             kept[id(run)] = function(run)
             finalize(run, kept.pop, id(run))
         return kept[id(run)]
 
-    return of
+    return kept_result
 
 
 def check_device(run: Run, lacks: str) -> None:
@@ -290,9 +292,24 @@ def printable(name: str) -> str:
     return name if name.isprintable() else "".join(char if char.isprintable() else repr(char)[1:-1] for char in name)
 
 
+def shortened(name: str, width: int = _LONG_NAME) -> str:
+    """A name of at most ``width`` characters, long ones without their middle; unprintable characters as escapes."""
+    name = printable(name)
+    if len(name) <= width:
+        return name
+    head = (width - 1) * 3 // 5
+    return f"{name[:head]}…{name[len(name) - (width - 1 - head) :]}"
+
+
 def name_of_layer(run: Run, index: int) -> str:
     """The name of a layer, or of work of no layer, printable."""
     return printable(run.layers.name_of(index))
+
+
+def pattern_of(paths: Sequence[tuple[str, ...]]) -> str:
+    """The dotted path that fits all of these, which are equally long: "blocks.*.mlp" of "blocks.0.mlp" and
+    "blocks.1.mlp"."""
+    return ".".join(names[0] if len(set(names)) == 1 else "*" for names in zip(*paths))
 
 
 def rows_hidden(hidden: int, shown: int, which: str) -> str:
@@ -302,7 +319,8 @@ def rows_hidden(hidden: int, shown: int, which: str) -> str:
 
 
 def branches(roots: Sequence[_Branch], below: Callable[[_Branch], Sequence[_Branch]]) -> Iterator[tuple[str, _Branch]]:
-    """Each item of a tree, depth first, after the lines of the tree that lead to it. ``below``: the children of one."""
+    """Each item of a tree, depth first, after the lines of the tree that lead to it: ("", root), ("├── ", child),
+    ("│└── ", its child), ("└── ", last child). ``below``: the children of one."""
     waiting = [(root, "", "") for root in reversed(roots)]
     while waiting:
         item, own, lines = waiting.pop()

@@ -1,4 +1,4 @@
-"""The steps report: the duration of a loop's steps, where the time goes, and how layers vary over the steps."""
+"""The report on the steps of a loop, and the parts of all recorded time, which the first screen has in a line."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from torchprof.run.words import (
     StepEnd,
 )
 
-_WHERE = {
+# The steps report
+
+_WHERE_STEPS_END = {
     StepEnd.OPTIMIZER: "where the optimizer has made its step",
     StepEnd.BACKWARD: "where backward has ended",
     StepEnd.CALL: "with the call of the model",
 }
-_AHEAD = 1.05  # so many times a step on the CPU, and the device is behind
-_NO_LAYER = {NOT_SELECTED_NAME: NOT_SELECTED, OUTSIDE_NAME: OUTSIDE}
-_TIME = Column("Time", "cost", measure=MEASURES[0])
-_MATTERS = 0.01  # the share of the recorded time outside of steps from which on a note says so
+_SHARE_OUTSIDE = 0.01  # of the recorded time in no step: from this on a sentence says so
+_BEHIND = 1.05  # work on the device that takes so many times a step on the CPU waits in the device's queue
 
 
 @report("steps", "the steps of a loop: forward, backward, optimizer, data loading", answers="time")
@@ -74,10 +74,10 @@ def steps(run: Run, *, depth: int | None = None, top: int | None = None) -> Sect
         for table in (_duration(loop), _parts(loop), _tree(loop, depth, top)):
             texts.append(replace(table, ids={"rank": meta.rank}))
         if meta.step_end != StepEnd.MARK:
-            sentences.append(f"The loop marks no steps: a step ends {_WHERE[meta.step_end]}.")
-        left = meta.wall_ns - loop.whole.sum
-        if left > _MATTERS * meta.wall_ns:
-            share = f"{format_time(left)} ({left / meta.wall_ns:.1%})"
+            sentences.append(f"The loop marks no steps: a step ends {_WHERE_STEPS_END[meta.step_end]}.")
+        outside = meta.wall_ns - loop.whole.sum
+        if outside > _SHARE_OUTSIDE * meta.wall_ns:
+            share = f"{format_time(outside)} ({outside / meta.wall_ns:.1%})"
             sentences.append(f"{share} of the recorded time is in no step, but before or after the steps of a cycle.")
         if behind := ns_behind_the_cpu(run, meta):
             sentences.append(
@@ -96,16 +96,16 @@ def ns_behind_the_cpu(run: Run, meta: Meta) -> float:
     steps = run.samples.get(SampleKey(OUTSIDE, FORWARD, meta.rank, "cpu", "step_ns"))
     if steps is None or "device_ns" not in meta.measured:
         return 0
-    wholes = {OUTSIDE, NOT_SELECTED, *run.layers.roots}
+    outermost = {OUTSIDE, NOT_SELECTED, *run.layers.roots}
     launched: Counter[str] = Counter()
     for key, spread in run.samples.items():
-        if key.measure == "step_device_ns" and key.rank == meta.rank and key.layer in wholes:
+        if key.measure == "step_device_ns" and key.rank == meta.rank and key.layer in outermost:
             launched[key.device] += spread.sum
     on_devices = run.rows.summed("device", "device_ns", rank=meta.rank)
-    all_work = {run.rows.devices[device]: ns for device, ns in on_devices.items()}
-    of_device = (launched[name] * min(1, ns / all_work[name]) for name, ns in meta.busy_ns if all_work.get(name))
-    behind = max(of_device, default=0) / steps.count
-    return behind if behind > _AHEAD * steps.sum / steps.count else 0
+    kernels_ns = {run.rows.devices[device]: ns for device, ns in on_devices.items()}
+    busy_ns = (launched[name] * min(1, ns / kernels_ns[name]) for name, ns in meta.busy_ns if kernels_ns.get(name))
+    busiest = max(busy_ns, default=0) / steps.count
+    return busiest if busiest > _BEHIND * steps.sum / steps.count else 0
 
 
 class _Device(NamedTuple):
@@ -117,18 +117,18 @@ class _Device(NamedTuple):
 
 
 class _Loop:
-    """The steps of one rank, and the layers that it has, with their indices."""
+    """The steps of one rank: ``whole`` is their duration, ``layers`` those that the rank has, with their indices."""
 
     def __init__(self, run: Run, meta: Meta) -> None:
         self.run = run
         self.meta = meta
-        whole = self.of(OUTSIDE, FORWARD, "step_ns")
+        whole = self.outside("step_ns")
         if whole is None:
-            why = (str(warning) for warning in run.warnings if meta.rank in warning.ranks)
+            warnings = (str(warning) for warning in run.warnings if meta.rank in warning.ranks)
             raise TorchprofError(
                 "No loop was recorded. Steps end where `prof.step()` marks it, inside the block of a Profile or of "
                 "torch.profiler.profile; without marks where optimizers make a step, after backward, or after a call "
-                f"of the model, at least twice.{''.join(f' {warning}' for warning in why)}"
+                f"of the model, at least twice.{''.join(f' {warning}' for warning in warnings)}"
             )
         self.whole = whole
         self.layers = [
@@ -138,16 +138,19 @@ class _Loop:
         self.cpu = _Device("cpu", "CPU")
         self.accelerators: list[_Device] = []
         if meta.device is not None:
-            seen = {key.device for key in run.samples if key.measure == "step_device_ns" and key.rank == meta.rank}
-            for name in sorted(seen) or [meta.device]:
-                heading = name if len(seen) > 1 else meta.device
+            used = {key.device for key in run.samples if key.measure == "step_device_ns" and key.rank == meta.rank}
+            for name in sorted(used) or [meta.device]:
+                heading = name if len(used) > 1 else meta.device
                 self.accelerators.append(_Device(name, heading.upper(), "device_ns" in meta.measured))
 
-    def of(self, layer: int, phase: str, measure: str, device: str = "cpu") -> Spread | None:
-        return self.run.samples.get(SampleKey(layer, phase, self.meta.rank, device, measure))
+    def outside(self, measure: str, device: str = "cpu") -> Spread | None:
+        """A measure of steps that is of no layer."""
+        return self.run.samples.get(SampleKey(OUTSIDE, FORWARD, self.meta.rank, device, measure))
 
     def of_layer(self, layer: int, phase: str, device: _Device) -> Spread | None:
-        return self.of(layer, phase, "step_cpu_ns" if device is self.cpu else "step_device_ns", device.name)
+        """The time of a layer in a step."""
+        measure = "step_cpu_ns" if device is self.cpu else "step_device_ns"
+        return self.run.samples.get(SampleKey(layer, phase, self.meta.rank, device.name, measure))
 
     def worked(self, layer: int) -> bool:
         """Whether anything was recorded of a layer in any step."""
@@ -166,62 +169,82 @@ def _distribution(spread: Spread | None) -> list[Cell]:
 def _duration(loop: _Loop) -> ReportTable:
     """The table of the duration of a step."""
     whole = loop.whole
-    counts = [format_number(whole.count), format_number(loop.meta.cycles)]
-    ends = format_time(whole.min), format_time(whole.max)
-    row = [*counts, format_time(whole.sum / whole.count), *_distribution(whole), *ends]
+    mean = format_time(whole.sum / whole.count)
+    cells: list[Cell] = [format_number(whole.count), format_number(loop.meta.cycles), mean]
+    cells += [*_distribution(whole), format_time(whole.min), format_time(whole.max)]
     headings = ["Steps", "Cycles", "Mean", "Median", "P95", "IQR", "Min", "Max"]
-    return ReportTable.of_cells(headings, [row]).of("duration")
+    return ReportTable.of_cells(headings, [cells]).of("duration")
+
+
+class _Part(NamedTuple):
+    """A part of a step that is of no layer. ``launches``: whether it may launch work on devices. ``shown``: None if
+    that depends on whether it was recorded."""
+
+    name: str
+    measure: str
+    launches: bool = False
+    shown: bool | None = True
 
 
 def _parts(loop: _Loop) -> ReportTable:
     """The table of the parts of a step, on the CPU and on each device. Parts add up to the step."""
-    count = loop.whole.count
-    launched = dict.fromkeys(loop.accelerators, 0)
+    steps = loop.whole.count
+    launched_ns = dict.fromkeys(loop.accelerators, 0)
     table = []
 
-    def add(name: str, spread: Spread | None, on_device: Sequence[Spread | None] | None, sign: int = 1) -> None:
-        total = sign * spread.sum if spread else 0
-        row: list[Cell] = [name, format_time(total / count), format_share(total / loop.whole.sum)]
-        row += _distribution(spread) if sign > 0 else [""] * 3
-        for device, launched_work in zip(loop.accelerators, on_device or ()):
-            on_it = sign * launched_work.sum if launched_work else 0
-            launched[device] += on_it
-            row.append(_mean(device, on_it, count))
-        table.append(row if on_device is not None else row + [""] * len(loop.accelerators))
+    def add(name: str, on_cpu: Spread | None, launched: Sequence[Spread | None] | None, sign: int = 1) -> None:
+        """A row. ``launched``: the work on each device; None: it launches none."""
+        total = sign * on_cpu.sum if on_cpu else 0
+        row: list[Cell] = [name, format_time(total / steps), format_share(total / loop.whole.sum)]
+        row += _distribution(on_cpu) if sign > 0 else [""] * 3
+        for device, on_device in zip(loop.accelerators, launched or ()):
+            ns = sign * on_device.sum if on_device else 0
+            launched_ns[device] += ns
+            row.append(_mean(device, ns, steps))
+        table.append(row if launched is not None else row + [""] * len(loop.accelerators))
 
     models = [(number, layer.name) for number, layer in loop.layers if len(layer.path) == 1]
     for layer, name in [*models, *([(NOT_SELECTED, NOT_SELECTED_NAME)] if loop.worked(NOT_SELECTED) else [])]:
         for phase in loop.phases:
-            on_device = [loop.of_layer(layer, phase, device) for device in loop.accelerators]
-            add(f"{name}, {phase}", loop.of_layer(layer, phase, loop.cpu), on_device)
-    has_device = bool(loop.accelerators)
-    waits = ", waiting for ranks" if any(meta.world_size > 1 for meta in loop.run.metas) else ""
-    are_ranges = bool(loop.run.roots) and not loop.run.meta.model
-    twice = "several threads, or in ranges" if are_ranges else "several threads"
-    for name, measure, launches, is_shown in (  # None: if it was recorded
-        ("data loading", "step_data_ns", True, True),
-        ("optimizer", "step_optimizer_ns", True, True),
-        ("host-device copies", "step_copy_ns", True, has_device),
-        ("waiting for the device", "step_wait_ns", False, has_device),
-        ("garbage collection", "step_gc_ns", False, None),
-        ("backward of no layer", "step_backward_ns", True, None),
-        ("loss and other ops", "step_other_ns", True, True),
-        (f"in no op (Python{waits})", "step_gap_ns", False, True),
-        (f"counted twice ({twice})", "step_overlap_ns", are_ranges, None),
-        ("Step", "step_ns", False, True),
-    ):
-        spread = loop.of(OUTSIDE, FORWARD, measure)
-        if is_shown or (is_shown is None and spread is not None):
-            on_devices = [loop.of(OUTSIDE, FORWARD, measure, device.name) for device in loop.accelerators]
-            add(name, spread, on_devices if launches else None, -1 if measure == "step_overlap_ns" else 1)
-    table[-1][6:] = [_mean(device, total, count) for device, total in launched.items()]
+            launched = [loop.of_layer(layer, phase, device) for device in loop.accelerators]
+            add(f"{name}, {phase}", loop.of_layer(layer, phase, loop.cpu), launched)
+    for part in _parts_of_no_layer(loop):
+        on_cpu = loop.outside(part.measure)
+        if part.shown or (part.shown is None and on_cpu is not None):
+            launched = [loop.outside(part.measure, device.name) for device in loop.accelerators]
+            sign = -1 if part.measure == "step_overlap_ns" else 1
+            add(part.name, on_cpu, launched if part.launches else None, sign)
+    table[-1][6:] = [_mean(device, ns, steps) for device, ns in launched_ns.items()]  # of the row "Step"
     headings = ["Part", "Mean", "Share", "Median", "P95", "IQR"]
     headings += [f"{device.heading} mean" for device in loop.accelerators]
     return ReportTable.of_cells(headings, table).of("parts")
 
 
-def _mean(device: _Device, total: int, count: int) -> Cell:
-    return format_time(total / count) if device.measured else UNKNOWN
+def _parts_of_no_layer(loop: _Loop) -> list[_Part]:
+    has_device = bool(loop.accelerators)
+    waits = ", waiting for ranks" if any(meta.world_size > 1 for meta in loop.run.metas) else ""
+    are_ranges = bool(loop.run.roots) and not loop.run.meta.model
+    twice = "several threads, or in ranges" if are_ranges else "several threads"
+    return [
+        _Part("data loading", "step_data_ns", launches=True),
+        _Part("optimizer", "step_optimizer_ns", launches=True),
+        _Part("host-device copies", "step_copy_ns", launches=True, shown=has_device),
+        _Part("waiting for the device", "step_wait_ns", shown=has_device),
+        _Part("garbage collection", "step_gc_ns", shown=None),
+        _Part("backward of no layer", "step_backward_ns", launches=True, shown=None),
+        _Part("loss and other ops", "step_other_ns", launches=True),
+        _Part(f"in no op (Python{waits})", "step_gap_ns"),
+        _Part(f"counted twice ({twice})", "step_overlap_ns", launches=are_ranges, shown=None),
+        _Part("Step", "step_ns"),
+    ]
+
+
+def _mean(device: _Device, total: int, steps: int) -> Cell:
+    return format_time(total / steps) if device.measured else UNKNOWN
+
+
+_NO_LAYER = {NOT_SELECTED_NAME: NOT_SELECTED, OUTSIDE_NAME: OUTSIDE}
+_TIME = Column("Time", "cost", measure=MEASURES[0])
 
 
 def _tree(loop: _Loop, depth: int | None, top: int | None) -> ReportTable:
@@ -231,26 +254,26 @@ def _tree(loop: _Loop, depth: int | None, top: int | None) -> ReportTable:
     for phase, device in columns:
         lead = "" if phase == FORWARD else f"{phase.capitalize()} "
         headings += [f"{lead}{device.heading} {figure}" for figure in ("median", "P95", "IQR")]
-    lines = _lines(loop)
-    down_to(lines, depth)
+    entries = _entries(loop)
+    down_to(entries, depth)
     if top is not None:
-        keep_top(lines, _TIME, top)
+        keep_top(entries, _TIME, top)
 
-    def cells(line: Entry) -> Iterator[Cell]:
-        layer = loop.run.layers.index_of[line.path] if line.is_layer else _NO_LAYER[line.name]
-        known = loop.worked(layer)
+    def cells(entry: Entry) -> Iterator[Cell]:
+        layer = loop.run.layers.index_of[entry.path] if entry.is_layer else _NO_LAYER[entry.name]
+        has_worked = loop.worked(layer)
         for phase, device in columns:
-            if line.is_layer and not line.figures.total:
+            if entry.is_layer and not entry.figures.total:
                 yield from [""] * 3
-            elif not known or not device.measured:
+            elif not has_worked or not device.measured:
                 yield from [UNKNOWN] * 3
             else:
                 yield from _distribution(loop.of_layer(layer, phase, device))
 
-    return ReportTable(headings, table_rows(lines, cells)).of("layers")
+    return ReportTable(headings, table_rows(entries, cells)).of("layers")
 
 
-def _lines(loop: _Loop) -> list[Entry]:
+def _entries(loop: _Loop) -> list[Entry]:
     """The rows of the models with all layers below them, then the rows of work of no layer. Their figures are the time
     that ranks layers: on devices if that was measured, in all phases; blank for layers that were not selected."""
     selected = None if loop.meta.paths is None else set(loop.meta.paths)
@@ -265,13 +288,13 @@ def _lines(loop: _Loop) -> list[Entry]:
         if selected is None or layer.path in selected:
             own = totals[number] - sum(totals[child] for child in loop.run.layers.children[number])
             figures[layer.path] = Figures({FORWARD: Cost(cpu_ns=own)}, {FORWARD: Cost(cpu_ns=totals[number])})
-    lines = [line for path, line in entries_by_path(figures).items() if len(path) == 1]
-    return lines + [Entry(name, Figures(), is_layer=False) for name, layer in _NO_LAYER.items() if loop.worked(layer)]
+    models = [entry for path, entry in entries_by_path(figures).items() if len(path) == 1]
+    return models + [Entry(name, Figures(), is_layer=False) for name, layer in _NO_LAYER.items() if loop.worked(layer)]
 
 
 # The parts of the recorded time, which add up to all of it
 
-_NAMES = {
+_NAMES = {  # of parts outside of layers
     DATA: "data",
     OPTIMIZER: "optimizer",
     COPY: "copies",
@@ -284,8 +307,8 @@ STAGES = "waiting for other stages"
 COMPILING_PART = "torch.compile compiling"
 NO_GRAD = "forward (no grad)"
 FIRST_CALL, LATER_CALLS = "first call", "later calls"
-_LONGER = 2
-"""The first call of a model is a part of its own if it took this many times as long as the median one."""
+_LONG_FIRST_CALL = 2
+"""The first call of a model is a part of its own if it took more than this many times as long as the median one."""
 _ORDER = (
     *(COMPILING_PART, "data", FIRST_CALL, LATER_CALLS, FORWARD, NO_GRAD, RECOMPUTE, BACKWARD, "optimizer", "copies"),
     *(_NAMES[WAIT], STAGES, _NAMES[GARBAGE], OTHER, IDLE),
@@ -332,7 +355,7 @@ def _first_call_ns(run: Run) -> int:
     ]
     if len(spreads) != 1 or spreads[0].count < 2 or BACKWARD in run.phases():
         return 0
-    return spreads[0].first if spreads[0].first > _LONGER * spreads[0].median else 0
+    return spreads[0].first if spreads[0].first > _LONG_FIRST_CALL * spreads[0].median else 0
 
 
 def device_parts(run: Run) -> dict[str, int]:
@@ -350,7 +373,7 @@ def device_parts(run: Run) -> dict[str, int]:
 
 def percents(parts: Mapping[str, int]) -> dict[str, int]:
     """The parts in whole percent of their sum, which add up to 100: those with the largest remainders are rounded up.
-    Parts of 0 % are left out."""
+    Three equal parts are 34, 33 and 33. Parts of 0 % are left out."""
     whole = sum(parts.values())
     if not whole:
         return {}

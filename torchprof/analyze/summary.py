@@ -1,4 +1,5 @@
-"""The summary report: layers with shapes, parameters and MACs, and the figures of models; the table of a benchmark."""
+"""The report "summary": layers with shapes, parameters and MACs, and the figures of models. And the table of
+``torchprof.benchmark``."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torchprof.analyze.columns import MEASURE_OF, Column
-from torchprof.analyze.figures import Figures, dtype_of_most_macs, figures_of_layers, peak_of, varying_calls
+from torchprof.analyze.figures import Figures, figures_of_layers, varying_calls
+from torchprof.analyze.metrics import dtype_of_most_macs, peak_of
 from torchprof.analyze.report import Part, ReportTable, Section, TableRow, branches, printable, report, spaced, stacked
 from torchprof.analyze.sentences import warnings_below
 from torchprof.run.formats import (
@@ -32,10 +34,10 @@ from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE
 if TYPE_CHECKING:
     from torchprof.profile.benchmark import BenchmarkResult, Latency
 
-_SHAPES_SHOWN = 3
+_SHAPES_SHOWN = 3  # of one layer
 
 _Path = tuple[str, ...]
-_Varying = Mapping[_Path, bool | None]  # of ``varying_calls``
+_Varying = Mapping[_Path, bool | None]  # what ``varying_calls`` returns
 
 
 @report("summary", "every layer with shapes and parameters; latency, FLOPs and MFU of the model", answers="fit")
@@ -57,26 +59,31 @@ def summary(run: Run, *, depth: int | None = None) -> Section:
     """
     sentences: list[Part] = [*_about_processors(run), warnings_below(run)]
     if len(run.metas) > 1:
-        everyone = ranks_in_words(meta.rank for meta in run.metas)
-        sentences.insert(0, f"All this is rank {run.meta.rank}'s, of {everyone}: run.of_rank(N) has what is rank N's.")
+        ranks = ranks_in_words(meta.rank for meta in run.metas)
+        sentences.insert(0, f"All this is rank {run.meta.rank}'s, of {ranks}: run.of_rank(N) has what is rank N's.")
         run = run.of_rank(run.meta.rank)
     models = [run.tree(FORWARD, root) for root in range(len(run.roots))]
     if not models:
         sections: list[Part] = ["This run has no layers: all its work is outside of them."]
     else:
-        varying = varying_calls(run), varying_calls(run, of_model=True)
+        calls_vary, work_varies = varying_calls(run), varying_calls(run, of_model=True)
         figures = figures_of_layers(run, run.phases())
-        sections = [_table(run, models, figures, varying, depth)]
-        sections += [_about_model(run, model, figures[model.layer.path], varying[1]) for model in models]
-        sentences = [*_about_shapes(run, *varying), *_about_missing(run), *sentences]
+        sections = [_table(run, models, figures, calls_vary, work_varies, depth=depth)]
+        sections += [_about_model(run, model, figures[model.layer.path], work_varies) for model in models]
+        sentences = [*_about_shapes(run, calls_vary, work_varies), *_about_missing(run), *sentences]
     return spaced([*sections, stacked(sentences)])
 
 
 def _table(
-    run: Run, models: Sequence[Node], figures: Mapping[_Path, Figures], varying: Sequence[_Varying], depth: int | None
+    run: Run,
+    models: Sequence[Node],
+    figures: Mapping[_Path, Figures],
+    calls_vary: _Varying,
+    work_varies: _Varying,
+    *,
+    depth: int | None,
 ) -> ReportTable:
-    """The table of layers. ``varying``: the calls of each layer, and its work."""
-    calls_vary, work_varies = varying
+    """The table of layers."""
     params = run.total_params()
 
     def below(node: Node) -> list[Node]:
@@ -89,7 +96,7 @@ def _table(
             format_number(len(layer.path) - 1),
             _shapes(layer.input_shapes, calls_vary[layer.path]),
             _shapes(layer.output_shapes, calls_vary[layer.path]),
-            _known(params[layer.path], format_count),
+            _if_known(params[layer.path], format_count),
             _count(run, figures[layer.path], "macs", calls, work_varies[layer.path]),
         ]
 
@@ -102,6 +109,7 @@ def _table(
 
 
 def _about_model(run: Run, model: Node, figures: Figures, work_varies: _Varying) -> str:
+    """The name of a model and below it its figures, a line each."""
     path = model.layer.path
     lines = dict(_figures(run, model, run.total_params()[path], figures, work_varies[path]))
     width = max(map(len, lines))
@@ -137,6 +145,7 @@ def _about_missing(run: Run) -> Iterator[str]:
 def _figures(
     run: Run, root: Node, params: int | None, figures: Figures, varies: bool | None
 ) -> Iterator[tuple[str, Cell]]:
+    """The figures of a model by name. ``varies``: whether its work varies from call to call; None: unknown."""
     yield from _of_parameters([node.layer for node in root.walk()], params)
     yield "MACs", _count(run, figures, "macs", root.calls, varies) or UNKNOWN
     yield "FLOPs", _count(run, figures, "flops", root.calls, varies) or UNKNOWN
@@ -152,7 +161,7 @@ def _figures(
 
 
 def _of_parameters(layers: Sequence[Layer], params: int | None) -> Iterator[tuple[str, Cell]]:
-    yield "Params", _known(params, format_count)
+    yield "Params", _if_known(params, format_count)
     trainable = [layer.trainable_params for layer in layers]
     yield "Trainable params", UNKNOWN if None in trainable else format_count(sum(filter(None, trainable)))
     dtypes: Counter[str] = Counter()
@@ -170,13 +179,13 @@ def _of_time(run: Run, root: Node, figures: Figures, varies: bool | None) -> Ite
     spread = run.samples.get(SampleKey(run.layers.index(root.layer), FORWARD, run.meta.rank, "cpu", "cpu_ns"))
     latency = spread.median if spread is not None and not on_device else None
     over = " (over calls of different shapes)" if varies else ""
-    yield "Latency (median)", _known(latency, lambda ns: f"{format_time(ns)}{over}")
+    yield "Latency (median)", _if_known(latency, lambda ns: f"{format_time(ns)}{over}")
     first = root.layer.input_shapes[0] if root.layer.input_shapes else ()
     in_all_calls = root.calls <= 1 or root.layer.same_shapes or (root.layer.same_shapes is None and varies is False)
     batch = first[0] if in_all_calls and len(first) > 1 and first[0] > 0 else None
     rate = batch / latency * 1e9 if batch is not None and latency else None
     about = f"samples/s ({batch}, the first size of the first input)"
-    yield "Throughput", _known(rate, lambda per_s: f"{per_s:,.2f} {about}")
+    yield "Throughput", _if_known(rate, lambda per_s: f"{per_s:,.2f} {about}")
     measured = {"flops", "device_ns" if on_device else "cpu_ns"} <= set(run.meta.measured)
     achieved = figures.rate(FORWARD, on_device, measured)
     yield "FLOP/s (mean)", achieved.text(format_count) or UNKNOWN
@@ -189,19 +198,17 @@ def _activations(run: Run, root: Node) -> int | None:
     if run.meta.paths is not None or not root.calls:
         return None  # the outputs of layers that were not selected were not recorded
     called = [node for node in root.walk() if node.calls]
-    around = {node.layer.path[:steps] for node in called for steps in range(1, len(node.layer.path))}
+    outer = {node.layer.path[:length] for node in called for length in range(1, len(node.layer.path))}
     shapes = _input_shapes(run)
-    all_alike = bool(shapes) and all(len(seen) == 1 for by_op in shapes.values() for seen in by_op.values())
+    are_same = {path: all(len(of_op) == 1 for of_op in by_op.values()) for path, by_op in shapes.items()}
     total = 0
     for node in called:
-        if node.layer.path in around:
+        if node.layer.path in outer:
             continue
-        by_op = shapes.get(node.layer.path)
-        if by_op is not None:
-            alike = all(len(seen) == 1 for seen in by_op.values())
-        else:  # its ops recorded no shapes (an embedding): as other layers, if it is called once per call of the model
-            alike = all_alike and node.calls == root.calls
-        if node.layer.output_bytes is None or not (alike or node.calls == 1):
+        is_same = are_same.get(node.layer.path)
+        if is_same is None:  # its ops recorded no shapes (an embedding): as others, if called once in each model call
+            is_same = bool(are_same) and all(are_same.values()) and node.calls == root.calls
+        if node.layer.output_bytes is None or not (is_same or node.calls == 1):
             return None
         total += node.layer.output_bytes * node.calls
     return total // root.calls
@@ -218,7 +225,7 @@ def _input_shapes(run: Run) -> dict[tuple[str, ...], dict[str, set[tuple[object,
     return shapes
 
 
-def _known(value: float | None, text: Callable[[float], Cell]) -> Cell:
+def _if_known(value: float | None, text: Callable[[float], Cell]) -> Cell:
     return UNKNOWN if value is None else text(value)
 
 
@@ -257,10 +264,10 @@ def benchmark_table(result: BenchmarkResult) -> Section:
         *(f"Batch size {row.batch_size} did not fit in memory: {row.error}" for row in result.rows if row.error),
         *result.warnings,
     ]
-    return stacked([ReportTable.of_cells(headings, [_cells(row) for row in result.rows]), "", *sentences])
+    return stacked([ReportTable.of_cells(headings, [_cells_of_batch_size(row) for row in result.rows]), "", *sentences])
 
 
-def _cells(row: Latency) -> list[Cell]:
+def _cells_of_batch_size(row: Latency) -> list[Cell]:
     mean, std, rate = row.mean, row.std, row.samples_per_s
     if mean is None:
         return [format_number(row.batch_size), "out of memory", *[UNKNOWN] * 5]

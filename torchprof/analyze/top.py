@@ -1,5 +1,4 @@
-"""The top report: the largest parts of all recorded time, by layer, phase and operator. The first report to read.
-And the Python report: the time between operators, with its source lines."""
+"""The parts of all recorded time, by layer, phase and operator, and the report "top" of the largest ones."""
 
 from __future__ import annotations
 
@@ -10,22 +9,22 @@ from statistics import mean, median
 from typing import NamedTuple
 
 from torchprof.analyze.device import short_kernel_name
-from torchprof.analyze.layers import pattern_of
-from torchprof.analyze.ops import shortened
 from torchprof.analyze.report import (
     Part,
     ReportTable,
     Section,
     TableRow,
+    pattern_of,
     phase_cell,
     printable,
     report,
+    shortened,
     spaced,
     stacked,
 )
 from torchprof.analyze.sentences import about_sums, warnings_below
 from torchprof.errors import some
-from torchprof.run.formats import UNKNOWN, Cell, ReportCell, format_count, format_number, format_share, format_time
+from torchprof.run.formats import Cell, ReportCell, format_count, format_share, format_time
 from torchprof.run.layers import Layer
 from torchprof.run.run import Run
 from torchprof.run.words import (
@@ -49,22 +48,13 @@ from torchprof.run.words import (
     torchs_range,
 )
 
-_USUAL_TYPE = "float32"
-_ALIKE = 3  # so many layers that are alike become one row
-_OUTLIER = 1.5  # so many times the median of layers that are alike, and a layer is named in the row of the others
-_FEWEST_SAMPLES = 5  # with fewer the line with the most samples may be there by chance
-_NEARLY_ALL_SAMPLES = 0.9
-_GAP = len(" | ")
-_LEAST_NAME = 24
-_FOLDERS = re.compile(r"[^\s:]*[/\\](?=[^\s/\\:]+:\d+ )")
-_UNKNOWN_LAUNCH = Frame(FrameKind.LABEL, LAUNCH_NOT_RECORDED)
-_NAMED_RANGES = {FrameKind.REGION, FrameKind.WAIT, *INTERRUPTIONS}
+# The parts of the recorded time
+
 _OWN_WORK = "(torch.compile's own work)"
 """The name of all that torch.compile does around its graphs, such as checking guards."""
-_NO_OPERATOR = {
-    "cpu_ns": "(between ops): no operator ran: Python, other libraries, or waiting for a thread.",
-    "device_ns": "(between ops): no operator launched it.",
-}
+_NAMED_RANGES = {FrameKind.REGION, FrameKind.WAIT, *INTERRUPTIONS}
+"""The kinds of ranges that are the work of a row if nothing else is inside them."""
+_UNKNOWN_LAUNCH = Frame(FrameKind.LABEL, LAUNCH_NOT_RECORDED)
 
 
 class Where(NamedTuple):
@@ -111,6 +101,106 @@ class KindOfWork(NamedTuple):
 
 Parts = dict[tuple[int, KindOfWork], int]
 """The amount of each kind of work in each layer (by its index, negative for no layer)."""
+
+
+def parts_of(run: Run, field: str) -> Parts:
+    """The amount of ``cpu_ns``, ``device_ns`` or ``flops`` of each part, without parts of amount 0 and without work
+    that was launched before the recording. They are kept with the run, for the other reports: do not change them."""
+    known: dict[str, Parts] = vars(run).setdefault("_parts_of_work", {})
+    if field not in known:
+        kinds: dict[tuple[str, str], int] = {}
+        kind_of = [kinds.setdefault((_label(frames), _work(frames)), len(kinds)) for frames in run.rows.frames]
+        amounts: Counter[tuple[int, int, int]] = Counter()
+        sums = run.rows.of_recording.summed(("layer", "phase", "frames"), field)
+        for (layer, phase, chain), amount in sums.items():
+            amounts[layer, phase, kind_of[chain]] += amount
+        names = [*kinds]
+        known[field] = {
+            (layer, KindOfWork(phase, *names[kind])): amount
+            for (layer, phase, kind), amount in amounts.items()
+            if amount > 0
+        }
+    return known[field]
+
+
+def _label(frames: Sequence[Frame]) -> str:
+    """The innermost label, "" without one. The label of a step does not count, because all work is in it."""
+    labels = [frame.name for frame in frames if frame.kind == FrameKind.LABEL and frame.name != ANY_STEP]
+    return labels[-1] if labels else ""
+
+
+def _work(frames: Sequence[Frame]) -> str:
+    """The name of the work of a row: of its innermost operator or collective, or ``(between ops)``; of a kernel, if
+    no operator is known to have launched it.
+
+    Kernels of a compiled graph that are one row of the run, such as those of several layers, are one work, and so is
+    all that torch.compile does around its graphs. Examples::
+
+        aten::linear > aten::addmm > gemm_kernel    aten::addmm
+        cudaLaunchKernel > gemm_kernel              gemm_kernel
+        a label of the user's                       (between ops)
+    """
+    if len(frames) > 1 and frames[-1].kind == FrameKind.KERNEL:
+        launcher = frames[-2]
+        is_runtime = launcher.kind == FrameKind.OP and is_runtime_call(launcher.name)
+        if is_runtime or launcher == _UNKNOWN_LAUNCH:
+            return short_kernel_name(frames[-1].name)
+    inner = [frame for frame in frames if frame.kind != FrameKind.KERNEL]
+    for frame in inner:
+        if frame.kind == FrameKind.KERNELS or (frame is inner[-1] and frame.kind in _NAMED_RANGES):
+            return range_in_words(frame.kind, frame.name)
+    if inner and is_overhead(inner[-1].name):
+        return _OWN_WORK
+    return inner[-1].name if inner and inner[-1].kind in {FrameKind.OP, FrameKind.COLLECTIVE} else BETWEEN_OPS
+
+
+# Sampled source lines between operators
+
+_FEWEST_SAMPLES = 5  # with fewer the line with the most samples may be there by chance
+_NEARLY_ALL_SAMPLES = 0.9  # of a line
+
+
+def source_lines(run: Run) -> dict[Where, Counter[SourceLine]]:
+    """The number of samples of each source line between operators, by place."""
+
+    def is_between_ops(frames: Sequence[Frame]) -> bool:
+        return sampled_line(frames) is not None and all(frame.kind == FrameKind.LABEL for frame in frames[:-1])
+
+    lines: defaultdict[Where, Counter[SourceLine]] = defaultdict(Counter)
+    sampled = run.rows.summed(("layer", "phase", "frames"), "calls", frames=is_between_ops)
+    for (layer, phase, chain), samples in sampled.items():
+        frames = run.rows.frames[chain]
+        if (line := sampled_line(frames)) is not None:
+            lines[Where(layer, phase, _label(frames))][line] += samples
+    return dict(lines)
+
+
+def most_sampled(samples_of: Counter[SourceLine]) -> tuple[str, float] | None:
+    """The source line with the most samples, and its share of them. If it has fewer than five: the function, if all
+    samples are in one, else None. A function of a library that the line calls is named, too, if nearly all samples of
+    the line are in it."""
+    by_place: Counter[SourceLine] = Counter()  # without the function that a line calls
+    for line, samples in samples_of.items():
+        by_place[line.at] += samples
+    for place, samples in by_place.most_common(1):
+        if samples >= _FEWEST_SAMPLES:
+            line = max((line for line in samples_of if line.at == place), key=samples_of.__getitem__)
+            is_one_call = samples_of[line] >= _NEARLY_ALL_SAMPLES * samples
+            return line if is_one_call else place, samples / by_place.total()
+    functions = {line.owner for line in samples_of}
+    is_known = len(functions) == 1 and not any(line.function == "<module>" for line in samples_of)
+    return (functions.pop(), 1.0) if is_known else None
+
+
+# The top report
+
+_USUAL_TYPE = "float32"
+_ALIKE = 3  # so many layers that are alike become one row
+_OUTLIER = 1.5  # so many times the median of layers that are alike, and a layer is named in the row of the others
+_NO_OPERATOR = {
+    "cpu_ns": "(between ops): no operator ran: Python, other libraries, or waiting for a thread.",
+    "device_ns": "(between ops): no operator launched it.",
+}
 
 
 @report("top", "the largest places: an operator in a layer and phase", answers="time")
@@ -174,81 +264,30 @@ def _table(run: Run, field: str, heading: str, limit: int, width: int | None) ->
     shown = rows[:limit]
     hidden = rows[len(shown) :]
     lines = source_lines(run)
-    show = format_count if field == "flops" else format_time
+    write = format_count if field == "flops" else format_time
     headings = ["Share", heading, "Layer", "Type", "Phase", "In"]
-    table: list[list[Cell]] = []
+    texts: list[list[Cell]] = []
     for row in shown:
-        figures = format_share(row.amount / whole), show(row.amount)
-        where = row.work.at(row.first)
-        name = _name_of(run, row.work, row.layers), _type_of(run, row.first), phase_cell(where.phase_name)
-        table.append([*figures, *name, _with_line(row, lines, whole)])
+        figures = format_share(row.amount / whole), write(row.amount)
+        phase = row.work.at(row.first).phase_name
+        layer = _name_of(run, row.work, row.layers), _type_of(run, row.first), phase_cell(phase)
+        texts.append([*figures, *layer, _with_line(row, lines, whole)])
     if width is not None:
-        _fit(headings, table, width)
-    table_rows = [TableRow(cells, layer=row.first) for cells, row in zip(table, shown)]
-    drawn = ReportTable(headings, table_rows, f"largest_by_{field}")
+        _fit(headings, texts, width)
+    table_rows = [TableRow(cells, layer=row.first) for cells, row in zip(texts, shown)]
+    table = ReportTable(headings, table_rows, f"largest_by_{field}")
     if width is not None:
-        return drawn
+        return table
     sentences = [_NO_OPERATOR[field]] if field in _NO_OPERATOR and any(row.is_between for row in shown) else []
     if hidden:
         rest = sum(row.amount for row in hidden)
         sentences.append(f"Smaller parts are hidden: {len(hidden)}, together {rest / whole:.1%}.")
-    return stacked([drawn, *sentences])
-
-
-def _type_of(run: Run, layer: int) -> str:
-    """The class of a layer, and the types of its parameters that are unusual; "" for no layer."""
-    if layer < 0:
-        return ""
-    unusual = (dtype for dtype, _ in run.layers[layer].dtype_bytes if dtype != _USUAL_TYPE)
-    return ", ".join(filter(None, [run.layers[layer].kind, *unusual]))
-
-
-def _with_line(row: _Row, lines: Mapping[Where, Counter[SourceLine]], whole: int) -> str:
-    """The name of the work; between operators with the source line that takes most, and its share of the whole."""
-    sampled_layers = [layer for layer in row.layers if row.is_between and row.work.at(layer) in lines]
-    sampled = most_sampled(sum((lines[row.work.at(layer)] for layer in sampled_layers), Counter[SourceLine]()))
-    if sampled is None:
-        return row.work.name
-    line, of_these = sampled
-    share = str(format_share(sum(row.layers[layer] for layer in sampled_layers) * of_these / whole))
-    return row.work.name if share == str(format_share(0)) else f"{row.work.name}, {share} at {line}"
-
-
-def _fit(headings: Sequence[str], table: list[list[Cell]], width: int) -> None:
-    """Shorten the names of layers and work to lines of so many characters: first "(between ops)" before a source line
-    and the folders of its file, then the middle of the longer names, then that of classes."""
-    name, kind, work = 2, 3, 5
-
-    def excess() -> int:
-        widths = (max(len(str(cell)) for cell in column) for column in zip(headings, *table))
-        return sum(widths) + _GAP * (len(headings) - 1) - width
-
-    if excess() > 0:
-        for row in table:
-            row[work] = _shown_as(row[work], _FOLDERS.sub("", str(row[work]).removeprefix(f"{BETWEEN_OPS}, ")))
-    longest = [max((len(str(row[column])) for row in table), default=0) for column in (name, work)]
-    room = sum(longest) - max(excess(), 0)
-    for column, length, other in zip((name, work), longest, reversed(longest)):
-        _shorten(table, column, max(room - other, room // 2, _LEAST_NAME) - length)
-    _shorten(table, kind, -excess())
-
-
-def _shorten(table: list[list[Cell]], column: int, change: int) -> None:
-    """Make the longest names of a column shorter by ``-change`` characters; nothing if that is not negative."""
-    most = max((len(str(row[column])) for row in table), default=0) + change
-    for row in table if change < 0 else ():
-        row[column] = _shown_as(row[column], shortened(str(row[column]), max(most, 1)))
-
-
-def _shown_as(cell: Cell, text: str) -> Cell:
-    """A cell with another text; its data stays."""
-    if isinstance(cell, ReportCell):
-        return cell.written(text)
-    return cell if cell == text else ReportCell(text, cell)
+    return stacked([table, *sentences])
 
 
 class _Row(NamedTuple):
-    """A row: ``layers`` has the amount of each layer in it (negative: no layer)."""
+    """One kind of work in one layer, or in several that are alike. ``layers``: the amount of each (negative: no
+    layer)."""
 
     amount: int
     work: KindOfWork
@@ -266,12 +305,12 @@ class _Row(NamedTuple):
 
 def _alike_as_one(run: Run, parts: Parts) -> list[_Row]:
     """The rows: the same work in at least three layers that are alike is one."""
-    keys = run.layers.alike
-    groups: dict[tuple[int, KindOfWork], dict[int, int]] = {}
+    alike = run.layers.alike  # an equal number for layers that are alike
+    amounts: dict[tuple[int, KindOfWork], dict[int, int]] = {}
     for (layer, work), amount in parts.items():
-        groups.setdefault((keys[layer] if layer >= 0 else layer, work), {})[layer] = amount
+        amounts.setdefault((alike[layer] if layer >= 0 else layer, work), {})[layer] = amount
     rows = []
-    for (_, work), layers in groups.items():
+    for (_, work), layers in amounts.items():
         if len(layers) >= _ALIKE:
             rows.append(_Row(sum(layers.values()), work, layers))
         else:
@@ -297,115 +336,68 @@ def _about_slower(layers: Sequence[Layer], amounts: Sequence[int]) -> str:
     slow = {layer.path: amount for layer, amount in zip(layers, amounts) if amount > usual * _OUTLIER}
     if not slow:
         return ""
-    times = mean(slow.values()) / usual
-    differs = [position for position, steps in enumerate(zip(*(layer.path for layer in layers))) if len(set(steps)) > 1]
-    steps = [".".join(path[position] for position in differs) for path in slow]
+    factor = mean(slow.values()) / usual
+    names_by_depth = zip(*(layer.path for layer in layers))
+    differing = [depth for depth, names in enumerate(names_by_depth) if len(set(names)) > 1]
+    names = [".".join(path[depth] for depth in differing) for path in slow]
     verb = "takes" if len(slow) == 1 else "take"
-    return f"; {len(slow)} of {len(layers)} {verb} {times:.1f} × as long: {some(steps, 3)}"
+    return f"; {len(slow)} of {len(layers)} {verb} {factor:.1f} × as long: {some(names, 3)}"
 
 
-def parts_of(run: Run, field: str) -> Parts:
-    """The amount of ``cpu_ns``, ``device_ns`` or ``flops`` of each part, without parts of amount 0 and without work
-    that was launched before the recording. They are kept with the run, for the other reports: do not change them."""
-    known: dict[str, Parts] = vars(run).setdefault("_parts_of_work", {})
-    if field not in known:
-        kinds: dict[tuple[str, str], int] = {}
-        kind_of = [kinds.setdefault((_label(frames), _work(frames)), len(kinds)) for frames in run.rows.frames]
-        amounts: Counter[tuple[int, int, int]] = Counter()
-        sums = run.rows.of_recording.summed(("layer", "phase", "frames"), field)
-        for (layer, phase, chain), amount in sums.items():
-            amounts[layer, phase, kind_of[chain]] += amount
-        names = [*kinds]
-        known[field] = {
-            (layer, KindOfWork(phase, *names[kind])): amount
-            for (layer, phase, kind), amount in amounts.items()
-            if amount > 0
-        }
-    return known[field]
+def _type_of(run: Run, layer: int) -> str:
+    """The class of a layer, and the types of its parameters that are unusual; "" for no layer."""
+    if layer < 0:
+        return ""
+    unusual = (dtype for dtype, _ in run.layers[layer].dtype_bytes if dtype != _USUAL_TYPE)
+    return ", ".join(filter(None, [run.layers[layer].kind, *unusual]))
 
 
-def _label(frames: Sequence[Frame]) -> str:
-    # The label of a step is no place.
-    labels = [frame.name for frame in frames if frame.kind == FrameKind.LABEL and frame.name != ANY_STEP]
-    return labels[-1] if labels else ""
+def _with_line(row: _Row, lines: Mapping[Where, Counter[SourceLine]], whole: int) -> str:
+    """The name of the work; between operators with the source line that takes most, and its share of the whole."""
+    sampled_layers = [layer for layer in row.layers if row.is_between and row.work.at(layer) in lines]
+    sampled = most_sampled(sum((lines[row.work.at(layer)] for layer in sampled_layers), Counter[SourceLine]()))
+    if sampled is None:
+        return row.work.name
+    line, share_of_samples = sampled
+    share = str(format_share(sum(row.layers[layer] for layer in sampled_layers) * share_of_samples / whole))
+    return row.work.name if share == str(format_share(0)) else f"{row.work.name}, {share} at {line}"
 
 
-def _work(frames: Sequence[Frame]) -> str:
-    """The work of a row: its innermost operator or collective, or ``(between ops)``; a kernel, if no operator is known
-    to have launched it. Kernels of a compiled graph that are one row of the run, such as those of several layers, are
-    one work, and so is all that torch.compile does around its graphs."""
-    launcher = frames[-2] if len(frames) > 1 and frames[-1].kind == FrameKind.KERNEL else None
-    if launcher is not None and (
-        launcher == _UNKNOWN_LAUNCH or (launcher.kind == FrameKind.OP and is_runtime_call(launcher.name))
-    ):
-        return short_kernel_name(frames[-1].name)
-    inner = [frame for frame in frames if frame.kind != FrameKind.KERNEL]
-    for frame in inner:
-        if frame.kind == FrameKind.KERNELS or (frame is inner[-1] and frame.kind in _NAMED_RANGES):
-            return range_in_words(frame.kind, frame.name)
-    if inner and is_overhead(inner[-1].name):
-        return _OWN_WORK
-    return inner[-1].name if inner and inner[-1].kind in {FrameKind.OP, FrameKind.COLLECTIVE} else BETWEEN_OPS
+# Rows as wide as a terminal
+
+_GAP = len(" | ")
+_LEAST_NAME = 24  # names are not made shorter than this
+_FOLDERS = re.compile(r"[^\s:]*[/\\](?=[^\s/\\:]+:\d+ )")  # of a source line
 
 
-def source_lines(run: Run) -> dict[Where, Counter[SourceLine]]:
-    """The number of samples of each source line between operators, by place."""
+def _fit(headings: Sequence[str], table: list[list[Cell]], width: int) -> None:
+    """Shorten the names of layers and work to lines of so many characters: first "(between ops)" before a source line
+    and the folders of its file, then the middle of the longer names, then that of classes."""
+    layer, kind, work = (headings.index(heading) for heading in ("Layer", "Type", "In"))
 
-    def is_between_ops(frames: Sequence[Frame]) -> bool:
-        return sampled_line(frames) is not None and all(frame.kind == FrameKind.LABEL for frame in frames[:-1])
+    def excess() -> int:
+        widths = (max(len(str(cell)) for cell in column) for column in zip(headings, *table))
+        return sum(widths) + _GAP * (len(headings) - 1) - width
 
-    lines: defaultdict[Where, Counter[SourceLine]] = defaultdict(Counter)
-    sampled = run.rows.summed(("layer", "phase", "frames"), "calls", frames=is_between_ops)
-    for (layer, phase, chain), samples in sampled.items():
-        frames = run.rows.frames[chain]
-        if (line := sampled_line(frames)) is not None:
-            lines[Where(layer, phase, _label(frames))][line] += samples
-    return dict(lines)
-
-
-def most_sampled(seen: Counter[SourceLine]) -> tuple[str, float] | None:
-    """The source line with the most samples, and its share of them. If it has fewer than five: the function, if all
-    samples are in one, else None. A function of a library is named, too, if nearly all samples of the line are in it.
-    """
-    lines: Counter[SourceLine] = Counter()
-    for line, samples in seen.items():
-        lines[line.at] += samples
-    for place, times in lines.most_common(1):
-        if times >= _FEWEST_SAMPLES:
-            most = max((line for line in seen if line.at == place), key=seen.__getitem__)
-            return (most if seen[most] >= _NEARLY_ALL_SAMPLES * times else place), times / lines.total()
-    owners = {line.owner for line in seen}
-    is_known = len(owners) == 1 and not any(line.function == "<module>" for line in seen)
-    return (owners.pop(), 1.0) if is_known else None
+    if excess() > 0:
+        for row in table:
+            row[work] = _shown_as(row[work], _FOLDERS.sub("", str(row[work]).removeprefix(f"{BETWEEN_OPS}, ")))
+    longest = [max((len(str(row[column])) for row in table), default=0) for column in (layer, work)]
+    room = sum(longest) - max(excess(), 0)  # the longer of the two is shortened first, down to half of the room
+    for column, length, other in zip((layer, work), longest, reversed(longest)):
+        _shorten(table, column, length - max(room - other, room // 2, _LEAST_NAME))
+    _shorten(table, kind, excess())
 
 
-# The Python report
+def _shorten(table: list[list[Cell]], column: int, by: int) -> None:
+    """Make the longest names of a column shorter ``by`` so many characters, if that is not negative."""
+    most = max((len(str(row[column])) for row in table), default=0) - by
+    for row in table if by > 0 else ():
+        row[column] = _shown_as(row[column], shortened(str(row[column]), max(most, 1)))
 
 
-@report("python", "the time between operators: Python and what it calls", answers="time")
-def python(run: Run, *, top: int | None = 10, lines: int | None = 3) -> Section:
-    """The CPU time in which no operator ran: Python, and libraries that it calls, such as NumPy. By layer, label and
-    phase, largest first.
-
-    Below each row are the ``lines`` source lines with the most samples, and the part of the time that their samples
-    stand for. Samples need a sampling thread, which ``torchprof run`` has; without it they are unknown. Short times may
-    have no samples.
-    """
-    every = parts_of(run, "cpu_ns")
-    whole = sum(every.values())
-    parts = Counter({work.at(layer): ns for (layer, work), ns in every.items() if work.name == BETWEEN_OPS})
-    seen = source_lines(run)
-    table = []
-    for where, ns in parts.most_common(top):
-        here = seen.get(where, Counter())
-        samples = sum(here.values())
-        figures = [format_time(ns), format_share(ns / whole), format_number(samples) if seen else UNKNOWN]
-        table.append([where.name(run), phase_cell(where.phase_name), *figures])
-        for line, times in here.most_common(lines):
-            part = ns * times / samples
-            about = format_time(part).written(f"~{format_time(part)}")
-            table.append([ReportCell(f"  {line}", line), "", about, format_share(part / whole), format_number(times)])
-    text = ReportTable.of_cells(["Layer, and where in the source", "Phase", "Between ops", "Share", "Samples"], table)
-    hidden = len(parts) - len(parts.most_common(top))
-    more = [f"Layers with less are hidden: {hidden}."] if hidden else []
-    return stacked([text, *more, *about_sums(run), warnings_below(run)])
+def _shown_as(cell: Cell, text: str) -> Cell:
+    """A cell with another text; its data stays."""
+    if isinstance(cell, ReportCell):
+        return cell.written(text)
+    return cell if cell == text else ReportCell(text, cell)

@@ -19,20 +19,6 @@ from torchprof.run.words import (
     UNKNOWN_MODULE,
 )
 
-REGION = "Torch-Compiled Region"
-"""Prefix of the range in which compiled code runs. Its compile ID follows (``torch/_dynamo/convert_frame.py``); in
-``: 0/1`` it is the second version of the first function."""
-CALL = "## Call CompiledFxGraph "
-"""Prefix of the range in which the kernels of Inductor run. The key of their graph follows
-(``torch/_inductor/output_code.py``)."""
-COMPILES_BACKWARD = "compiled_autograd"
-"""The range in which compiled autograd makes a graph of a whole backward (``torch/_dynamo/compiled_autograd.py``)."""
-COMPILES = frozenset({"dynamo", "entire_frame_compile", "entire_backward_compile", COMPILES_BACKWARD})
-"""The ranges in which torch.compile compiles."""
-COMPILES_TOO = "(dynamo_timed)"
-"""Suffix of the names of single steps of compilation. Older versions of torch record them without a range around."""
-OF_BACKWARD = "!"
-"""Prefix of the compile ID of what compiled autograd made of a whole backward (``torch/_guards.py``, ``CompileId``)."""
 SELF = "L['self']"
 """The root of what was traced from the module that owns the compiled forward, whatever its argument is called."""
 FROZEN = "frozen "
@@ -122,12 +108,17 @@ reason."""
 
 
 class CompiledGraphs:
-    """The kernels of compiled graphs, and the modules of the profiled models. ``graphs``: key of a graph → its kernels
-    in the order of their calls, or the reason why they are unknown; None if they were not looked for. ``modules``: by
-    real path. ``hiding``: the keys of graphs in which some kernels have no events, so that their time is in that of the
-    call. ``is_alone(path)``: whether the module at this path is the only one of its class in the process. ``inputs``:
-    name of the COMPILED_INPUTS range of a call → the tensors that the compiled function took from modules.
-    ``why_missing``: why the other graphs are unknown."""
+    """The kernels of compiled graphs, and the modules of the profiled models.
+
+    - ``graphs``: by the key of a graph, its kernels in the order of their calls, or the reason why they are unknown;
+      None if they were not looked for.
+    - ``modules``: by real path. ``is_alone(path)``: whether the module at this path is the only one of its class in the
+      process.
+    - ``inputs``: by the name of the COMPILED_INPUTS range of a call, the tensors that the compiled function took from
+      modules.
+    - ``hiding``: the keys of graphs in which some kernels have no events, so that their time is in that of the call.
+    - ``why_missing``: why the other graphs are unknown.
+    """
 
     def __init__(
         self,
@@ -218,7 +209,8 @@ class CompiledGraphs:
         A value is computed in the innermost of the modules around any layer before it and any after it. If both are one
         layer, the kernel may be between two calls of it: the module around it counts. The same holds for a module all
         of whose parameters are used several times. A list of modules is never called. The module that runs the graph is
-        never left.
+        never left. For example, a kernel between ``net.blocks.0.linear`` and ``net.blocks.1.linear`` is in ``net``, as
+        the list ``net.blocks`` is not called; one between two calls of ``net.blocks.0.linear``, in ``net.blocks.0``.
         """
         top = self._path_of.get(around)
         blocks: list[tuple[str, ...]] = []
@@ -271,7 +263,7 @@ class CompiledGraphs:
         return path
 
     def _places_in(self, graph: str, around: int, inputs: str) -> RealPaths:
-        """``around``: the layer in which the graph runs."""
+        """The real paths of all modules that a graph was traced in. ``around``: the layer in which the graph runs."""
         key = (graph, around, inputs)
         if key in self._places:
             return self._places[key]
@@ -303,13 +295,11 @@ class CompiledGraphs:
         held: Sequence[tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]],
         may_be_gone: bool,
     ) -> tuple[str, ...] | str:
-        """The real path of a module with these traced ``steps`` below it, or the reason why it is unknown.
-
-        ``SELF`` is the module that owns the compiled forward: the layer ``around``. Any other module is identified by
-        the tensors ``held`` in it: (path below it, real paths of the modules that have the tensor). Without such
-        tensors, it must be the only module of all models that fits, and the only one of its class in the process,
-        because a function can be called with other modules. If another one ``may_be_gone``, this proves nothing.
-        """
+        """The real path of a module with these traced ``steps`` below it, or the reason why it is unknown. ``SELF`` is
+        the module that owns the compiled forward: the layer ``around``. Any other module is identified by the tensors
+        ``held`` in it: (path below it, real paths of the modules that have the tensor). Without such tensors, it must
+        be the only module of all models that fits, and the only one of its class in the process, because a function can
+        be called with other modules. If another one ``may_be_gone``, this proves nothing."""
         if root == SELF:
             fitting = {self._path_of[around]} if around in self._path_of else set()
         elif not held and any(not kind for _, kind in steps):
@@ -370,16 +360,6 @@ def _unwrapped(path: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(step for step in path if step != "_orig_mod")
 
 
-def region_of(name: str) -> str:
-    """The compile ID of a region, from the name of its range."""
-    return name.removeprefix(REGION).removeprefix(": ") or "?"
-
-
-def graph_of(name: str) -> str:
-    """The key of a compiled graph, from the name of a range in which its kernels run."""
-    return name.removeprefix(CALL).removesuffix(" ##")
-
-
 def _plain(name: str) -> str:
     """The name of a kernel in an event, without the parts that depend on its graph or library."""
     return _PREFIX.sub("", name, count=1).rpartition("::")[2]
@@ -400,11 +380,10 @@ def _kernels_of(kernels: Sequence[str], ran: Sequence[str]) -> list[int | None]:
 
 
 def _common_pairs(ours: Sequence[str], theirs: Sequence[str]) -> list[tuple[int, int]]:
-    """The pairs of equal items that are in all longest common subsequences, by their indices.
-
-    A pair has a rank: the number of pairs before it in any longest subsequence that contains it. Each longest
-    subsequence has one pair of every rank. So a pair is in all of them if it is the only one of its rank.
-    """
+    """The pairs of equal items that are in all longest common subsequences, by their indices. A pair has a rank: the
+    number of pairs before it in any longest subsequence that contains it. Each longest subsequence has one pair of
+    every rank. So a pair is in all of them if it is the only one of its rank. For example, ``a b`` and ``a c b`` have
+    two such pairs; ``a a`` and ``a`` have none, as either ``a`` may have run."""
     if ours == theirs:
         return [(index, index) for index in range(len(ours))]
     if len(ours) * len(theirs) > _LARGEST_TABLE:

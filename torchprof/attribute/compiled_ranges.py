@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from torchprof.attribute.compiled_graphs import (
-    COMPILES_BACKWARD,
-    OF_BACKWARD,
-    REGION,
-    Block,
-    CompiledGraphs,
-    KernelLayers,
-    graph_of,
-    region_of,
-)
+from torchprof.attribute.compiled_graphs import Block, CompiledGraphs, KernelLayers
+from torchprof.attribute.event_names import COMPILES_BACKWARD, OF_BACKWARD, REGION, graph_of, region_of
 from torchprof.attribute.events import CommonAncestor, Event, Kind, OpenRanges, Place, Places
 from torchprof.run.words import (
     BACKWARD,
@@ -31,14 +23,15 @@ _MOST_NAMED = 3
 
 
 class CompiledRanges:
-    """The places of ranges of torch.compile and of kernels of compiled graphs, in one walk over events."""
+    """Finds these places in one walk over events. The first three methods record on which tensors compiled functions
+    are called: they decide which module a kernel is of."""
 
     def __init__(self, places: Places, graphs: CompiledGraphs, common_ancestor: CommonAncestor) -> None:
         self._places = places
         self._common_ancestor = common_ancestor
         self._graphs = graphs
         self.has_inputs = False  # whether any COMPILED_INPUTS range has begun
-        # COMPILED_INPUTS ranges, and backwards with the names of those of their forward. Inside a backward may be
+        # COMPILED_INPUTS ranges, and backward nodes with the name of the range of their forward. In such a node may be
         # forwards that a checkpoint runs again.
         self._inputs: OpenRanges[Event] = OpenRanges()
         self._inputs_of_node: dict[tuple[int, int], str] = {}  # (forward thread, sequence number) → that name
@@ -99,14 +92,18 @@ class CompiledRanges:
     def _around_kernel(self, layers: KernelLayers, phase: str, around: Place, why_call: str) -> tuple[Place, str]:
         """The place around a kernel of these layers, and the name of the row of such kernels in it, "" for none.
 
-        ``why_call``: why the call of the graph may be of layers. Then ``place_of_range`` has put the call into a row
-        "not attributable: why_call", in which also kernels are that are unknown for that reason. All other kernels are
-        in a second GRAPH, next to that row.
+        ``why_call``: why the call of the graph, ``around``, may be of layers. Then ``place_of_range`` has put the call
+        into a row for this reason. Only kernels that are unknown for the same reason belong there, too::
+
+            region
+              not attributable: why_call
+                (graph)                       the call, and kernels that are unknown for this reason
+              (graph)                         all other kernels
         """
         if why_call and (layers, phase) == (why_call, around.phase):
             return around, ""
-        if why_call and around.outer is not None and around.outer.outer is not None:
-            around = self._places.inside(around.outer.outer, FrameKind.OP, GRAPH)
+        if why_call and around.outer is not None and (region := around.outer.outer) is not None:
+            around = self._places.inside(region, FrameKind.OP, GRAPH)
         if isinstance(layers, Block):
             names = self._common_ancestor.names(layers.neighbors, _MOST_NAMED, layers.layer)
             described = "" if layers.is_own else f"{BETWEEN}{names}"

@@ -6,28 +6,35 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from math import inf
+from typing import NamedTuple
 
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Attributed, Event, Kind, Place, Places
 from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, OUTSIDE, WAITS_FOR_AUTOGRAD, FrameKind
 
-_SUMS = frozenset({"aten::add", "aten::add_"})
+_GRADIENT_SUMS = frozenset({"aten::add", "aten::add_"})
 """The engine adds gradients up with these operators, in old versions of torch between two nodes."""
 _ENDS_A_PASS = frozenset({Kind.OP, Kind.LABEL, Kind.USER_LABEL, Kind.REGION, Kind.STEP, Kind.ENGINE})
 """The kinds of events that end a pass if they begin on a thread that waits for it, or on its thread between nodes."""
 
 
 def add_engine_calls(columns: EventColumns) -> None:
-    """Add an ENGINE event around the nodes of each backward pass, and WAIT events where its caller waits for it.
+    """Add an ENGINE event around the nodes of each backward pass, and WAIT events where its caller waits for them. For
+    example, a pass called on thread 1::
+
+        thread 1  |call..............................|   before
+                  |call|wait................|........|   after
+        thread 2       |node|  |node|  |node|            before
+                       |engine..............|            after: added
 
     - Nodes on the thread that called the engine are inside the call, if that was recorded.
     - Other nodes with time between them get an ENGINE from the first of a pass to the end of its last, thread by
       thread. A pass ends where its thread, or a thread that made its nodes, does other work, and where a range ends
       that was open at its first node.
     - A thread that called the engine waits from the first node to the end of the last one if these are on other
-      threads, but for what it runs meanwhile, such as nodes of parameters on the CPU. Its recorded call becomes several
-      events, without the wait. If the call was not recorded, its thread is the one that made the first node: the loss
-      is computed where ``backward()`` is called. It does no other work meanwhile, since that ends the pass.
+      threads, but for what it runs meanwhile, such as nodes of parameters on the CPU. If the call was not recorded, its
+      thread is the one that made the first node: the loss is computed where ``backward()`` is called. It does no other
+      work meanwhile, since that ends the pass.
     """
     if not _has_nodes_outside_calls(columns):
         return
@@ -84,13 +91,21 @@ def _passes(columns: EventColumns) -> Iterator[_Pass]:
         yield current
 
 
+class _NodeSpan(NamedTuple):
+    """From the start of the first node on a thread to the end of the last. ``in_nodes_ns``: the time of all nodes."""
+
+    start_ns: int
+    end_ns: int
+    in_nodes_ns: int
+
+
 class _Pass:
     """One backward pass.
 
     - ``in_op``: by thread, until when it is in an operator that began before the pass.
     - ``call``, ``call_index``: the engine's call, if that was recorded, and its index.
     - ``first_nodes``: by thread and start, the index of the first node of a thread.
-    - ``spans``: by thread, but for that of the call, the start of the first node, the end of the last, the time of all.
+    - ``spans``: of the nodes of each thread, but for nodes inside the call.
     """
 
     def __init__(self, in_op: Mapping[int, int]) -> None:
@@ -98,10 +113,10 @@ class _Pass:
         self.call: Event | None = None
         self.call_index = -1
         self.first_nodes: dict[tuple[int, int], int] = {}
-        self.spans: dict[int, tuple[int, int, int]] = {}
+        self.spans: dict[int, _NodeSpan] = {}
         self._caller: int | None = None  # the thread that made the first node
-        self._until: dict[int, float] = {}  # by thread: the end of the range around the first node
-        self._makers: set[int] = set()  # the threads whose forward made the nodes
+        self._ends_around: dict[int, float] = {}  # by thread: the end of the range around the first node
+        self._forward_threads: set[int] = set()  # the threads whose forward made the nodes
 
     def add(self, event: Event, index: int, until: float) -> None:
         """Add a node, or the call of the engine, inside a range that ends at ``until``. ``index``: its index."""
@@ -110,11 +125,11 @@ class _Pass:
             return
         if event.thread not in self.spans:
             self.first_nodes[event.thread, event.start_ns] = index
-        first, last, ns = self.spans.get(event.thread, (event.start_ns, event.end_ns, 0))
-        self.spans[event.thread] = first, max(last, event.end_ns), ns + event.end_ns - event.start_ns
-        self._until.setdefault(event.thread, until)
+        start, end, ns = self.spans.get(event.thread, (event.start_ns, event.end_ns, 0))
+        self.spans[event.thread] = _NodeSpan(start, max(end, event.end_ns), ns + event.end_ns - event.start_ns)
+        self._ends_around.setdefault(event.thread, until)
         if event.sequence >= 0:
-            self._makers.add(event.forward_thread)
+            self._forward_threads.add(event.forward_thread)
             if self._caller is None:
                 self._caller = event.forward_thread
 
@@ -123,13 +138,15 @@ class _Pass:
         call = self.call
         if call is not None:  # it lasts until the call returns
             return thread == call.thread and start >= call.end_ns
-        if kind is Kind.ENGINE or start >= self._until.get(thread, inf):  # another call, or what called this one ended
+        if kind is Kind.ENGINE or start >= self._ends_around.get(
+            thread, inf
+        ):  # another call, or what called this one ended
             return True
         if kind not in _ENDS_A_PASS or busy.get(thread, 0) > start:  # inside a node, or no work
             return False
         if thread in self.spans:  # between two nodes, only the engine works
-            return not (kind is Kind.OP and name in _SUMS)
-        return thread in self._makers  # such a thread waits for the pass
+            return not (kind is Kind.OP and name in _GRADIENT_SUMS)
+        return thread in self._forward_threads  # such a thread waits for the pass
 
     def engine_events(self, waits: Iterable[Event]) -> list[Event]:
         """The ENGINE events around the nodes; with nodes on other threads, also the parts of the call around its
@@ -137,9 +154,9 @@ class _Pass:
         call, spans = self.call, self.spans
         name = "" if call is not None else "engine"
         events = [
-            Event(Kind.ENGINE, name, first, last, thread)
-            for thread, (first, last, ns) in spans.items()
-            if ns < last - first
+            Event(Kind.ENGINE, name, span.start_ns, span.end_ns, thread)
+            for thread, span in spans.items()
+            if span.in_nodes_ns < span.end_ns - span.start_ns
         ]
         if call is not None and spans:
             for wait in waits:
@@ -161,8 +178,8 @@ class _Pass:
         thread = self._caller if self.call is None else self.call.thread
         if thread is None or thread in self.spans or not self.spans:
             return
-        began = min(first for first, _, _ in self.spans.values())
-        last = max(last for _, last, _ in self.spans.values())
+        began = min(span.start_ns for span in self.spans.values())
+        last = max(span.end_ns for span in self.spans.values())
         free = max(began, self.in_op.get(thread, 0))
         if self.call is not None:
             began, free, last = self.call.start_ns, max(free, self.call.start_ns), min(last, self.call.end_ns)
@@ -180,7 +197,8 @@ class _Pass:
 
 
 class NodeGaps:
-    """The places of the engine's time: of its calls, and between two nodes."""
+    """The places of the engine's time: of its calls, and of the gaps between two nodes. A gap between two nodes of one
+    layer is a part of this layer; one between nodes of two layers stays a part of the call, which has no layer."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
@@ -202,11 +220,12 @@ class NodeGaps:
     def gap_before(self, event: Event, place: Place, call: Place, engine: Attributed | None) -> Attributed | None:
         """The engine's time between the last node and this event, if both are nodes of one layer and nothing ran in
         between. ``call`` and ``engine``: the call around the event."""
-        last, since, layer = self._last.get(event.thread, (None, 0, OUTSIDE))
-        now = place.layer if place.is_node else OUTSIDE
-        self._last[event.thread] = engine, event.end_ns, now
-        if engine is None or engine is not last or layer != now or now < 0 or event.start_ns <= since:
+        last_call, since, layer = self._last.get(event.thread, (None, 0, OUTSIDE))
+        layer_after = place.layer if place.is_node else OUTSIDE
+        self._last[event.thread] = engine, event.end_ns, layer_after
+        if engine is None or engine is not last_call or layer != layer_after or layer < 0 or event.start_ns <= since:
             return None
-        home = self._places.inside(self._places.of_layer(now, BACKWARD, engine.around), FrameKind.OP, AUTOGRAD_ENGINE)
+        place_around = self._places.of_layer(layer, BACKWARD, engine.around)
+        place_of_gap = self._places.inside(place_around, FrameKind.OP, AUTOGRAD_ENGINE)
         gap = Event(Kind.ENGINE, "", since, event.start_ns, event.thread)
-        return Attributed(gap, home, call, 0, event.start_ns - since, engine)
+        return Attributed(gap, place_of_gap, call, 0, event.start_ns - since, engine)

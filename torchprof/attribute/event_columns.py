@@ -76,7 +76,7 @@ class EventColumns:
     - ``correlation``: see ``Event``; 0 for memory events, which have an ``address``.
     - ``signature``: the number of the op's recorded inputs (0: none).
     - ``nbytes``, ``address``: of memory events.
-    - ``size``: how many events begin on the thread before this one ends, itself included.
+    - ``size``: how many events begin on the thread before this one ends, itself included: 3 for an op with two inside.
 
     ``threads``: which events are those of which thread. ``kernels``: the work of devices, in the order of start; of a
     trace, it can be read once.
@@ -194,10 +194,9 @@ class EventColumns:
         first, last = EventColumns.of(before), EventColumns.of(after)
         if not (len(first) or len(last) or without):
             return
-        parts = (first, self, last)  # an index among all of them: those of ``first`` begin at 0
-        own = len(first)
+        own = len(first)  # an index among all: those of ``first`` begin at 0, the own ones here, those of ``last`` then
         spans = {thread: (begin, until) for thread, begin, until in self.threads}
-        inserted: dict[int, list[tuple[int, int, int]]] = {thread: [] for thread in spans}
+        changes: dict[int, list[tuple[int, int, int]]] = {thread: [] for thread in spans}
         for part, shift, find in ((first, 0, bisect_left), (last, own + len(self), bisect_right)):
             for thread, begin, until in part.threads:
                 for index in range(begin, until):
@@ -205,28 +204,36 @@ class EventColumns:
                     place = places.get((thread, start)) if part is first else None
                     if place is None:
                         place = find(self.start, start, *spans.get(thread, (0, 0)))
-                    inserted.setdefault(thread, []).append((place + own, start, index + shift))
+                    changes.setdefault(thread, []).append((place + own, start, index + shift))
         for thread, begin, until in self.threads:
-            inserted[thread] += [(dropped + own, BEYOND, -1) for dropped in without if begin <= dropped < until]
+            changes[thread] += [(dropped + own, BEYOND, -1) for dropped in without if begin <= dropped < until]
         slices: list[slice] = []
         threads: list[ThreadEvents] = []
         count = 0
-        for thread, of_thread in inserted.items():
+        for thread, of_thread in changes.items():
             begin, until = spans.get(thread, (0, 0))
             added = [*_slices(begin + own, until + own, sorted(of_thread))]
             length = sum(piece.stop - piece.start for piece in added)
             threads.append(ThreadEvents(thread, count, count + length))
             slices += added
             count += length
+        self._replace(slices, first, last)
+        self.threads = [thread_events for thread_events in threads if thread_events.first < thread_events.after]
+        self.threads.sort(key=lambda thread_events: self.start[thread_events.first])
+
+    def _replace(self, slices: Sequence[slice], first: EventColumns, last: EventColumns) -> None:
+        """Replace the columns by slices of those of ``first``, of itself and of ``last``, one after the other."""
         for part in (first, last):
             part.number = array("i", map(len(self.kinds).__add__, part.number))
             self.kinds = [*self.kinds, *part.kinds]
         # Column by column: a second copy of all of them would take too much memory.
-        lengths = [len(part) for part in parts]  # before the column that ``len`` reads is replaced
+        lengths = [
+            (part, len(part)) for part in (first, self, last)
+        ]  # before the column that ``len`` reads is replaced
         for name, (code, absent) in _COLUMNS.items():
-            if any(getattr(part, name) is not None for part in parts):
+            if any(getattr(part, name) is not None for part, _ in lengths):
                 values = array(code)
-                for part, length in zip(parts, lengths):
+                for part, length in lengths:
                     column = getattr(part, name)
                     values.extend(array(code, [absent]) * length if column is None else column)
                 ordered = array(code)
@@ -234,8 +241,6 @@ class EventColumns:
                     ordered.extend(values[chosen])
                 setattr(self, name, ordered)
         self._size = None
-        self.threads = [thread_events for thread_events in threads if thread_events.first < thread_events.after]
-        self.threads.sort(key=lambda thread_events: self.start[thread_events.first])
 
     def keep_between(self, begin: int | None, end: int | None) -> None:
         """Keep the events from one index on, and before another one: on other threads, those that start meanwhile."""
@@ -262,12 +267,10 @@ class EventColumns:
 
     def groupable(self) -> bytes:
         """By index of an event: 1 if nothing is to be known of it but its place and its values, else 0. IN_NODE if that
-        is so inside an autograd node.
-
-        These are memory events; operators that request no collective and replay no graph; and functions of autograd
-        right at the beginning of their node, but for those that the user wrote in Python. If torch.compile made any
-        event, each operator may be a kernel of a graph. In a job, functions tell when gradients are ready.
-        """
+        is so inside an autograd node. These are memory events; operators that request no collective and replay no
+        graph; and functions of autograd right at the beginning of their node, but for those that the user wrote in
+        Python. If torch.compile made any event, each operator may be a kernel of a graph. In a job, functions tell when
+        gradients are ready."""
         kinds = {kind.kind for kind in self.kinds}
         groups = {Kind.MEMORY} | ({Kind.OP} if _OF_COMPILED_CODE.isdisjoint(kinds) else set())
         is_groupable = bytes(
@@ -314,16 +317,17 @@ def by_thread(events: Iterable[int], threads: Sequence[int]) -> tuple[list[Threa
     return threads_of_events, order
 
 
-def _slices(begin: int, until: int, inserted: Iterable[tuple[int, int, int]]) -> Iterator[slice]:
-    """The events from ``begin`` up to ``until``, and others between them. ``inserted``: the index that a new one comes
-    before, its start, and its own index; -1 where that event is dropped instead."""
-    for place, _, index in inserted:
+def _slices(begin: int, until: int, changes: Iterable[tuple[int, int, int]]) -> Iterator[slice]:
+    """The events from ``begin`` up to ``until``, with ``changes``, each as (index that a new event comes before, its
+    start, its own index). An own index of -1 means that the event at the first index is dropped. For example, of the
+    events 0 to 4, with event 7 added before 2, and 3 dropped: 0 to 1, 7, 2, 4."""
+    for place, _, added in changes:
         if begin < place:
             yield slice(begin, place)
         begin = place
-        if index < 0:
+        if added < 0:
             begin += 1
         else:
-            yield slice(index, index + 1)
+            yield slice(added, added + 1)
     if begin < until:
         yield slice(begin, until)

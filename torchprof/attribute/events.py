@@ -113,10 +113,8 @@ class Event(NamedTuple):
 
 class Site(NamedTuple):
     """The module that a label stands for. ``layers``: one layer for each path of the module, in the order of paths.
-
     ``wrapper``: the label of a module that only wraps this one and is shown as the same layer. If the wrapper's range
-    is directly around the range of this module, both are one call.
-    """
+    is directly around the range of this module, both are one call."""
 
     layers: tuple[int, ...]
     wrapper: str | None = None
@@ -314,26 +312,23 @@ class NodeMakers:
       most the number of the node created it.
     - TorchScript numbers the node of a whole graph before it runs the ops of the graph. For such a node it is the first
       op with a larger number.
+
+    For example, of ops with the numbers 3, 3 and 5, the second created the nodes 3 and 4, and the third the node 5. A
+    TorchScript graph with the number 4 has the third as its first op.
     """
 
     def __init__(self) -> None:
         # Sorted columns take a tenth of the memory of dicts: a long recording has millions of numbers.
         self._numbers = array("q")
-        self._first: list[Place] = []
-        self._last: list[Place] = []
+        self._first: list[Place] = []  # of the first op with each number
+        self._last: list[Place] = []  # of the last op with each number
 
     def add(self, number: int, place: Place) -> None:
         numbers = self._numbers
-        if not numbers or number > numbers[-1]:
-            index = len(numbers)
-        elif number == numbers[-1]:
-            self._last[-1] = place
+        index = bisect_left(numbers, number) if numbers and number <= numbers[-1] else len(numbers)
+        if index < len(numbers) and numbers[index] == number:
+            self._last[index] = place
             return
-        else:
-            index = bisect_left(numbers, number)
-            if numbers[index] == number:
-                self._last[index] = place
-                return
         numbers.insert(index, number)
         self._first.insert(index, place)
         self._last.insert(index, place)
@@ -359,18 +354,14 @@ Range = TypeVar("Range", bound=HasEnd)
 
 
 class OpenRanges(Generic[Range]):
-    """The ranges that are open on each thread, while events pass by in the order of their start.
-
-    Whoever opens a range appends it to the list that ``at`` returns. On a thread, an inner range ends no later than the
-    one around it: cut a range off at the end of the outer one (``Attributed.ns`` is cut already). ``Attribution``,
-    which nests all events of a recording, has this loop inline.
-    """
+    """The ranges that are open on each thread, while events pass by in the order of their start. Whoever opens a range
+    appends it to the list that ``at`` returns. On a thread, an inner range ends no later than the one around it: cut a
+    range off at the end of the outer one (``Attributed.ns`` is cut already). ``Attribution``, which nests all events of
+    a recording, has this loop inline."""
 
     def __init__(self, close: Callable[[list[Range]], Any] = list.pop) -> None:
-        """``close`` takes the last range, which has ended, from the list of its thread.
-
-        It must not be a method of an object that holds this one: the cycle would keep both until a full collection.
-        """
+        """``close`` takes the last range, which has ended, from the list of its thread. It must not be a method of an
+        object that holds this one: the cycle would keep both until a full collection."""
         self._close = close
         self.by_thread: dict[int, list[Range]] = {}  # outer to inner
 

@@ -1,4 +1,4 @@
-"""Work that runs elsewhere than it was requested: collectives on threads of a backend, and the work of devices."""
+"""Work that runs elsewhere than it was requested: that of devices, and collectives on the threads of a backend."""
 
 from __future__ import annotations
 
@@ -24,14 +24,6 @@ from torchprof.run.words import (
     Signature,
     is_host_collective,
 )
-
-_FSDP = re.compile(r"FSDP::\w+(?: for (?P<next>.*?)| \((?P<own>.*?)\))?(?: \[pg=\d+\])?", re.DOTALL)
-"""The names of the ranges of FSDP2 (``torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py``). They contain the
-names, relative to the FSDP root, of the modules whose parameters the range is for; no name for the root itself. If a
-module has several groups of parameters, the size of their mesh follows: " [pg=2]"."""
-_OF_MESH = "mesh_"
-"""Prefix of the description of a group that is one dimension of a ``DeviceMesh``. The name of the dimension follows."""
-_ENOUGH = 1000  # kernels to look at: if no correlation ID of these is that of a call, none will be
 
 
 class Launches:
@@ -76,8 +68,8 @@ class Launches:
             return
         # The op launches the kernel, and the range that begins in the op names the collective. If two ranges begin in
         # one op, it is unknown which of the two a kernel belongs to.
-        until, other = self._collectives.get(event.thread, (0, place))
-        last = place if until != outer.end_ns or other is place else around
+        end_of_op, other = self._collectives.get(event.thread, (0, place))
+        last = place if end_of_op != outer.end_ns or other is place else around
         self._collectives[event.thread] = outer.end_ns, last
         if outer.event.correlation > 0:
             self._launched_by[outer.event.correlation] = last
@@ -93,11 +85,66 @@ class Launches:
 
     def _last_collective(self, thread: int, around: Place, end_ns: int) -> Place:
         """In an op that records collectives, the last collective launches the work of all calls."""
-        until, collective = self._collectives.get(thread, (0, around))
-        return collective if until == end_ns and around.name == RECORDS_COLLECTIVE else around
+        end_of_op, collective = self._collectives.get(thread, (0, around))
+        return collective if end_of_op == end_ns and around.name == RECORDS_COLLECTIVE else around
+
+
+# What the profiler does not record of launches and devices
+
+_ENOUGH_KERNELS = 1000  # if no correlation ID of so many is that of a call, none will be
+
+
+def first_correlation_id(calls: Iterable[int], launched: Iterable[int]) -> int:
+    """The lowest correlation ID of a runtime call in a recording; 0 if it is unknown. A kernel without a recorded
+    launch and with a lower ID was launched before the recording began.
+
+    ``calls``: the IDs of all recorded calls of the CUDA runtime, which counts them up over the life of a process (CUPTI
+    Activity API, "correlation ID"); a kernel has the ID of the call that launched it. ``launched``: the IDs of the
+    kernels with a recorded launch. If none of them is that of a call, kernels are numbered in another way.
+
+    The order on a stream does not show which kernels were launched before: some launches inside a recording are not
+    recorded either, for example those of the CUDA driver before torch 2.1.
+    """
+    first, is_known = 0, False
+    numbers = set(islice(launched, _ENOUGH_KERNELS))
+    for number in calls:
+        if number > 0:
+            first = min(first or number, number)
+            is_known = is_known or number in numbers
+    return first if is_known else 0
+
+
+def threads_of_overhead(times: Sequence[int], operators: Iterable[tuple[int, int]]) -> list[int]:
+    """For each of some times, in their order: the thread on which the last operator before it started; 0 for none. The
+    profiler records its overhead without a thread, or with that of the caller of autograd for what is in a backward
+    pass. It is in an operator that launches work: no other operator starts meanwhile on the thread. ``operators``:
+    start and thread of each. For example, with operators at 3 on thread 1 and at 10 on thread 2, the threads of the
+    times 5, 8 and 12 are 1, 1 and 2."""
+    last_before = [(-1, 0)] * len(times)
+    until = times[-1] if times else -1
+    for start, thread in operators:
+        if start <= until:
+            index = bisect_left(times, start)
+            last_before[index] = max(last_before[index], (start, thread))
+    return [thread for _, thread in accumulate(last_before, max)]
+
+
+def numbers_of_devices(of_work: Iterable[int], of_memory: Iterable[int]) -> dict[int, int]:
+    """For ROCm: the number of each device in kernel events → its number in torch (``cuda:0``) and in memory events.
+
+    Kernel events count all agents of the machine, CPUs included. Both numberings have the same order. Empty if they do
+    not have the same length: then the devices cannot be matched.
+    """
+    work, memory = sorted(set(of_work)), sorted(set(of_memory))
+    return dict(zip(work, memory)) if len(work) == len(memory) else {}
 
 
 # The owners of collectives
+
+_FSDP = re.compile(r"FSDP::\w+(?: for (?P<next>.*?)| \((?P<own>.*?)\))?(?: \[pg=\d+\])?", re.DOTALL)
+"""The names of the ranges of FSDP2 (``torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py``). They contain the
+names, relative to the FSDP root, of the modules whose parameters the range is for; no name for the root itself. If a
+module has several groups of parameters, the size of their mesh follows: " [pg=2]"."""
 
 
 class CollectiveOwners:
@@ -151,12 +198,10 @@ class CollectiveOwners:
             outer = outer.outer
 
     def requester(self, event: Event) -> Place | None:
-        """The op that requested a collective that begins now on a thread of the backend; None if it is unknown.
-
-        The collectives of one group begin in the order of their requests. So it is the first op that requested a
-        collective of this name, and of this size if sizes were recorded. With several groups, each group has its own
-        order. Then a match counts only if it is the only one, or if sizes were recorded.
-        """
+        """The op that requested a collective that begins now on a thread of the backend; None if it is unknown. The
+        collectives of one group begin in the order of their requests. So it is the first op that requested a collective
+        of this name, and of this size if sizes were recorded. With several groups, each group has its own order. Then a
+        match counts only if it is the only one, or if sizes were recorded."""
         size = self._size(event.signature)
         fitting = {
             index: place
@@ -205,11 +250,9 @@ class CollectiveOwners:
 
     def layers_of_bucket(self, thread: int, op: str, signature: int) -> tuple[int, ...]:
         """The layers whose gradients are in the bucket that is exchanged now: those that became ready since the last.
-
         From its second backward on, DistributedDataParallel fills its buckets in the order in which gradients become
         ready. ``()`` if the recorded sizes contradict this, or if it is not a bucket: FullyShardedDataParallel and
-        hooks of the user also exchange gradients when they are ready.
-        """
+        hooks of the user also exchange gradients when they are ready."""
         gradients = self._ready_gradients.pop(thread, [])
         if self._replicated is not None and not self._replicated:
             return ()
@@ -221,11 +264,9 @@ class CollectiveOwners:
         return tuple(dict.fromkeys(layer for layer, _ in gradients if layer >= 0))
 
     def layers_of_range(self, label: str, around: int) -> tuple[int, ...] | None:
-        """The layers whose parameters a range of FSDP2 is for. ``around``: the layer around it (negative: none).
-
-        ``()`` if the range names no layer, or layers of another FSDP root than that of ``around``. None for a range
-        that is not from FSDP2.
-        """
+        """The layers whose parameters a range of FSDP2 is for. ``around``: the layer around it (negative: none). ``()``
+        if the range names no layer, or layers of another FSDP root than that of ``around``. None for a range that is
+        not from FSDP2."""
         if label not in self._names_in_range:
             match = _FSDP.fullmatch(label)
             self._names_in_range[label] = match and (match["next"] or match["own"] or "").split(", ")
@@ -283,6 +324,9 @@ def layers_by_fqn(paths: Iterable[tuple[str, ...]]) -> dict[str, list[int]]:
 
 # The process groups of a rank, from the entries that torch keeps in a job and writes to a trace
 
+_OF_MESH = "mesh_"
+"""Prefix of the description of a group that is one dimension of a ``DeviceMesh``. The name of the dimension follows."""
+
 
 def sole_group(groups: Iterable[Mapping[str, Any]]) -> GroupOfRanks | None:
     """The group that runs the collectives that do not name a group.
@@ -320,42 +364,3 @@ def mesh_of_groups(groups: Iterable[Mapping[str, Any]], rank: int) -> tuple[Mesh
 def _ranks(group: Mapping[str, Any]) -> tuple[int, ...]:
     ranks = group.get("ranks")
     return tuple(rank for rank in ranks if type(rank) is int) if isinstance(ranks, list) else ()
-
-
-# What the profiler does not record of launches
-
-
-def first_correlation_id(calls: Iterable[int], launched: Iterable[int]) -> int:
-    """The lowest correlation ID of a runtime call in a recording; 0 if it is unknown. A kernel without a recorded
-    launch and with a lower ID was launched before the recording began.
-
-    ``calls``: the IDs of all recorded calls of the CUDA runtime, which counts them up over the life of a process (CUPTI
-    Activity API, "correlation ID"); a kernel has the ID of the call that launched it. ``launched``: the IDs of the
-    kernels with a recorded launch. If none of them is that of a call, kernels are numbered in another way.
-
-    The order on a stream does not show which kernels were launched before: some launches inside a recording are not
-    recorded either, for example those of the CUDA driver before torch 2.1.
-    """
-    first, is_known = 0, False
-    numbers = set(islice(launched, _ENOUGH))
-    for number in calls:
-        if number > 0:
-            first = min(first or number, number)
-            is_known = is_known or number in numbers
-    return first if is_known else 0
-
-
-def threads_of_overhead(times: Sequence[int], operators: Iterable[tuple[int, int]]) -> list[int]:
-    """For each of some times, in their order: the thread on which the last operator before it started; 0 for none.
-
-    The profiler records its overhead without a thread, or with that of the caller of autograd for what is in a backward
-    pass. It is in an operator that launches work: no other operator starts meanwhile on the thread. ``operators``:
-    start and thread of each.
-    """
-    last_before = [(-1, 0)] * len(times)
-    until = times[-1] if times else -1
-    for start, thread in operators:
-        if start <= until:
-            index = bisect_left(times, start)
-            last_before[index] = max(last_before[index], (start, thread))
-    return [thread for _, thread in accumulate(last_before, max)]

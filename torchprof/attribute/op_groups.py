@@ -1,4 +1,5 @@
-"""Groups: operators and memory events that follow each other inside one range, attributed all at once.
+"""Groups: operators and memory events that follow each other inside one range, attributed all at once; and the order
+in which the rule walks over the events of several threads, with facts that only later events contain.
 
 A model runs the same operators in each call of a layer, and in each layer of a class. What follows from their names,
 inputs and nesting is found once, as an ``OpTree``. Only places, times and bytes differ from group to group.
@@ -14,8 +15,9 @@ from math import inf
 from operator import le, sub
 from typing import Any, NamedTuple
 
-from torchprof.attribute.compiled_graphs import CompiledGraphs, graph_of
+from torchprof.attribute.compiled_graphs import CompiledGraphs
 from torchprof.attribute.event_columns import EventColumns
+from torchprof.attribute.event_names import graph_of
 from torchprof.attribute.events import ACCUMULATES, Attributed, Event, Kind, Place, Places
 from torchprof.run.words import BACKWARD, FrameKind, is_runtime_call
 
@@ -31,7 +33,13 @@ class OpPath(NamedTuple):
 
 
 class OpTree:
-    """What equal groups share.
+    """What equal groups share. For example, ``linear`` calls ``t``, and ``addmm``, which allocates memory::
+
+        events    linear                paths     0: (around the group)
+                    t                             1: linear in 0
+                    addmm                         2: t in 1
+                      [memory]                    3: addmm in 1
+        parents   -1, 0, 0, 2           path_of   1, 2, 3, 3           is_call   1, 1, 1, 0
 
     - ``paths``: the distinct chains of operators. Path 0 is the range around the group. A memory event has the path of
       the operator around it, and so has an operator directly inside one of the same name: it is part of that call.
@@ -128,11 +136,9 @@ class OpTrees:
 
 
 class OpGroup(NamedTuple):
-    """The events of a thread from ``first`` up to ``first + len(ns)``.
-
-    ``place``: that of the range ``outer`` around them, or outside. ``ns``: of each event its time, cut at the end of
-    the range around it. ``all_places``: of the attribution.
-    """
+    """The events of a thread from ``first`` up to ``first + len(ns)``. ``place``: that of the range ``outer`` around
+    them, or outside. ``ns``: of each event its time, cut at the end of the range around it. ``all_places``: of the
+    attribution."""
 
     tree: OpTree
     columns: EventColumns
@@ -215,11 +221,9 @@ class ThreadWalk:
     _single: int = -1  # the next event that is in no group
 
     def end_of_group(self, limit: int, horizon: float) -> int:
-        """The index after the group that begins with the next event; that of the event itself if it is in no group.
-
-        A group ends before any event that is in no group, and before an operator that contains one; at ``limit``, where
-        the range around it ends; and before an operator that ends after ``horizon``, when another thread continues.
-        """
+        """The index after the group that begins with the next event; that of the event itself if it is in no group. A
+        group ends before any event that is in no group, and before an operator that contains one; at ``limit``, where
+        the range around it ends; and before an operator that ends after ``horizon``, when another thread continues."""
         index, columns = self.at, self.columns
         if self._single < index:
             end = self.groupable.find(0, index, self.after)

@@ -109,12 +109,11 @@ def _actions(ranges: Sequence[Event]) -> list[ActionRange]:
 
 
 def _steps_of_torch(columns: EventColumns) -> list[PipelineStep]:
-    """The steps from torch's ranges ``PP:…``. The class of the schedule and the ranks are unknown.
-
-    Such a range has the wait for what its action needs, then the action, and in the last stage the loss, which counts
-    as a part of the forward. The wait ends where a receive does on the CPU: torch ends its range when it is waited for.
-    There are no steps if ranges have several actions. A step begins where an action comes again.
-    """
+    """The steps from torch's ranges ``PP:…``. The class of the schedule and the ranks are unknown. Such a range has the
+    wait for what its action needs, then the action, and in the last stage the loss, which counts as a part of the
+    forward. The wait ends where a receive does on the CPU: torch ends its range when it is waited for. There are no
+    steps if ranges have several actions. A step begins where an action comes again: PP:1F0 PP:1F1 PP:1B0 PP:1B1 |
+    PP:1F0 … If the step begins with a receive or an unshard (PP:1RECV_F0), these belong to it."""
     names = {kind.name: _TORCHS.fullmatch(kind.name) for kind in columns.kinds if kind.kind is Kind.USER_LABEL}
     kinds = {name: match[1] or match[2] for name, match in names.items() if match is not None}
     if not kinds or _SEVERAL in kinds.values():
@@ -125,15 +124,15 @@ def _steps_of_torch(columns: EventColumns) -> list[PipelineStep]:
         if is_host_collective(span.name) and name_of_collective(span.name) == "recv"
     )
     steps: list[PipelineStep] = []
-    seen: set[str] = set()  # the actions of the current step
+    in_step: set[str] = set()  # the actions of the current step
     begin: int | None = None  # of the next step, if it has begun
     for span in columns.events_of(Kind.USER_LABEL):
         kind = kinds.get(span.name)
         if kind in ACTIONS:
-            if not steps or span.name in seen:
+            if not steps or span.name in in_step:
                 steps.append(PipelineStep(span.start_ns if begin is None else begin, 0, "", 0, (), [], []))
-                seen = set()
-            seen.add(span.name)
+                in_step = set()
+            in_step.add(span.name)
             begin = None
             number = bisect_right(received, span.end_ns) - 1
             start = max(span.start_ns, received[number] if number >= 0 else 0)

@@ -151,12 +151,12 @@ class Attribution:
                 yield self._group(index, until, thread, open_range)
                 continue
             walk.at = index + 1
-            item = self._single(index, thread, stack, open_range)
+            attributed = self._single(index, thread, stack, open_range)
             if extra:
                 yield from extra
                 extra.clear()
-            if item is not None:
-                yield item
+            if attributed is not None:
+                yield attributed
 
     def _group(self, first: int, after: int, thread: int, open_range: _Open) -> OpGroup:
         """The events from ``first`` up to ``after``, and all that is inside them."""
@@ -233,8 +233,8 @@ class Attribution:
         thread, name, signature = event.thread, event.name, event.signature
         around, layer = open_range[1], open_range[3]
         outer = around or self._outside
-        asks = name.startswith(C10D_OPS)
-        if asks and around is not None:
+        is_request = name.startswith(C10D_OPS)
+        if is_request and around is not None:
             outer = self._requester(thread, around, name, signature)
         kernels, frame, calls = self._ahead.kernels, outer.frame, 1
         if kernels and not outer.is_closed and (thread, event.start_ns, event.end_ns) in kernels:
@@ -248,7 +248,7 @@ class Attribution:
             place = self.places.inside(outer, _OP, name, signature)
         if name in REPLAYS and not outer.is_closed:
             self._launches.note_replay(outer, place)
-        if asks:
+        if is_request:
             self.collective_owners.note_request(event, place)
         return place, calls
 

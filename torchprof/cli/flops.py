@@ -45,7 +45,7 @@ def execute(arguments: argparse.Namespace) -> int:
         model = make_model(arguments.spec, arguments.kwargs)
     model.to(dtype=None if call.dtype is None else getattr(torch, call.dtype))
     model.train(arguments.train)
-    call.of(model)  # checks the method
+    call.method_of(model)  # checks the method
     args, kwargs = call.arguments(device)
     try:
         with torch.set_grad_enabled(arguments.backward):

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchprof.errors import TorchprofError, suggest
@@ -21,14 +22,12 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+# The call: --method, --input and --call-kwargs
 
 _INPUT = re.compile(
     r"(?:(?P<name>[A-Za-z_]\w*)=)?(?:(?P<dtype>[a-z]\w*):)?(?P<shape>\d+(?:,\d+)*)"
     r"(?::(?P<low>-?\d+(?:\.\d+)?)\.\.(?P<high>-?\d+(?:\.\d+)?))?"
 )
-
-
-SPECS = "file.py:Net, package.module:Net, timm:NAME, torchvision:NAME or transformers:FOLDER"
 
 
 class ModelCall(NamedTuple):
@@ -40,8 +39,8 @@ class ModelCall(NamedTuple):
     dtype: str | None
     text: str
 
-    def of(self, model: nn.Module) -> Callable[..., Any]:
-        """The method. Raises TorchprofError if the model does not have it."""
+    def method_of(self, model: nn.Module) -> Callable[..., Any]:
+        """The method to call. Raises TorchprofError if the model does not have it."""
         method: Any = model if self.method == "forward" else getattr(model, self.method, None)
         if not callable(method):
             from torch import nn
@@ -73,7 +72,53 @@ def call_of(arguments: argparse.Namespace) -> ModelCall:
     return ModelCall(arguments.method, inputs, kwargs, arguments.dtype, text)
 
 
+def parse_input(text: str) -> _Input:
+    """Parse ``[NAME=][DTYPE:]SHAPE[:LOW..HIGH]``. Raises TorchprofError."""
+    match = _INPUT.fullmatch(text)
+    if match is None:
+        raise TorchprofError(
+            f"--input {text!r} does not have the form [NAME=][DTYPE:]SHAPE[:LOW..HIGH]. Examples: 1,3,224,224 or "
+            "ids=int64:1,128:0..30522. What is not a tensor goes to --call-kwargs."
+        )
+    low, high = (None if match[end] is None else float(match[end]) for end in ("low", "high"))
+    if low is not None and high is not None and low >= high:
+        raise TorchprofError(f"--input {text!r}: the range {match['low']}..{match['high']} is empty.")
+    shape = tuple(map(int, match["shape"].split(",")))
+    return _Input(text, match["name"], match["dtype"], shape, low, high)
+
+
+class _Input(NamedTuple):
+    """The description of a random tensor: its shape, dtype and range of values, from ``low`` to ``high`` (exclusive).
+    ``name``: the keyword argument; None for a positional argument. ``text``: what the user wrote."""
+
+    text: str
+    name: str | None
+    dtype: str | None
+    shape: tuple[int, ...]
+    low: float | None
+    high: float | None
+
+    def make(self, device: torch.device | str, default_dtype: str | None) -> torch.Tensor:
+        """The tensor. ``default_dtype`` is used if the description has none."""
+        import torch
+
+        name = self.dtype or default_dtype or "float32"
+        dtype = getattr(torch, name, None)
+        if not isinstance(dtype, torch.dtype):
+            known = sorted(attribute for attribute, value in vars(torch).items() if isinstance(value, torch.dtype))
+            raise TorchprofError(f"--input {self.text}: torch has no dtype {name!r}. {suggest(name, known)}")
+        try:
+            if dtype.is_floating_point or dtype.is_complex:
+                low, high = self.low or 0.0, 1.0 if self.high is None else self.high
+                return torch.rand(self.shape, device=device).mul_(high - low).add_(low).to(dtype)
+            first, end = math.ceil(self.low or 0), 2 if self.high is None else math.ceil(self.high)
+            return torch.randint(first, end, self.shape, device=device).to(dtype)
+        except (RuntimeError, TypeError) as error:
+            raise TorchprofError(f"--input {self.text} cannot be made: {error}") from error
+
+
 def _json_object(option: str, text: str, example: str) -> dict[str, Any]:
+    """Parse an option whose value is a JSON object. Raises TorchprofError with an example of one."""
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -81,6 +126,28 @@ def _json_object(option: str, text: str, example: str) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
     raise TorchprofError(f"{option} is {text}, not a JSON object. Write an object: '{example}'.")
+
+
+def sum_of(output: Any) -> torch.Tensor:
+    """The sum of all tensors in an output that require a gradient: the loss from which backward starts."""
+    import torch
+
+    sums: list[torch.Tensor] = []
+    waiting = [output]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            sums.append(value.sum())
+        elif isinstance(value, (dict, tuple, list)):
+            waiting.extend(value.values() if isinstance(value, dict) else value)
+    if not sums:
+        raise TorchprofError("--backward: no output of the model requires a gradient.")
+    return sum(sums[1:], sums[0])
+
+
+# The model: SPEC and --kwargs
+
+SPECS = "file.py:Net, package.module:Net, timm:NAME, torchvision:NAME or transformers:FOLDER"
 
 
 def make_without_data(spec: str, kwargs_text: str) -> torch.nn.Module:
@@ -120,6 +187,45 @@ def make_model(spec: str, kwargs_text: str) -> torch.nn.Module:
     return made
 
 
+def _find(spec: str) -> Any:
+    """Import what ``package.module:name`` or ``file.py:name`` names; for a model of a library, get what makes it."""
+    place, colon, name = spec.rpartition(":")
+    if not colon or not place or not name:
+        raise TorchprofError(f"{spec!r} names no model: write {SPECS}.")
+    try:
+        module = _import_file(place) if place.endswith(".py") else _import_package(place)
+    except TorchprofError:
+        raise
+    except Exception as error:
+        install = f". Install it: pip install {place}" if place in _LIBRARIES and isinstance(error, ImportError) else ""
+        raise TorchprofError(f"{place} could not be imported: {type(error).__name__}: {error}{install}") from error
+    try:
+        return attrgetter(name)(module)
+    except AttributeError as error:
+        if place in _LIBRARIES:
+            return partial(_LIBRARIES[place], module, name)
+        names = [attribute for attribute in vars(module) if not attribute.startswith("_")]
+        raise TorchprofError(f"{place} has no {name!r}. {suggest(name, names)}") from error
+
+
+def _import_file(file: str) -> ModuleType:
+    path = Path(file).resolve()
+    if not path.is_file():
+        raise TorchprofError(f"There is no file {file}.")
+    sys.path.insert(0, str(path.parent))
+    file_spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert file_spec is not None and file_spec.loader is not None
+    module = importlib.util.module_from_spec(file_spec)
+    sys.modules.setdefault(path.stem, module)  # setdefault: another module may have this name
+    file_spec.loader.exec_module(module)
+    return module
+
+
+def _import_package(name: str) -> ModuleType:
+    sys.path.insert(0, str(Path.cwd()))
+    return importlib.import_module(name)
+
+
 def _of_transformers(transformers: Any, place: str, **kwargs: Any) -> Any:
     """The model of a ``config.json``, or of a folder with one, with random weights. ``kwargs``: for its config."""
     path = Path(place)
@@ -140,98 +246,3 @@ _LIBRARIES: dict[str, Callable[..., Any]] = {
     "transformers": _of_transformers,
 }
 """What makes a model of a library from a name that is not in its package."""
-
-
-def _find(spec: str) -> Any:
-    """Import what ``package.module:name`` or ``file.py:name`` names; for a model of a library, get what makes it."""
-    place, colon, name = spec.rpartition(":")
-    if not colon or not place or not name:
-        raise TorchprofError(f"{spec!r} names no model: write {SPECS}.")
-    try:
-        if place.endswith(".py"):
-            path = Path(place).resolve()
-            if not path.is_file():
-                raise TorchprofError(f"There is no file {place}.")
-            sys.path.insert(0, str(path.parent))
-            file_spec = importlib.util.spec_from_file_location(path.stem, path)
-            assert file_spec is not None and file_spec.loader is not None
-            module = importlib.util.module_from_spec(file_spec)
-            sys.modules.setdefault(path.stem, module)  # setdefault: another module may have this name
-            file_spec.loader.exec_module(module)
-        else:
-            sys.path.insert(0, str(Path.cwd()))
-            module = importlib.import_module(place)
-    except TorchprofError:
-        raise
-    except Exception as error:
-        install = f". Install it: pip install {place}" if place in _LIBRARIES and isinstance(error, ImportError) else ""
-        raise TorchprofError(f"{place} could not be imported: {type(error).__name__}: {error}{install}") from error
-    try:
-        return attrgetter(name)(module)
-    except AttributeError as error:
-        if place in _LIBRARIES:
-            return partial(_LIBRARIES[place], module, name)
-        names = [attribute for attribute in vars(module) if not attribute.startswith("_")]
-        raise TorchprofError(f"{place} has no {name!r}. {suggest(name, names)}") from error
-
-
-class _Input(NamedTuple):
-    """The description of a random tensor: its shape, dtype and range of values, from ``low`` to ``high`` (exclusive).
-    ``name``: the keyword argument; None for a positional argument. ``text``: what the user wrote."""
-
-    text: str
-    name: str | None
-    dtype: str | None
-    shape: tuple[int, ...]
-    low: float | None
-    high: float | None
-
-    def make(self, device: torch.device | str, otherwise: str | None) -> torch.Tensor:
-        """``otherwise``: the dtype if the description has none."""
-        import torch
-
-        name = self.dtype or otherwise or "float32"
-        dtype = getattr(torch, name, None)
-        if not isinstance(dtype, torch.dtype):
-            known = sorted(attribute for attribute, value in vars(torch).items() if isinstance(value, torch.dtype))
-            raise TorchprofError(f"--input {self.text}: torch has no dtype {name!r}. {suggest(name, known)}")
-        try:
-            if dtype.is_floating_point or dtype.is_complex:
-                low, high = self.low or 0.0, 1.0 if self.high is None else self.high
-                return torch.rand(self.shape, device=device).mul_(high - low).add_(low).to(dtype)
-            first, end = math.ceil(self.low or 0), 2 if self.high is None else math.ceil(self.high)
-            return torch.randint(first, end, self.shape, device=device).to(dtype)
-        except (RuntimeError, TypeError) as error:
-            raise TorchprofError(f"--input {self.text} cannot be made: {error}") from error
-
-
-def parse_input(text: str) -> _Input:
-    """Parse ``[NAME=][DTYPE:]SHAPE[:LOW..HIGH]``. Raises TorchprofError."""
-    match = _INPUT.fullmatch(text)
-    if match is None:
-        raise TorchprofError(
-            f"--input {text!r} does not have the form [NAME=][DTYPE:]SHAPE[:LOW..HIGH]. Examples: 1,3,224,224 or "
-            "ids=int64:1,128:0..30522. What is not a tensor goes to --call-kwargs."
-        )
-    low, high = (None if match[end] is None else float(match[end]) for end in ("low", "high"))
-    if low is not None and high is not None and low >= high:
-        raise TorchprofError(f"--input {text!r}: the range {match['low']}..{match['high']} is empty.")
-    shape = tuple(map(int, match["shape"].split(",")))
-    return _Input(text, match["name"], match["dtype"], shape, low, high)
-
-
-def sum_of(output: Any) -> torch.Tensor:
-    """The sum of all tensors in an output that require a gradient: the loss from which backward starts."""
-    import torch
-
-    sums: list[torch.Tensor] = []
-    waiting = [output]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, torch.Tensor) and value.requires_grad:
-            sums.append(value.sum())
-        elif isinstance(value, (dict, tuple, list)):
-            waiting.extend(value.values() if isinstance(value, dict) else value)
-    if not sums:
-        raise TorchprofError("--backward: no output of the model requires a gradient.")
-    return sum(sums[1:], sums[0])

@@ -1,21 +1,17 @@
-"""Options that several commands share. Each is declared here once, together with its check. And the parser of the
-command line."""
+"""Options that several commands share. Each is declared here once, together with its check."""
 
 from __future__ import annotations
 
 import argparse
 import os
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
-from shutil import get_terminal_size
-from textwrap import wrap
 from typing import Any, TypeAlias
 
-from torchprof.analyze.report import OPTIONS, QUESTIONS
+from torchprof.analyze.report import OPTIONS
 from torchprof.cli.models import SPECS
 from torchprof.errors import TorchprofError, suggest
-from torchprof.reports import PARQUET_RUN, Reported, format_of, known, options_of
+from torchprof.reports import PARQUET_RUN, Reported, format_of, options_of
 from torchprof.run.file import check_pyarrow
 from torchprof.run.formats import Unit, parse_amount
 from torchprof.run.saved import make_room, names_job_folder
@@ -29,7 +25,7 @@ TABLE_OPTIONS = ("depth", "show_events", "sort_by", "top", "percent", "tablefmt"
 
 REPORT_OPTIONS = ("op", "layer", "phase", "by_shape", "full_names")
 """The options that only reports have, likewise."""
-_BY_SHAPE_IN_REPORTS = "group_by_input_shape"
+_BY_SHAPE_IN_REPORTS = "group_by_input_shape"  # what reports call by_shape
 
 
 def whole_number(text: str) -> int:
@@ -72,6 +68,10 @@ def add_options(parser: argparse._ActionsContainer, *names: str, **more: Any) ->
         parser.add_argument(name, **{**_SHARED[name], **more})
 
 
+_DTYPES = {dtype.name: dtype.others for dtype in DTYPES if dtype.others}
+"""The dtypes of ``--dtype``, with other names."""
+
+
 def add_model_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """The model to run, how it is called, and its mode. Returns their group."""
     parser.add_argument("spec", metavar="SPEC", help=f"what makes the model: {SPECS}")
@@ -90,10 +90,6 @@ def add_model_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGrou
         "--dtype", type=dtype_name, metavar="DTYPE", help=f"of the model and of floating inputs: {', '.join(_DTYPES)}"
     )
     return model
-
-
-_DTYPES = {dtype.name: dtype.others for dtype in DTYPES if dtype.others}
-"""The dtypes of ``--dtype``, with other names."""
 
 
 def dtype_name(text: str) -> str:
@@ -160,8 +156,8 @@ def report_options(arguments: argparse.Namespace) -> dict[str, Any]:
     given = given_options(arguments, (*TABLE_OPTIONS, *REPORT_OPTIONS))
     refused = [option for option in given if option not in name_in_report]
     if refused:
-        known = [option for option in (*TABLE_OPTIONS, *REPORT_OPTIONS) if option in name_in_report]
-        choice = f"It has {in_words(known)}." if known else "It has no options."
+        valid = [option for option in (*TABLE_OPTIONS, *REPORT_OPTIONS) if option in name_in_report]
+        choice = f"It has {in_words(valid)}." if valid else "It has no options."
         raise TorchprofError(f"--report {name} has no {in_words(refused)}. {choice}")
     not_with_op = [option for option in ("layer", "by_shape") if option in given]
     if "op" in given and not_with_op:
@@ -178,17 +174,17 @@ def check_output(
     of its job, and its name, as for ``make_room``. A job folder is made now. Raises TorchprofError that names all files
     that cannot be written.
     """
-    known: dict[Path, str] = {}
+    name_of: dict[Path, str] = {}  # as the user wrote it
     problems = []
     for file in arguments.output:
         path = Path(file).resolve()
         try:
-            if path in known:
-                raise TorchprofError(f"{file}: the same file as -o {known[path]}.")
+            if path in name_of:
+                raise TorchprofError(f"{file}: the same file as -o {name_of[path]}.")
             _check_file(file, of, rank, world_size, job)
         except TorchprofError as error:
             problems.append(f"-o {error}")
-        known[path] = file
+        name_of[path] = file
     if problems:
         raise TorchprofError("\n".join(problems))
 
@@ -199,11 +195,11 @@ def _check_file(file: str, of: Reported, rank: int, world_size: int, job: str) -
     is_job = of == "run" and names_job_folder(file)
     if path.is_dir() and not is_job:
         raise TorchprofError(f"{file}: this is a folder, not a file.")
-    name = format_of(file, of=of)
+    report = format_of(file, of=of)
     try:
         if is_job:
             make_room(path, rank, world_size, job)
-        elif name == PARQUET_RUN:
+        elif report == PARQUET_RUN:
             check_pyarrow()
     except TorchprofError as error:
         raise TorchprofError(f"{file}: {error}") from error
@@ -216,85 +212,3 @@ def _check_file(file: str, of: Reported, rank: int, world_size: int, job: str) -
 def wants_timeline(arguments: argparse.Namespace) -> bool:
     """Whether one of the files to write needs a timeline."""
     return any(format_of(file) in ("chrome-trace", "html") for file in arguments.output)
-
-
-# The parser of the command line
-
-_HEADER = """\
-Which layer of a PyTorch model takes the time, the memory and the FLOPs?
-
-Record a run
-  torchprof profile net.py:Net --input 8,64   a model on random inputs
-  torchprof run train.py                      a whole script, unchanged
-  torchprof flops net.py:Net --input 8,64     parameters, MACs and FLOPs from shapes alone
-"""
-_COMMANDS = {
-    "time": "torchprof show run.json                     the answer first; also of a trace of torch.profiler",
-    "why": "torchprof show run.json",
-    "fit": "torchprof show run.json                     of a run that was recorded with --memory",
-    "changed": "torchprof compare before.json after.json    with limits for CI: --fail-if",
-    "waits": "torchprof show rank*.json                   the ranks of a job, compared",
-}
-"""For each question a command that answers it, by the keys of ``QUESTIONS``."""
-_REPORTS = "    --report NAME                             "
-_FOOTER = """\
-More
-  torchprof COMMAND --help                    all options and examples of a command
-  torchprof show run.json -o report.html      the run as a page, a table, a flame graph, a timeline
-  torchprof show run.json --json              a report as data
-
-Exit codes
-  0    success
-  1    the model failed, or a limit of `compare --fail-if` is exceeded
-  2    bad input, or a file could not be written
-  130  Ctrl-C
-  `torchprof run` ends as its script ends: with its exit code, or by the signal that ended it.
-"""
-
-
-class MainParser(argparse.ArgumentParser):
-    """The parser of ``torchprof``, whose help is ordered by questions. ``commands`` adds a command, whose help keeps
-    the line breaks of its epilog."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(usage="torchprof COMMAND ...", **options)
-        parser: Any = partial(argparse.ArgumentParser, formatter_class=argparse.RawDescriptionHelpFormatter)
-        self.commands: Any = self.add_subparsers(
-            required=True, dest="subcommand", metavar="COMMAND", parser_class=parser, prog="torchprof"
-        )
-
-    def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """The parsed arguments. Bad input ends the process with exit code 2, as ``argparse`` does; the error for an
-        unknown option names similar ones."""
-        command = next((word for word in words if not word.startswith("-")), None)
-        if not words:
-            self.error("a command is missing: torchprof --help shows them")
-        if command is not None and command not in self.commands.choices:
-            self.error(f"there is no command {command!r}. {suggest(command, self.commands.choices, every=True)}")
-        arguments, unknown = self.parse_known_args(words)
-        parser = self.commands.choices[arguments.subcommand]
-        options = [option for option in parser._option_string_actions if option.startswith("--")]
-        for word in unknown:
-            if word.startswith("-"):
-                name = word.partition("=")[0]
-                parser.error(f"there is no option {name}. {suggest(name, options, limit=1)}")
-        if unknown:
-            parser.error(f"too many arguments: {' '.join(unknown)}")
-        return arguments
-
-    def format_help(self) -> str:
-        """The commands and the reports, below the questions that they answer."""
-        reports = known()
-        sections = [self.format_usage(), _HEADER]
-        for key, command in _COMMANDS.items():
-            names = sorted(name for name, report in reports.items() if report.answers == key)
-            lines = [QUESTIONS[key], f"  {command}"]
-            if names:
-                lines += wrap(
-                    ", ".join(names),
-                    width=max(get_terminal_size().columns, 2 * len(_REPORTS)),
-                    initial_indent=_REPORTS,
-                    subsequent_indent=" " * len(_REPORTS),
-                )
-            sections.append("\n".join([*lines, ""]))
-        return "\n".join([*sections, _FOOTER])

@@ -51,7 +51,7 @@ def in_color(stream: TextIO) -> bool:
 def print_run(run: torchprof.Run, arguments: argparse.Namespace, otherwise: Callable[[], None] | None = None) -> None:
     """Print the report or the table that the user chose; if none was chosen, call ``otherwise``, or print the overview.
     With ``--json`` the data of the report is printed, of the overview if none was chosen."""
-    name, options = _chosen(arguments)
+    name, options = _chosen_report(arguments)
     if not name and not arguments.json and otherwise is not None:
         otherwise()
         return
@@ -60,12 +60,12 @@ def print_run(run: torchprof.Run, arguments: argparse.Namespace, otherwise: Call
         print(json.dumps(run.report(name, **options).data))
         return
     accepted = options_of(name)
-    for_terminal = {"color": in_color(sys.stdout), "width": terminal_width(), "whole": _whole(run)}
+    for_terminal = {"color": in_color(sys.stdout), "width": terminal_width(), "whole": _how_to_see_all(run)}
     options |= {option: value for option, value in for_terminal.items() if option in accepted}
     print(run.report(name, **options))
 
 
-def _chosen(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+def _chosen_report(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     """The report of ``--report`` or ``--summary``, or the table if one of its options was given; its options. ``""`` if
     the user chose none."""
     if arguments.report:
@@ -80,7 +80,7 @@ def _chosen(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     return "tree" if given else "", given
 
 
-def _whole(run: torchprof.Run) -> str:
+def _how_to_see_all(run: torchprof.Run) -> str:
     """The option that shows all layers."""
     deepest = max((len(layer.path) for layer in run.layers), default=1) - 1
     return f"--depth {deepest} shows all."
@@ -134,12 +134,11 @@ def sections_of(
     places = spaced([*largest_parts(run, _PLACES_SHOWN, width=terminal_width()), sentences])
     yield section(title_of_parts(run), places)
     # The sections above have the warnings, so those below do not repeat them.
-    advice = _advice(run, all_findings, command, is_trace)
     depth = fitting_depth(run, _LAYERS_SHOWN) if arguments.depth is None else arguments.depth
     if run.layers:
         yield section("The layers", _layers(run, arguments, color))
-    if advice:
-        yield section("Findings", advice)
+    if all_findings:
+        yield section("Findings", _first_findings(run, all_findings, command, is_trace))
     if run.device_times:
         yield section("The devices", _without_warnings(run, "device"))
     if any(time.communication_ns for time in run.device_times):
@@ -168,22 +167,23 @@ def section(title: str, part: Part) -> str:
 
 
 def _layers(run: torchprof.Run, arguments: argparse.Namespace, color: bool) -> str:
+    """The tree of layers as the options of the table say; without one, the rows that fit."""
     options = given_options(arguments, TABLE_OPTIONS)
     if not options:
-        return text_of(short_tree(run, _LAYERS_SHOWN, terminal_width(), _whole(run), color=color))
+        return text_of(short_tree(run, _LAYERS_SHOWN, terminal_width(), _how_to_see_all(run), color=color))
     deepest = max(len(layer.path) for layer in run.layers) - 1
-    hidden = "" if options.get("depth", deepest) >= deepest else f"\nDeeper layers are hidden: {_whole(run)}"
-    look = options.get("tablefmt")
-    return f"{text_of(_without_warnings(run, 'tree', color=color, **options), look)}{hidden}"
+    hidden = "" if options.get("depth", deepest) >= deepest else f"\nDeeper layers are hidden: {_how_to_see_all(run)}"
+    tree = _without_warnings(run, "tree", color=color, **options)
+    return f"{text_of(tree, options.get('tablefmt'))}{hidden}"
 
 
-def _advice(run: torchprof.Run, all_findings: Sequence[Advice], command: str, is_trace: bool) -> str:
+def _first_findings(run: torchprof.Run, all_findings: Sequence[Advice], command: str, is_trace: bool) -> str:
     """The most important findings, and which commands and options show more; "" if there are no findings."""
-    from torchprof.advise import findings, not_shown, unrecorded
+    from torchprof.advise import not_shown, texts_of_findings, unrecorded
 
     if not all_findings:
         return ""
-    parts = findings(run, all_findings[:_FINDINGS_SHOWN])
+    parts = texts_of_findings(run, all_findings[:_FINDINGS_SHOWN])
     if len(all_findings) > _FINDINGS_SHOWN:
         show = f"{command} --report advice".lstrip()
         parts.append(f"{not_shown(len(all_findings) - _FINDINGS_SHOWN)}: {show} shows all.")

@@ -147,7 +147,7 @@ def _step(model: torch.nn.Module, device: torch.device, call: ModelCall, backwar
     """A function that calls the model once, with backward if wanted."""
     import torch
 
-    method = call.of(model)
+    method = call.method_of(model)
     args, kwargs = call.arguments(device)
 
     def step() -> None:

@@ -23,6 +23,7 @@ from torchprof.run.meta import name_of_job
 from torchprof.run.saved import names_job_folder
 
 if TYPE_CHECKING:
+    from torchprof.profile.python_functions import PythonFunction
     from torchprof.profile.script import Ending, Script
 
 _EPILOG = """\
@@ -42,7 +43,7 @@ examples:
   torchrun --nproc-per-node 2 -m torchprof run -o 'rank{rank}.json' train.py
   torchrun --nproc-per-node 8 -m torchprof run -o job/ train.py
 """
-_RANK = "{rank}"
+_RANK = "{rank}"  # in the name of a file
 _FUNCTIONS_SHOWN = 15
 _BUILT_IN_OF_TORCH = re.compile(r"\btorch\b|torch\._C")
 
@@ -81,6 +82,7 @@ def add_to(commands: Commands) -> None:
 def execute(arguments: argparse.Namespace) -> NoReturn:
     """Run the script, write the files, print the report, and end the process as the script ended."""
     rank, world_size = _rank_and_world_size()
+    _check(arguments, world_size)
     files = _files(arguments, rank, world_size)
     # A copy of stdout, since the script may close or replace its own.
     stdout = os.fdopen(
@@ -119,12 +121,19 @@ def execute(arguments: argparse.Namespace) -> NoReturn:
                 print(failure, file=sys.stderr)
     elif ending.began:
         written = [failure or _written(file, world_size) for file, failure in failures.items()]
-        _print_report(_sections(program.run, ending, script, arguments, files, in_color(stdout)), written, stdout)
+        sections = _sections(program.run, ending, script, arguments, files, in_color(stdout))
+        _print_report(sections, written, stdout)
     ending.end()
 
 
-def _files(arguments: argparse.Namespace, rank: int, world_size: int) -> dict[str, str]:
-    """The files to write, by the user's names; absolute, since the script may change the working directory."""
+def _rank_and_world_size() -> tuple[int, int]:
+    """From the environment variables of torchrun; (0, 1) without them."""
+    rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    return (int(rank), int(world_size)) if rank.isdecimal() and world_size.isdecimal() else (0, 1)
+
+
+def _check(arguments: argparse.Namespace, world_size: int) -> None:
+    """Raise TorchprofError for options that a script, or a rank of a job, cannot have."""
     if arguments.json:
         raise TorchprofError(
             "torchprof run has no --json: stdout belongs to the script. Run it, then print the data of the saved run: "
@@ -132,18 +141,22 @@ def _files(arguments: argparse.Namespace, rank: int, world_size: int) -> dict[st
         )
     if arguments.python and world_size > 1:
         raise TorchprofError("--python runs the script twice, which a rank of a job cannot do: leave it out.")
-    name = arguments.script.rpartition(".")[2] if arguments.is_module else Path(arguments.script).resolve().stem
     for file in arguments.output:
         if world_size > 1 and _RANK not in file and not names_job_folder(file):
             raise TorchprofError(
                 f"-o {file}: all {world_size} ranks would write this file. Put {_RANK} into its name, or write a job "
                 "folder: job/"
             )
+
+
+def _files(arguments: argparse.Namespace, rank: int, world_size: int) -> dict[str, str]:
+    """The files to write, by the user's names; absolute, since the script may change the working directory."""
     if arguments.output:
         arguments.output = [file.replace(_RANK, str(rank)) for file in arguments.output]
         job = name_of_job() if world_size > 1 else ""
         check_output(arguments, rank=rank, world_size=world_size, job=job)
     else:  # the script runs even if the default file cannot be written
+        name = arguments.script.rpartition(".")[2] if arguments.is_module else Path(arguments.script).resolve().stem
         of_rank = f".rank{rank}" if world_size > 1 else ""
         arguments.output = [f"{name}{of_rank}.torchprof.json"]
     # A slash at the end says that this is a job folder.
@@ -162,12 +175,6 @@ def _print_report(sections: Iterator[str], written: Sequence[str], stdout: TextI
     except (TorchprofError, OSError) as error:
         with suppress(Exception):
             print(f"torchprof: {error}", *written, sep="\n", file=sys.stderr)
-
-
-def _rank_and_world_size() -> tuple[int, int]:
-    """From the environment variables of torchrun; (0, 1) without them."""
-    rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    return (int(rank), int(world_size)) if rank.isdecimal() and world_size.isdecimal() else (0, 1)
 
 
 def _written(file: str, world_size: int) -> str:
@@ -202,7 +209,7 @@ def _python_table(script: Script, ending: Ending) -> str:
     """Run the script under cProfile. Returns the table of its functions, without those of torch."""
     import torch
 
-    from torchprof.profile.script import profile_python
+    from torchprof.profile.python_functions import profile_python
 
     if ending.signal is not None:
         return "Not run: the first run was interrupted."
@@ -213,18 +220,22 @@ def _python_table(script: Script, ending: Ending) -> str:
     if not done.functions:
         return f"It recorded no function. {failed}".rstrip()
     in_torch = str(Path(torch.__file__).parent) + os.sep
-    table = [
-        [
-            f"{row.self_ns / 1e9:.3f}s",
-            f"{row.total_ns / 1e9:.3f}s",
-            str(row.calls),
-            row.function if row.file == "~" else f"{_relative(row.file)}:{row.line} {row.function}",
-        ]
-        for row in done.functions
-        if not (row.file.startswith(in_torch) or (row.file == "~" and _BUILT_IN_OF_TORCH.search(row.function)))
-    ]
+    table = [_row(function) for function in done.functions if not _is_of_torch(function, in_torch)]
     text = text_of(ReportTable.of_cells(["Self", "Total", "Calls", "Function"], table[:_FUNCTIONS_SHOWN]))
     return f"{text}\n{failed}" if failed else text
+
+
+def _is_of_torch(function: PythonFunction, in_torch: str) -> bool:
+    """Whether a function is torch's. ``in_torch``: the folder of its files."""
+    is_built_in = function.file == "~"
+    return function.file.startswith(in_torch) or (is_built_in and bool(_BUILT_IN_OF_TORCH.search(function.function)))
+
+
+def _row(function: PythonFunction) -> list[str]:
+    is_built_in = function.file == "~"
+    place = "" if is_built_in else f"{_relative(function.file)}:{function.line} "
+    self_s, total_s = f"{function.self_ns / 1e9:.3f}s", f"{function.total_ns / 1e9:.3f}s"
+    return [self_s, total_s, str(function.calls), f"{place}{function.function}"]
 
 
 def _relative(file: str) -> str:

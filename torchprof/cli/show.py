@@ -62,12 +62,6 @@ examples:
   torchprof show job/ --rank 3
 """
 
-_WORTH_PROCESSES = 2**24  # bytes of saved runs, which take a second to read
-_MOST_OF_USE = 4  # processes that read saved runs: one process merges them, which takes a third of the time
-MOST_RANKS = 256
-"""How many ranks are loaded at most, if ``--rank`` does not say which."""
-_NOT_WHILE_WRITING = (*TABLE_OPTIONS, *REPORT_OPTIONS, "report", "summary", "json", "rank", "add_cycles")
-
 
 def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
@@ -111,29 +105,32 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.jobs == 0:
         raise TorchprofError("--jobs is at least 1.")
     if folder:
-        for run in runs_of(files_of(arguments.files), arguments, one_by_one=True):
-            run.save(folder)
-            del run  # before the next one is loaded
-        count = len(torchprof.open_job(folder).ranks)
-        print(f"Written: {folder} has {count} rank{'s' if count > 1 else ''} now.", file=sys.stderr)
+        _write_job(folder, arguments)
         return 0
-    job, names, is_trace = read_job(arguments), arguments.files, False
-    if job is None:
+    names, is_trace = arguments.files, False
+    shown = read_job(arguments)
+    if shown is None:
         files = files_of(arguments.files)
-        job = read_many(files, arguments)
-        if job is None:
-            job = JobRun(torchprof.merge(runs_of(files, arguments), add_cycles=arguments.add_cycles))
         names, is_trace = [*files.saved, *files.traces], bool(files.traces)
-    run = job.run if arguments.rank is None else job.run.of_rank(arguments.rank)
-    for_page = {} if job.compared is None else {"compared": job.compared}
-    code = write_files(lambda path: run.export(path, **(for_page if format_of(path) == "html" else {})), arguments)
-    of_ranks = job.compared or run
+        shown = read_many(files, arguments)
+        if shown is None:
+            shown = RunToShow(torchprof.merge(runs_of(files, arguments), add_cycles=arguments.add_cycles))
+    run = shown.run if arguments.rank is None else shown.run.of_rank(arguments.rank)
+    page_options = {} if shown.compared is None else {"compared": shown.compared}
+    code = write_files(lambda path: run.export(path, **(page_options if format_of(path) == "html" else {})), arguments)
+    of_ranks = shown.compared or run
     print_run(
         of_ranks if arguments.report == "ranks" else run,
         arguments,
         lambda: print_all(run, arguments, names, of_ranks, is_trace=is_trace),
     )
     return code
+
+
+# The files: saved runs and traces
+
+_WORTH_PROCESSES = 2**24  # bytes of saved runs, which take a second to read
+_MOST_PROCESSES = 4  # that read saved runs: one process merges them, which takes a third of the time
 
 
 class Files(NamedTuple):
@@ -231,7 +228,7 @@ def _run_or_error(read: Callable[[str], torchprof.Run], file: str) -> torchprof.
 
 def processes_for_runs(arguments: argparse.Namespace) -> int:
     """How many processes read many saved runs: ``--jobs``, or one for each CPU, but no more than are of use."""
-    return arguments.jobs or min(_MOST_OF_USE, usable_cpus())
+    return arguments.jobs or min(_MOST_PROCESSES, usable_cpus())
 
 
 def _read_traces(files: Sequence[str], model: torch.nn.Module | None, arguments: argparse.Namespace) -> torchprof.Run:
@@ -253,6 +250,10 @@ def _read_traces(files: Sequence[str], model: torch.nn.Module | None, arguments:
 
 # Jobs: of many ranks, in a job folder or in files, all are compared, and only some are loaded
 
+MOST_RANKS = 256
+"""How many ranks are loaded at most, if ``--rank`` does not say which."""
+_NOT_WHILE_WRITING = (*TABLE_OPTIONS, *REPORT_OPTIONS, "report", "summary", "json", "rank", "add_cycles")
+
 
 def job_to_write(arguments: argparse.Namespace) -> str:
     """The job folder among the outputs, "" if there is none. Raises TorchprofError if anything else is to be done."""
@@ -270,14 +271,22 @@ def job_to_write(arguments: argparse.Namespace) -> str:
     return folder
 
 
-class JobRun(NamedTuple):
+def _write_job(folder: str, arguments: argparse.Namespace) -> None:
+    for run in runs_of(files_of(arguments.files), arguments, one_by_one=True):
+        run.save(folder)
+        del run  # before the next one is loaded
+    count = len(torchprof.open_job(folder).ranks)
+    print(f"Written: {folder} has {count} rank{'s' if count > 1 else ''} now.", file=sys.stderr)
+
+
+class RunToShow(NamedTuple):
     """The ``run`` to show. If it has chosen ranks of a job: what is ``compared`` of all, else None."""
 
     run: torchprof.Run
     compared: torchprof.Run | None = None
 
 
-def read_job(arguments: argparse.Namespace) -> JobRun | None:
+def read_job(arguments: argparse.Namespace) -> RunToShow | None:
     """The run of the job folder that is to be shown; None if none of the files is a job folder.
 
     Of more than ``MOST_RANKS`` ranks it has ``chosen_ranks``, and a warning with the verdict on all. These are compared
@@ -296,17 +305,17 @@ def read_job(arguments: argparse.Namespace) -> JobRun | None:
         )
     job = torchprof.open_job(folders[0])
     if arguments.rank is not None:
-        return JobRun(job.run([arguments.rank]))
+        return RunToShow(job.run([arguments.rank]))
     if len(job.ranks) <= MOST_RANKS:
-        return JobRun(job.run())
+        return RunToShow(job.run())
     comparison = job.comparison()
     run = with_comparison(job.run(chosen_ranks(comparison)), comparison)
     if arguments.report == "ranks" or any(format_of(output) == "html" for output in arguments.output):
         comparison = job.comparison(layers=True, processes=processes_for_runs(arguments))
-    return JobRun(run, comparison)
+    return RunToShow(run, comparison)
 
 
-def read_many(files: Files, arguments: argparse.Namespace) -> JobRun | None:
+def read_many(files: Files, arguments: argparse.Namespace) -> RunToShow | None:
     """The run of the chosen ranks of more than ``MOST_RANKS`` saved runs, as of a job folder; with --rank, the run of
     that rank. None if all runs are to be merged: there are fewer, or traces, or cycles to add up, or a file or a report
     for other programs is to be written. Raises TorchprofError."""
@@ -315,23 +324,22 @@ def read_many(files: Files, arguments: argparse.Namespace) -> JobRun | None:
     model_of(arguments, has_traces=False)  # raises if there is one
     file_of: dict[int, str] = {}
 
-    def compared() -> Iterator[torchprof.Run]:
+    def to_compare() -> Iterator[torchprof.Run]:
         for file, run in saved_runs(files, arguments, load_to_compare):
             file_of.update((meta.rank, file) for meta in run.metas)
             yield run
 
-    comparison = torchprof.merge(compared())
+    comparison = torchprof.merge(to_compare())
     ranks = chosen_ranks(comparison) if arguments.rank is None else [comparison.of_rank(arguments.rank).meta.rank]
-    chosen = files._replace(saved=[*dict.fromkeys(file_of[rank] for rank in ranks)])
-    runs = saved_runs(chosen, arguments, torchprof.load)
+    files_of_ranks = files._replace(saved=[*dict.fromkeys(file_of[rank] for rank in ranks)])
     run = torchprof.merge(
         of_rank
-        for _, run in runs
+        for _, run in saved_runs(files_of_ranks, arguments, torchprof.load)
         for of_rank in run.of_ranks(sorted({*ranks}.intersection(meta.rank for meta in run.metas)))
     )
     if arguments.rank is not None:
-        return JobRun(run)
-    return JobRun(with_comparison(run, comparison.to_compare()), comparison)
+        return RunToShow(run)
+    return RunToShow(with_comparison(run, comparison.to_compare()), comparison)
 
 
 def _is_for_programs(arguments: argparse.Namespace) -> bool:

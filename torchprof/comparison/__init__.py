@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
+from operator import add, sub
 from os import PathLike, fspath
+from typing import NamedTuple
 
 from torchprof.analyze.columns import Column, as_key, catalogue
-from torchprof.analyze.figures import figure_of
-from torchprof.analyze.sentences import waited_share
+from torchprof.analyze.figures import Figures, figure_of, figures_of_layers, measured_by_all
 from torchprof.comparison.diff import (
     ALPHA,
     BUSY,
@@ -20,19 +23,22 @@ from torchprof.comparison.diff import (
     UNDECIDED,
     WITHIN_NOISE,
     Change,
+    Denominator,
     Diff,
     Noise,
     Pair,
     false_discovery_rates,
     noise_of,
+    waited_at_most,
 )
-from torchprof.comparison.layers import Side, match_layers
-from torchprof.comparison.notes import Denominator, differences_of, notes_on, warnings_of_both
+from torchprof.comparison.layers import UNCHANGED, match_layers
+from torchprof.comparison.notes import differences_of, notes_on, warnings_of_both
 from torchprof.errors import TorchprofError
 from torchprof.run.formats import Bound, Figure
+from torchprof.run.measures import Spread
 from torchprof.run.run import Run
 from torchprof.run.saved import load
-from torchprof.run.words import NO_LAYERS, PHASES
+from torchprof.run.words import FORWARD, NO_LAYERS, PHASES
 
 
 def compare(before: Run | str | PathLike[str], after: Run | str | PathLike[str]) -> Diff:
@@ -60,20 +66,119 @@ def as_run(run: object, name: str, function: str) -> Run:
     )
 
 
+# The figures of one run
+
+_NEARLY_ALL_TIME = 0.99  # times of steps and of calls differ slightly by the cost of measuring them
+
+
+class _Side:
+    """One of the two runs, with its figures by layer. Lists are indexed as ``run.layers``, and end with the work of
+    ``NOT_SELECTED`` (-2) and ``OUTSIDE`` (-1)."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        layers = run.layers
+        self.below: list[list[int]] = [*layers.children, [], []]
+        of_layers = figures_of_layers(run, PHASES)
+        self.figures = [of_layers[layer.path] for layer in layers]
+        for selected_only in (False, True):
+            costs = {phase: run.no_layer(phase, selected=selected_only) for phase in PHASES}
+            self.figures.append(Figures(costs, costs))
+        self.known = [bool(figures.total) and not figures.unknown for figures in self.figures]
+        self.params = run.total_params()
+        self.knows_params = any(layer.params is not None for layer in layers)
+        self.peaks = self._peaks()
+        self.measured = measured_by_all(run)
+        self.steps = sum(meta.marked_steps for meta in run.metas)
+        self._steps_of = self._sampled_steps() if self.steps and self._steps_hold_all() else {}
+        self._spreads: defaultdict[tuple[int, str, int, str], list[Spread]] = defaultdict(list)  # of all devices
+        for key, spread in run.samples.items():
+            self._spreads[key.layer, key.phase, key.rank, key.measure].append(spread)
+
+    def worked(self, index: int, phase: str) -> bool:
+        """Whether a layer that was selected, or one below it, did anything in a phase."""
+        _, calls = self.run.rows.by_layer.get((index, PHASES.index(phase)), (None, 0))
+        return bool(calls or self.figures[index].cost(phase))
+
+    def _peaks(self) -> dict[tuple[int, str, bool], int]:
+        """The largest peak of memory above the start of a call, in bytes, by layer, phase and whether it is of a
+        device."""
+        peaks: dict[tuple[int, str, bool], int] = {}
+        for key, spread in self.run.samples.items():
+            place = (key.layer, key.phase, key.device != "cpu")
+            if key.measure == "peak_bytes":
+                peaks[place] = max(spread.max, peaks.get(place, spread.max))
+            elif key.measure == "kept_bytes":  # memory was recorded: without a peak it allocated nothing
+                peaks.setdefault(place, 0)
+        return peaks
+
+    def _steps_hold_all(self) -> bool:
+        """Whether all forward work of the models was in steps. An evaluation after the last one is in no step."""
+        in_steps: defaultdict[int, int] = defaultdict(int)
+        for key, spread in self.run.samples.items():
+            if key.measure == "step_cpu_ns" and key.phase == FORWARD:
+                in_steps[key.layer] += spread.sum
+        totals = [self.run.tree(FORWARD, number).total.cpu_ns for number in range(len(self.run.roots))]
+        return all(in_steps[root] >= _NEARLY_ALL_TIME * total for root, total in zip(self.run.layers.roots, totals))
+
+    def _sampled_steps(self) -> dict[int, tuple[int, ...]]:
+        """The steps in the samples, by rank: each is identified by the hash of its start time."""
+        steps = {}
+        for key, spread in self.run.samples.items():
+            if key.measure == "step_ns":
+                if len(set(spread.hashes)) < len(spread.hashes):  # values cannot be assigned to steps
+                    return {}
+                steps[key.rank] = spread.hashes
+        return steps
+
+    def of_steps(self, index: int, phase: str, field: str, is_self: bool = False) -> list[float]:
+        """The total or self time of a layer in each step, in the order of ``_sampled_steps``; empty without steps."""
+        values: list[float] = []
+        for rank, steps in self._steps_of.items():
+            taken = [0] * len(steps)
+            for spread in self._spreads[index, phase, rank, f"step_{field}"]:
+                by_step = dict(zip(spread.hashes, spread.sample))
+                taken = list(map(add, taken, map(by_step.get, steps, repeat(0))))
+            values += taken
+        for child in self.below[index] if is_self else ():
+            values = list(map(sub, values, self.of_steps(child, phase, field)))
+        return values
+
+    def of_calls(self, index: int, phase: str) -> list[float]:
+        """The time of each sampled call of a layer, times the number of its calls: so they compare to totals."""
+        spreads = [spread for meta in self.run.metas for spread in self._spreads[index, phase, meta.rank, "cpu_ns"]]
+        count = sum(spread.count for spread in spreads)
+        return [value * count for spread in spreads for value in spread.sample]
+
+
+# Two runs, layer by layer
+
+
+class _IndexedPair(NamedTuple):
+    """A pair, and the indices of its layer before and after, None for a run that does not have it. For the work of no
+    layer they are negative."""
+
+    pair: Pair
+    before: int | None
+    after: int | None
+
+
 class _Comparison:
+    """Makes a ``Diff``: first what is compared and per what, then the figures and their noise, then the pairs."""
+
     def __init__(self, before: Run, after: Run) -> None:
         self.runs = before, after
-        self.sides = Side(before), Side(after)
-        self.waited = tuple(max(map(waited_share, run.metas), default=0.0) for run in self.runs)
+        self.sides = _Side(before), _Side(after)
+        self.waited = tuple(map(waited_at_most, self.runs))
         self.matches = match_layers(before.layers, after.layers)
         self.models = [
             (old, new)
             for old, new, _ in self.matches
             if old is not None and new is not None and len(after.layers[new].path) == 1
         ]
-        self.counted = self._counted()
+        self.denominator = self._denominator()
         # Samples are always divided by the calls of the model. Totals only if the runs hold different numbers of calls.
-        self.scale = self.counted.counts if self.counted.unit else (1, 1)
+        self.scale = self.denominator.counts if self.denominator.unit else (1, 1)
         kinds = {run.meta.device or "device" for run in self.runs}
         self.device = (kinds.pop() if len(kinds) == 1 else "device").upper()
         self.quantities = tuple(self._quantities())
@@ -81,13 +186,17 @@ class _Comparison:
         self._noises: dict[tuple[int, int, str, str, bool], Noise | None] = {}
 
     def diff(self) -> Diff:
-        notes = tuple(notes_on(self.runs, self.models, self.counted, self.device))
-        warnings = tuple(warnings_of_both(*self.runs))
-        what, counts, _ = self.counted
-        return Diff(*self.runs, self._pairs(), self.quantities, what, counts, self._whole(), notes, warnings)
+        return Diff(
+            *self.runs,
+            self._pairs(),
+            self.quantities,
+            self.denominator,
+            self._changes_of_run(),
+            notes=tuple(notes_on(self.runs, self.models, self.denominator, self.device)),
+            warnings=tuple(warnings_of_both(*self.runs)),
+        )
 
-    def _counted(self) -> Denominator:
-        """What totals can be divided by."""
+    def _denominator(self) -> Denominator:
         for before, after in self.models:
             counts = self.runs[0].rows.forward_calls(before), self.runs[1].rows.forward_calls(after)
             if all(counts) and not (self.runs[0].layers[before].recursive or self.runs[1].layers[after].recursive):
@@ -96,11 +205,12 @@ class _Comparison:
         return Denominator("step", counts) if all(counts) else Denominator(None, (1, 1))
 
     def _quantities(self) -> Iterator[Column]:
+        """What is compared: what both runs measured, without rates; a peak only of phases in which both have one."""
         measured = self.sides[0].measured & self.sides[1].measured
         phases = [phase for phase in PHASES if any(phase in run.phases() for run in self.runs)]
         for column in catalogue(phases, measured, measured, self.device):
             if column.what == "rate" or (column.what == "params" and not all(side.knows_params for side in self.sides)):
-                continue  # rates are not compared
+                continue
             place = (column.phase, column.on_device)
             if column.what != "peak" or all(any(key[1:] == place for key in side.peaks) for side in self.sides):
                 yield column
@@ -135,23 +245,21 @@ class _Comparison:
         return self._noises[key]
 
     def _noise_of(self, before: int, after: int, quantity: Column, name: str, leaves: bool) -> Noise | None:
-        per_call = []
-        for side, index in enumerate((before, after)):
-            figures = self.sides[side]
+        """``leaves``: the layer has no layers below it in either run."""
+        of_steps, of_calls = [], []  # times per call of the model: a step may hold several calls
+        for index, figures, count in zip((before, after), self.sides, self.denominator.counts):
             values = figures.of_steps(index, quantity.phase, name, quantity.is_self)
-            # Per call of the model: a step may hold several calls.
-            per_call.append([value * figures.steps / self.counted.counts[side] for value in values])
-        are_few = any(len(values) < FEWEST for values in per_call)
+            of_steps.append([value * figures.steps / count for value in values])
+        samples = of_steps
+        are_few = any(len(values) < FEWEST for values in of_steps)
         if are_few and name == "cpu_ns" and (leaves or not quantity.is_self):
-            calls = [
-                [value / self.counted.counts[side] for value in self.sides[side].of_calls(index, quantity.phase)]
-                for side, index in enumerate((before, after))
-            ]
-            if all(calls) and min(map(len, calls)) > min(map(len, per_call)):
-                per_call = calls
-        return noise_of(*per_call) if all(per_call) else None
+            for index, figures, count in zip((before, after), self.sides, self.denominator.counts):
+                of_calls.append([value / count for value in figures.of_calls(index, quantity.phase)])
+            if all(of_calls) and min(map(len, of_calls)) > min(map(len, of_steps)):
+                samples = of_calls
+        return noise_of(*samples) if all(samples) else None
 
-    def _judge(self, pairs: Sequence[tuple[Pair, int | None, int | None]]) -> None:
+    def _judge(self, pairs: Sequence[_IndexedPair]) -> None:
         """Set the verdict of each difference of times: more than noise, or not."""
         for quantity in self.quantities:
             if not quantity.is_time:
@@ -179,51 +287,46 @@ class _Comparison:
         the run."""
         if noise is None or verdict not in (SLOWER, FASTER):
             return verdict
-        slow = verdict == SLOWER
-        worked = noise.medians[slow] * (1 - self.waited[slow])
-        return verdict if worked - noise.medians[not slow] > noise.spread or not self.waited[slow] else BUSY
+        slower = 1 if verdict == SLOWER else 0
+        worked = noise.medians[slower] * (1 - self.waited[slower])
+        is_clear = worked - noise.medians[1 - slower] > noise.spread
+        return verdict if is_clear or not self.waited[slower] else BUSY
 
     # The tree
 
     def _pairs(self) -> tuple[Pair, ...]:
+        """The pairs of the models, with all others below them, and of the work of no layer."""
+        pairs = self._matched_pairs()
+        tops = _nested(pair for pair, _, _ in pairs)
+        for index, name in NO_LAYERS.items():
+            if any(cost for side in self.sides for cost in side.figures[index].own.values()):
+                tops.append(Pair((name,), None, None, UNCHANGED))
+                pairs.append(_IndexedPair(tops[-1], index, index))
+        for quantity in self.quantities:
+            figures = [self._figures(side, quantity) for side in (0, 1)]
+            for pair, before, after in pairs:
+                if pair.is_layer or quantity.what == "cost":
+                    was = None if before is None else figures[0][before]
+                    now = None if after is None else figures[1][after]
+                    pair.changes[quantity.key] = _between(was, now)
+        self._judge(pairs)
+        return tuple(tops)
+
+    def _matched_pairs(self) -> list[_IndexedPair]:
+        """The pairs of all layers, without changes."""
         layers = self.runs[0].layers, self.runs[1].layers
         with_settings = all(any(layer.settings for layer in side) for side in layers)
-        of_before: dict[tuple[str, ...], Pair] = {}
-        of_after: dict[tuple[str, ...], Pair] = {}
-        everything: list[tuple[Pair, int | None, int | None]] = []
-        tops: list[Pair] = []
+        pairs = []
         for before, after, how in self.matches:
             old = None if before is None else layers[0][before]
             new = None if after is None else layers[1][after]
             shown = new or old
             assert shown is not None
             differs = tuple(differences_of(old, new, with_settings)) if old and new else ()
-            pair = Pair(shown.path, old, new, how, differs=differs)
-            everything.append((pair, before, after))
-            if old:
-                of_before[old.path] = pair
-            if new:
-                of_after[new.path] = pair
-        for pair, _, _ in everything:
-            # A removed layer goes below the pair of its old parent, wherever that parent is now.
-            around = of_after.get(pair.path[:-1]) if pair.after else of_before.get(pair.path[:-1])
-            (tops if around is None else around.children).append(pair)
-        for index, name in NO_LAYERS.items():
-            if any(cost for side in self.sides for cost in side.figures[index].own.values()):
-                pair = Pair((name,), None, None, "same")
-                everything.append((pair, index, index))
-                tops.append(pair)
-        for quantity in self.quantities:
-            figures = [self._figures(side, quantity) for side in (0, 1)]
-            for pair, before, after in everything:
-                if pair.is_layer or quantity.what == "cost":
-                    was = None if before is None else figures[0][before]
-                    now = None if after is None else figures[1][after]
-                    pair.changes[quantity.key] = _between(was, now)
-        self._judge(everything)
-        return tuple(tops)
+            pairs.append(_IndexedPair(Pair(shown.path, old, new, how, differs=differs), before, after))
+        return pairs
 
-    def _whole(self) -> dict[str, Change]:
+    def _changes_of_run(self) -> dict[str, Change]:
         """The changes of the run itself: the time of a step, and the peaks of memory."""
         whole = {}
         steps = [
@@ -245,6 +348,19 @@ class _Comparison:
                 largest = max(peaks[0]), max(peaks[1])
                 whole[key] = _exact(*largest, *largest)
         return whole
+
+
+def _nested(pairs: Iterable[Pair]) -> list[Pair]:
+    """Put the pairs below those of their parents; returns those without a parent. A removed layer goes below the pair
+    of its old parent, wherever that parent is now."""
+    pairs = [*pairs]
+    by_path_before = {pair.before.path: pair for pair in pairs if pair.before}
+    by_path_after = {pair.after.path: pair for pair in pairs if pair.after}
+    tops: list[Pair] = []
+    for pair in pairs:
+        parent = (by_path_after if pair.after else by_path_before).get(pair.path[:-1])
+        (tops if parent is None else parent.children).append(pair)
+    return tops
 
 
 def _between(before: Figure | None, after: Figure | None) -> Change:

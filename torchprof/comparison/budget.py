@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from torchprof.analyze.columns import Column
 from torchprof.analyze.figures import incomplete_phases
-from torchprof.analyze.sentences import about_uncounted, operators_without_shapes, waited_share
+from torchprof.analyze.warnings import about_uncounted, operators_without_shapes
 from torchprof.comparison import as_run, compare
-from torchprof.comparison.diff import BUSY, FEWEST, SLOWER, UNDECIDED, Change, Diff, Pair
+from torchprof.comparison.diff import BUSY, FEWEST, SLOWER, UNDECIDED, Change, Diff, Pair, waited_at_most
 from torchprof.comparison.layers import ADDED, REMOVED
 from torchprof.errors import TorchprofError, suggest
 from torchprof.run.formats import EXAMPLES, FORMATS, UNITS, Bound, Cell, Figure, Unit, parse_amount
@@ -25,6 +25,8 @@ from torchprof.run.words import NOT_SELECTED, OUTSIDE, OUTSIDE_NAME
 
 _PEAK, _STEP = "peak", "step"
 _NAMED = 3  # the most layers that are named as the cause
+
+# Limits
 
 _TARGET = re.compile(r"\s*(?:(?P<pattern>.*\S)\s*:\s*)?(?P<measure>\w+)\s*", re.DOTALL)
 _SHARE = re.compile(r"\+(\d+(?:\.\d+)?)\s*%")
@@ -102,6 +104,7 @@ def limit_of(text: str) -> Limit:
 
 
 def _limit(text: str, target: object, bound: object) -> Limit:
+    """Parse a limit from its two parts: ``"features.*: cpu_total"`` and ``"12ms"``."""
     match = _TARGET.fullmatch(target) if isinstance(target, str) else None
     if match is None:
         raise TorchprofError(f"{text!r} is not a limit: {target!r} is not a measure. {_SYNTAX}.")
@@ -119,11 +122,14 @@ def check(diff: Diff, limits: Iterable[Limit]) -> list[Outcome]:
     """
     outcomes = []
     for limit in limits:
-        checked = [_checked(diff, limit, subject) for subject in _subjects(diff, limit)]
-        failures = tuple(sentence for exceeded, sentence in checked if exceeded)
-        remarks = tuple(sentence for exceeded, sentence in checked if sentence and not exceeded)
+        results = [_checked(diff, limit, subject) for subject in _subjects(diff, limit)]
+        failures = tuple(result.sentence for result in results if result.is_exceeded)
+        remarks = tuple(result.sentence for result in results if result.sentence and not result.is_exceeded)
         outcomes.append(Outcome(limit, failures, remarks))
     return outcomes
+
+
+# What a limit is checked on
 
 
 class _Subject(NamedTuple):
@@ -137,21 +143,22 @@ class _Subject(NamedTuple):
     name: str
     change: Change
     unit: Unit
-    was_added: bool
-    is_sum: bool
-    parts: Callable[[], str]
+    was_added: bool = False
+    is_sum: bool = False
+    parts: Callable[[], str] = lambda: ""
     why_unknown: Callable[[int], str] = lambda side: ""
     is_elapsed: bool = False
 
 
 def _subjects(diff: Diff, limit: Limit) -> Iterator[_Subject]:
+    """The figures that a limit is checked on: one for each layer that it names, or one of the run."""
     if limit.measure == _PEAK and limit.pattern is None:
         yield _peak_of_run(diff, limit)
         return
     if limit.measure == _STEP and _STEP in diff.whole:
         if limit.pattern is not None:
             raise TorchprofError(f"{limit.text!r}: a step belongs to the run, not to a layer. Write {_STEP!r} alone.")
-        yield _Subject("the run", diff.whole[_STEP], Unit.TIME, False, False, lambda: "", is_elapsed=True)
+        yield _Subject("the run", diff.whole[_STEP], Unit.TIME, is_elapsed=True)
         return
     quantities = [quantity for quantity in diff.quantities if quantity.key == limit.measure]
     if limit.measure == _PEAK:  # of the device, if there is one, in all phases
@@ -164,26 +171,28 @@ def _subjects(diff: Diff, limit: Limit) -> Iterator[_Subject]:
             f"{limit.text!r}: work outside of all layers has no {limit.measure}. Limit its times, net memory or FLOPs."
         )
     for pair in _pairs(diff, limit):
-        quantity = quantities[0]
-        change = pair.changes[quantity.key]
-        if len(quantities) > 1:  # the largest of all phases; before, that may be another phase
-            changes = [pair.changes[quantity.key] for quantity in quantities]
-            change = Change(
-                _largest([each.before for each in changes]), _largest([each.after for each in changes]), None, UNDECIDED
-            )
-            quantity = next(
-                (quantity for quantity in quantities if pair.changes[quantity.key].after == change.after), quantity
-            )
+        quantity, change = _largest_of_phases(pair, quantities)
         yield _Subject(
             ".".join(pair.path),
             change,
             quantity.unit,
-            pair.how == ADDED,
-            quantity.what in ("cost", "calls"),
-            partial(_parts, diff, limit, pair, quantity),
-            partial(_why_unknown, diff, pair, quantity),
-            quantity.is_elapsed,
+            was_added=pair.how == ADDED,
+            is_sum=quantity.what in ("cost", "calls"),
+            parts=partial(_parts, diff, limit, pair, quantity),
+            why_unknown=partial(_why_unknown, diff, pair, quantity),
+            is_elapsed=quantity.is_elapsed,
         )
+
+
+def _largest_of_phases(pair: Pair, quantities: Sequence[Column]) -> tuple[Column, Change]:
+    """Of one measure in several phases the change of the largest value, and the quantity that has it after. Before, it
+    may be that of another phase."""
+    changes = [pair.changes[quantity.key] for quantity in quantities]
+    if len(changes) == 1:
+        return quantities[0], changes[0]
+    before, after = _largest([change.before for change in changes]), _largest([change.after for change in changes])
+    having = (quantity for quantity, change in zip(quantities, changes) if change.after == after)
+    return next(having, quantities[0]), Change(before, after, None, UNDECIDED)
 
 
 def _largest(values: Sequence[float | None]) -> float | None:
@@ -229,16 +238,26 @@ def _peak_of_run(diff: Diff, limit: Limit) -> _Subject:
     ]
     _, name, phase = max(where, default=(0, "", ""))
     parts = f" It was reached in {name}, {phase}." if name else ""
-    return _Subject("the run", diff.whole[key], Unit.BYTES, False, False, lambda: parts)
+    return _Subject("the run", diff.whole[key], Unit.BYTES, parts=lambda: parts)
 
 
-def _checked(diff: Diff, limit: Limit, subject: _Subject) -> tuple[bool, str]:
-    """Whether a limit is exceeded, and a sentence if there is something to report, else "".
+# The check
+
+
+class _Result(NamedTuple):
+    """Whether a figure exceeds its limit, and a sentence if there is something to report, else ""."""
+
+    is_exceeded: bool
+    sentence: str = ""
+
+
+def _checked(diff: Diff, limit: Limit, subject: _Subject) -> _Result:
+    """Check a limit on one figure.
 
     A lower bound above an absolute limit exceeds it. A lower bound below the limit raises: the result is unknown.
     """
     # Absolute limits are per call of the model. A diff of runs with equally many calls holds totals.
-    calls = diff.counts[1] if diff.unit is None and subject.is_sum and limit.share is None else 1
+    calls = diff.calls_in_figures if subject.is_sum and limit.share is None else 1
     figure = subject.change.figure(1)
     if not figure.is_known or (figure.bound is Bound.AT_LEAST and limit.share is not None):
         raise _unknown(limit, subject, 1, figure)
@@ -258,16 +277,16 @@ def _checked(diff: Diff, limit: Limit, subject: _Subject) -> tuple[bool, str]:
     if after <= most:
         if figure.bound is Bound.AT_LEAST:
             raise _unknown(limit, subject, 1, figure)
-        return False, ""
+        return _Result(False)
     sums = diff.counted if subject.is_sum and (limit.share is None or diff.unit) else None
     per = {"call": ", per forward call of the model", "step": ", per step"}.get(sums or "", "")
     sentence = f"{subject.name}: {limit.measure} {above}{per}."
     exceeded = f"Limit exceeded: {sentence}{subject.parts()}"
     if subject.unit is not Unit.TIME:
-        return True, exceeded
+        return _Result(True, exceeded)
     if figure.bound is Bound.AT_LEAST:
-        return True, f"{exceeded} It was not compared with noise: a part of the time is unknown."
-    return _judged(diff, limit, subject, after, most, (sentence, exceeded))
+        return _Result(True, f"{exceeded} It was not compared with noise: a part of the time is unknown.")
+    return _compared_with_noise(diff, limit, subject, after=after, most=most, sentence=sentence, exceeded=exceeded)
 
 
 def _relative(limit: Limit, share: Fraction, subject: _Subject, after: Fraction) -> tuple[Fraction, str]:
@@ -286,18 +305,17 @@ def _relative(limit: Limit, share: Fraction, subject: _Subject, after: Fraction)
     return before * (1 + share), in_words
 
 
-def _judged(
-    diff: Diff, limit: Limit, subject: _Subject, after: Fraction, most: Fraction, texts: tuple[str, str]
-) -> tuple[bool, str]:
-    """Whether a time above its limit exceeds it, and a sentence: it passes if noise or waiting for a processor may be
-    the cause. ``texts``: what the time is, and that it exceeds the limit."""
-    sentence, exceeded = texts
+def _compared_with_noise(
+    diff: Diff, limit: Limit, subject: _Subject, *, after: Fraction, most: Fraction, sentence: str, exceeded: str
+) -> _Result:
+    """The result of a time ``after`` that is above ``most``: it passes if noise or waiting for a processor may be the
+    cause. ``sentence``: what the time is; ``exceeded``: the report if it does not pass."""
     change, noise = subject.change, subject.change.noise
-    waited = max(map(waited_share, diff.after.metas), default=0.0) if subject.is_elapsed else 0.0
+    waited = waited_at_most(diff.after) if subject.is_elapsed else 0.0
     if waited and after * Fraction(1 - waited) <= most:
-        return False, _unclear(sentence, waited)
+        return _Result(False, _unclear(sentence, waited))
     if noise is None or min(noise.counts) < FEWEST or (limit.share is not None and change.verdict == UNDECIDED):
-        return True, f"{exceeded} It was not compared with noise: the runs have too few calls or steps."
+        return _Result(True, f"{exceeded} It was not compared with noise: the runs have too few calls or steps.")
     median, show = noise.medians[1], FORMATS[subject.unit]
     if limit.share is None:
         beyond = median - noise.spreads[1] > most
@@ -306,10 +324,10 @@ def _judged(
         beyond = change.verdict == SLOWER and Fraction(median) > Fraction(noise.medians[0]) * (1 + limit.share)
         typical = f"the median went from {show(noise.medians[0])} to {show(median)}: {change.verdict}"
     if beyond:
-        return True, exceeded
+        return _Result(True, exceeded)
     if change.verdict == BUSY:
-        return False, _unclear(sentence, max(waited, *(waited_share(meta) for meta in diff.before.metas)))
-    return False, f"Exceeded within noise, so it passes: {sentence[:-1]}; {typical}."
+        return _Result(False, _unclear(sentence, max(waited, waited_at_most(diff.before))))
+    return _Result(False, f"Exceeded within noise, so it passes: {sentence[:-1]}; {typical}.")
 
 
 def _unclear(sentence: str, waited: float) -> str:
@@ -323,24 +341,32 @@ def _parts(diff: Diff, limit: Limit, pair: Pair, quantity: Column) -> str:
     """A sentence on the layers at or below a pair that contribute most to exceeding a limit, the largest first."""
     if not pair.children or quantity.is_self:
         return ""
+    texts: list[tuple[Pair, Cell]]
     if limit.share is not None:
-        parts, hold_most, beyond_noise = diff.largest_parts(pair, quantity)
-        texts: list[tuple[Pair, Cell]] = [
-            (layer, f"+{quantity.write(change.difference or 0)}") for layer, change in parts
-        ]
-        lead = "Most" if hold_most else "The largest part" + "s" * (len(parts) > 1)
-        lead += f" of the difference{beyond_noise}"
+        layers, hold_most, beyond_noise = diff.largest_parts(pair, quantity)
+        texts = [(layer, f"+{quantity.write(change.difference or 0)}") for layer, change in layers]
+        parts = "Most" if hold_most else "The largest part" + "s" * (len(layers) > 1)
+        lead = f"{parts} of the difference{beyond_noise}"
     else:
-        own = diff.self_of(quantity)
-        calls = diff.counts[1] if diff.unit is None and own.is_self and quantity.what != "params" else 1
-        layers = [layer for layer in pair.walk() if layer.after is not None and (own.is_self or not layer.children)]
-        figures = [(layer, layer.changes[own.key].figure(1)) for layer in layers]
+        texts = [(layer, figure.text(quantity.write)) for layer, figure in _largest_after(diff, pair, quantity)]
         lead = "The largest parts"
-        figures = [(layer, figure) for layer, figure in figures if figure.is_known and figure.value > 0]
-        figures.sort(key=lambda part: -part[1].value)
-        texts = [(layer, figure._replace(value=figure.value / calls).text(quantity.write)) for layer, figure in figures]
     names = [f"{'.'.join(layer.path)} ({text})" for layer, text in texts[:_NAMED]]
     return f" {lead}: {', '.join(names)}." if names else ""
+
+
+def _largest_after(diff: Diff, pair: Pair, quantity: Column) -> list[tuple[Pair, Figure]]:
+    """The layers at or below a pair with their figures after, per call of the model, the largest first: of self, or if
+    the quantity has none, of the layers without children."""
+    own = diff.self_of(quantity)
+    calls = diff.calls_in_figures if own.is_self and quantity.what != "params" else 1
+    layers = [layer for layer in pair.walk() if layer.after is not None and (own.is_self or not layer.children)]
+    figures = [(layer, layer.changes[own.key].figure(1)) for layer in layers]
+    known = [(layer, figure) for layer, figure in figures if figure.is_known and figure.value > 0]
+    known.sort(key=lambda part: -part[1].value)
+    return [(layer, figure._replace(value=figure.value / calls)) for layer, figure in known]
+
+
+# Errors
 
 
 def _unknown(limit: Limit, subject: _Subject, side: int, figure: Figure) -> TorchprofError:

@@ -13,6 +13,7 @@ from os import PathLike
 from typing import Any, NamedTuple
 
 from torchprof.analyze.columns import Column
+from torchprof.analyze.warnings import waited_share
 from torchprof.run.formats import Bound, Figure
 from torchprof.run.layers import Layer
 from torchprof.run.measures import quantile
@@ -87,7 +88,11 @@ def rank_test(first: Sequence[float], second: Sequence[float]) -> float:
 
 def _exact(n: int, ties: tuple[int, ...], distance: int) -> float:
     """The share of the ways to choose ``n`` of all ranks whose doubled sum is at least ``distance`` from its
-    expectation. ``ties``: the sizes of the groups of equal values, in the order of the values."""
+    expectation. ``ties``: the sizes of the groups of equal values, in the order of the values.
+
+    Example: two of the ranks 1 to 4, without ties. The doubled sums are 6, 8, 10, 10, 12 and 14, 10 is expected. Two of
+    these six are at least 4 from that: 6 and 14.
+    """
     total = sum(ties)
     expected, every = n * (total + 1), comb(total, n)
     ways, digit = _ways(n, ties)
@@ -98,8 +103,11 @@ def _exact(n: int, ties: tuple[int, ...], distance: int) -> float:
 
 @lru_cache(maxsize=1024)
 def _ways(n: int, ties: tuple[int, ...]) -> tuple[int, int]:
-    """In how many ways ``n`` of all ranks have each doubled sum, and the bits of a digit: the counts are one large
-    integer with one digit for each sum, so adding a rank is one shift."""
+    """In how many ways ``n`` of all ranks have each doubled sum, and the number of bits of a digit.
+
+    The counts are one large integer with one digit for each sum, so that adding a rank to all sums is one shift. In the
+    example of ``_exact`` digit 10 is 2, the digits 6, 8, 12 and 14 are 1, all others 0.
+    """
     total = sum(ties)
     digit = comb(total, n).bit_length() + 1
     ways = [1, *[0] * n]  # by the number of ranks chosen so far
@@ -124,7 +132,7 @@ def false_discovery_rates(ps: Sequence[float]) -> list[float]:
     return rates
 
 
-# The comparison
+# Changes
 
 MORE, LESS, SAME = "more", "less", "same"
 """The verdicts of a change of an exact quantity."""
@@ -133,7 +141,11 @@ SLOWER, FASTER, WITHIN_NOISE, UNDECIDED = "slower", "faster", "within noise", "u
 BUSY = "unclear: the machine was busy"
 """The verdict of a change of elapsed time that waiting for a processor may explain."""
 
-_NAMED = 3  # the most layers that are named as the cause of a difference
+
+def waited_at_most(run: Run) -> float:
+    """The largest share of the recorded time, over ranks, for which the main thread waited for a processor; 0 if it is
+    too small to matter."""
+    return max(map(waited_share, run.metas), default=0.0)
 
 
 class Change(NamedTuple):
@@ -209,26 +221,52 @@ def _changes_in(pair: Pair, quantity: Column) -> Iterator[tuple[Pair, Change]]:
     return ((layer, layer.changes[quantity.key]) for layer in pair.walk() if quantity.key in layer.changes)
 
 
+# The comparison
+
+_NAMED = 3  # the most layers that are named as the cause of a difference
+
+
+class Denominator(NamedTuple):
+    """What totals can be divided by. ``counted``: "call" (forward calls of ``model``), "step" if the model was never
+    called itself, or None. ``counts``: how many of them each run recorded; 1 with neither."""
+
+    counted: str | None
+    counts: tuple[int, int]
+    model: str = ""
+
+    @property
+    def unit(self) -> str | None:
+        """What additive quantities are divided by: "call" or "step", or None for totals of the runs, which is if both
+        recorded equally many."""
+        return self.counted if self.counts[0] != self.counts[1] else None
+
+
+class LargestParts(NamedTuple):
+    """The ``layers`` that hold most of a difference (``hold_most``), or its largest parts. ``beyond_noise``: " beyond
+    noise" if they are the largest only among the changes that are, else ""."""
+
+    layers: list[tuple[Pair, Change]]
+    hold_most: bool
+    beyond_noise: str
+
+
 @dataclass(frozen=True, repr=False)
 class Diff:
     """Two runs compared, ``before`` and ``after``. Made by ``torchprof.compare``; the reports of a diff read it.
 
     ``pairs``: the models, with the layers below them in their order after (a removed layer is below its parent before),
     then the work of layers that were not selected, and the work outside all layers. ``quantities``: what is compared,
-    in the order of the tree's columns. ``counts``: how many forward calls of the model each run recorded (``counted``
-    is "call"), or how many steps, if the model was never called itself ("step"); with neither, ``counted`` is None and
-    both counts are 1. If the counts differ, additive quantities are per call or step: see ``unit``.
-    ``whole``: the changes of the run itself, by key: "step" (how long one lasted), "cpu_peak", "cuda_peak" or that of
-    another device. ``notes``: sentences on differences between the runs that make them hard to compare. ``warnings``:
-    the warnings of the two runs.
+    in the order of the tree's columns. ``denominator``: how many calls or steps each run recorded. If these numbers
+    differ, additive quantities are per call or step: see ``unit``. ``whole``: the changes of the run itself, by key:
+    "step" (how long one lasted), "cpu_peak", "cuda_peak" or that of another device. ``notes``: sentences on differences
+    between the runs that make them hard to compare. ``warnings``: the warnings of the two runs.
     """
 
     before: Run
     after: Run
     pairs: tuple[Pair, ...]
     quantities: tuple[Column, ...]
-    counted: str | None
-    counts: tuple[int, int]
+    denominator: Denominator
     whole: Mapping[str, Change]
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -241,9 +279,22 @@ class Diff:
         return f"<Diff of {models[0]} and {models[1]}>"
 
     @property
+    def counted(self) -> str | None:
+        return self.denominator.counted
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        return self.denominator.counts
+
+    @property
     def unit(self) -> str | None:
         """The unit of additive quantities: "call", "step", or None for totals of the runs."""
-        return self.counted if self.counts[0] != self.counts[1] else None
+        return self.denominator.unit
+
+    @property
+    def calls_in_figures(self) -> int:
+        """How many calls of the model, or steps, the additive figures after are for: 1 if they are per call or step."""
+        return self.counts[1] if self.unit is None else 1
 
     def walk(self) -> Iterator[Pair]:
         """All pairs, parents before children."""
@@ -265,19 +316,18 @@ class Diff:
         that one call on a busy machine weighs little."""
         if change.noise is None:
             return change.difference or 0
-        return change.noise.shift * (self.counts[1] if self.unit is None else 1)
+        return change.noise.shift * self.calls_in_figures
 
-    def largest_parts(self, pair: Pair, quantity: Column) -> tuple[list[tuple[Pair, Change]], bool, str]:
+    def largest_parts(self, pair: Pair, quantity: Column) -> LargestParts:
         """The first three layers at or below a pair whose self changed with the sign of the whole difference, the
-        largest ``weight`` first, without changes within noise and unclear ones; whether they hold most of the
-        difference; " beyond noise" or "".
+        largest ``weight`` first, without changes within noise and unclear ones.
 
         A quantity without a self, such as a peak, is taken from the layers without children. They hold most if they are
         more than half of the difference, and of all self changes with its sign, those within noise included. If not,
         the text is " beyond noise" if a self change that is within noise is larger than one of these.
         """
         if quantity.is_self or not pair.children:
-            return [], False, ""
+            return LargestParts([], False, "")
         own = self.self_of(quantity)
         difference = pair.changes[quantity.key].difference or 0
         with_its_sign = [
@@ -293,7 +343,7 @@ class Diff:
         # Quantities without a self, such as peaks, do not add up to the whole.
         hold_most = own.is_self and 2 * sum(named) > whole
         beyond_noise = " beyond noise" if max(noisy, default=0) > min(named, default=0) else ""
-        return layers, hold_most, "" if hold_most else beyond_noise
+        return LargestParts(layers, hold_most, "" if hold_most else beyond_noise)
 
     def beyond_noise(self, pair: Pair, quantity: Column) -> list[tuple[Pair, Change]]:
         """The layers at or below a pair whose own time changed beyond noise, in any direction, the largest first."""

@@ -1,19 +1,14 @@
-"""Matches the layers of two runs: by path, and where paths differ, by content. And ``Side``: the figures of one run."""
+"""Matches the layers of two runs: by path, and where paths differ, by content."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
-from itertools import repeat
-from operator import add, or_, sub
+from operator import or_
 from typing import NamedTuple
 
-from torchprof.analyze.figures import Figures, figures_of_layers, measured_by_all
 from torchprof.run.layers import Layers
-from torchprof.run.measures import Spread
-from torchprof.run.run import Run
-from torchprof.run.words import FORWARD, PHASES
 
 UNCHANGED, MOVED, RENAMED, ADDED, REMOVED = "same", "moved", "renamed", "added", "removed"
 """How a layer after is related to the layer before."""
@@ -68,6 +63,7 @@ class _LayerTree:
         return self.layers[index].path[-1]
 
     def key(self, index: int, level: int) -> Hashable:
+        """What must be equal for a layer to match at a level of ``_LEVELS``."""
         layer = self.layers[index]
         return (self.content[index], (layer.kind, layer.settings), layer.kind)[level]
 
@@ -90,8 +86,8 @@ class _Matching:
 
     def __init__(self, before: Layers, after: Layers) -> None:
         self.before, self.after = _LayerTree(before), _LayerTree(after)
-        self.partner: dict[int, Match] = {}  # of a layer after
-        self.matched: dict[int, int] = {}  # before → after
+        self.match_of_new: dict[int, Match] = {}
+        self.new_of_old: dict[int, int] = {}
         roots = self._roots()
         numbers: dict[Hashable, int] = {}
         with_settings = all(any(layer.settings for layer in layers) for layers in (before, after))
@@ -102,9 +98,10 @@ class _Matching:
             self._match(old, new, UNCHANGED)
 
     def _match(self, old: int, new: int, how: str) -> None:
-        self.partner[new], self.matched[old] = Match(old, new, how), new
+        self.match_of_new[new], self.new_of_old[old] = Match(old, new, how), new
 
     def _roots(self) -> list[tuple[int, int]]:
+        """The models that match: those with the same name, and the rest in order if the classes are known."""
         pairs = self._same_names(self.before.roots, self.after.roots)
         named_before, named_after = {old for old, _ in pairs}, {new for _, new in pairs}
         old = [index for index in self.before.roots if index not in named_before]
@@ -118,7 +115,7 @@ class _Matching:
 
     def by_path(self) -> None:
         """Match the children of matched layers, by name or by their place in a list."""
-        waiting = list(self.matched.items())
+        waiting = list(self.new_of_old.items())
         while waiting:
             above_old, above_new = waiting.pop()
             old, new = self.before.below[above_old], self.after.below[above_new]
@@ -133,45 +130,48 @@ class _Matching:
 
     def _aligned(self, old: Sequence[int], new: Sequence[int]) -> list[tuple[int, int]]:
         """The matching items of two lists, in the same order on both sides: items with equal content, between these
-        items with equal kind and settings, between those items of one kind."""
+        items with equal kind and settings, between those items of one kind.
+
+        Example: items with the contents A, B, C, D before and A, X, Y, C, D after. A matches at the start, C and D at
+        the end. Between them B matches X if X has its kind and settings, because both are item 1, or Y if only Y has
+        them. If neither has, the same by kind.
+        """
         pairs = []
         waiting = [(old, new, 0)]
         while waiting:
             old, new, level = waiting.pop()
             keys = [self.before.key(index, level) for index in old], [self.after.key(index, level) for index in new]
             if level:  # similar is not equal: match from the start by name too, and from the end only single candidates
-                alike = [(self.before.name(index), key) for index, key in zip(old, keys[0])]
-                first = _common(alike, [(self.after.name(index), key) for index, key in zip(new, keys[1])])
-                last = 0
+                start = _common([*zip(map(self.before.name, old), keys[0])], [*zip(map(self.after.name, new), keys[1])])
+                end = 0
             else:
-                first = _common(*keys)
-                last = _common(keys[0][first:][::-1], keys[1][first:][::-1])
-            stops = len(old) - last, len(new) - last
-            pairs += [*zip(old[:first], new[:first]), *zip(old[stops[0] :], new[stops[1] :])]
-            anchors = [
-                (first + position, first + other)
-                for position, other in _anchors(keys[0][first : stops[0]], keys[1][first : stops[1]])
-            ]
+                start = _common(*keys)
+                end = _common(keys[0][start:][::-1], keys[1][start:][::-1])
+            stops = len(old) - end, len(new) - end
+            pairs += [*zip(old[:start], new[:start]), *zip(old[stops[0] :], new[stops[1] :])]
+            in_between = _anchors(keys[0][start : stops[0]], keys[1][start : stops[1]])
+            anchors = [(start + position, start + other) for position, other in in_between]
             pairs += [(old[position], new[other]) for position, other in anchors]
-            for (a, b), (c, d) in zip([(first - 1, first - 1), *anchors], [*anchors, stops]):
+            # The gaps between anchors again, at the same level: fewer of their items are ambiguous.
+            for (a, b), (c, d) in zip([(start - 1, start - 1), *anchors], [*anchors, stops]):
                 if a + 1 < c and b + 1 < d and (anchors or level < _LEVELS - 1):
-                    waiting.append((old[a + 1 : c], new[b + 1 : d], level + (not anchors)))
+                    waiting.append((old[a + 1 : c], new[b + 1 : d], level if anchors else level + 1))
         return pairs
 
     def by_content(self) -> None:
         """Match the largest equal subtrees among the unmatched layers, wherever they are."""
         left: defaultdict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-        for side, tree, done in ((0, self.before, self.matched), (1, self.after, self.partner)):
+        for side, tree, done in ((0, self.before, self.new_of_old), (1, self.after, self.match_of_new)):
             for index, content in enumerate(tree.content):
                 if index not in done:
                     left[content][side].append(index)
         groups = [group for group in left.values() if group[0] and group[1]]
         for group in sorted(groups, key=lambda group: -self.before.size[group[0][0]]):
-            old = [index for index in group[0] if index not in self.matched]
-            new = [index for index in group[1] if index not in self.partner]
+            old = [index for index in group[0] if index not in self.new_of_old]
+            new = [index for index in group[1] if index not in self.match_of_new]
             for layer, other in self._unambiguous(old, new):
                 above = self.before.above[layer]
-                is_below_the_same = above >= 0 and self.matched.get(above) == self.after.above[other]
+                is_below_the_same = above >= 0 and self.new_of_old.get(above) == self.after.above[other]
                 self._match(layer, other, RENAMED if is_below_the_same else MOVED)
                 waiting = [(layer, other)]
                 while waiting:  # equal content: the children have the same names in the same order
@@ -193,18 +193,18 @@ class _Matching:
                 name, above = tree.name(index), tree.above[index]
                 if tree.has_params[index] or not name.isdecimal():
                     names.setdefault(name, ([], []))[side].append(index)
-                parent = above if side or above < 0 else self.matched.get(above)
+                parent = above if side or above < 0 else self.new_of_old.get(above)
                 if parent is not None and above >= 0:
                     parents.setdefault(parent, ([], []))[side].append(index)
         done: set[int] = set()
         for ones, others in (*names.values(), *parents.values()):
-            if len(ones) == len(others) == 1 and others[0] not in done and ones[0] not in self.matched:
+            if len(ones) == len(others) == 1 and others[0] not in done and ones[0] not in self.new_of_old:
                 done.add(others[0])
                 yield ones[0], others[0]
 
     def result(self) -> list[Match]:
-        matches = [self.partner.get(new, Match(None, new, ADDED)) for new in range(len(self.after.layers))]
-        removed = [Match(old, None, REMOVED) for old in range(len(self.before.layers)) if old not in self.matched]
+        matches = [self.match_of_new.get(new, Match(None, new, ADDED)) for new in range(len(self.after.layers))]
+        removed = [Match(old, None, REMOVED) for old in range(len(self.before.layers)) if old not in self.new_of_old]
         return matches + removed
 
 
@@ -215,7 +215,10 @@ def _common(old: Sequence[Hashable], new: Sequence[Hashable]) -> int:
 
 
 def _anchors(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """The positions of keys that occur once on each side: the longest chain that is in order on both."""
+    """The positions of keys that occur once on each side: the longest chain that is in order on both.
+
+    Example: A, B, C before and C, A, B after: A (0, 1) and B (1, 2).
+    """
     once = [{key for key, count in Counter(side).items() if count == 1} for side in (old, new)]
     positions = {key: position for position, key in enumerate(new)}
     common = [(position, positions[key]) for position, key in enumerate(old) if key in once[0] & once[1]]
@@ -228,93 +231,8 @@ def _anchors(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[tuple[int
         previous.append(piles[pile - 1] if pile else None)
         piles[pile:], tops[pile:] = [number, *piles[pile + 1 :]], [position, *tops[pile + 1 :]]
     chain = []
-    step = piles[-1] if piles else None
-    while step is not None:
-        chain.append(common[step])
-        step = previous[step]
+    last = piles[-1] if piles else None
+    while last is not None:
+        chain.append(common[last])
+        last = previous[last]
     return chain[::-1]
-
-
-# The figures of a run
-
-_NEARLY_ALL_TIME = 0.99  # times of steps and of calls differ slightly by the cost of measuring them
-
-
-class Side:
-    """One of the two runs, with its figures by layer. Lists are indexed as ``run.layers``, and end with the work of
-    ``NOT_SELECTED`` (-2) and ``OUTSIDE`` (-1)."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        layers = run.layers
-        self.below: list[list[int]] = [*layers.children, [], []]
-        of_layers = figures_of_layers(run, PHASES)
-        self.figures = [of_layers[layer.path] for layer in layers]
-        for selected_only in (False, True):
-            costs = {phase: run.no_layer(phase, selected=selected_only) for phase in PHASES}
-            self.figures.append(Figures(costs, costs))
-        self.known = [bool(figures.total) and not figures.unknown for figures in self.figures]
-        self.params = run.total_params()
-        self.knows_params = any(layer.params is not None for layer in layers)
-        self.peaks = self._peaks()
-        self.measured = measured_by_all(run)
-        self.steps = sum(meta.marked_steps for meta in run.metas)
-        self._steps_of = self._sampled_steps() if self.steps and self._steps_hold_all() else {}
-        self._spreads: defaultdict[tuple[int, str, int, str], list[Spread]] = defaultdict(list)  # of all devices
-        for key, spread in run.samples.items():
-            self._spreads[key.layer, key.phase, key.rank, key.measure].append(spread)
-
-    def worked(self, index: int, phase: str) -> bool:
-        """Whether a layer that was selected, or one below it, did anything in a phase."""
-        _, calls = self.run.rows.by_layer.get((index, PHASES.index(phase)), (None, 0))
-        return bool(calls or self.figures[index].cost(phase))
-
-    def _peaks(self) -> dict[tuple[int, str, bool], int]:
-        """The largest peak of memory above the start of a call, in bytes, by layer, phase and whether it is of a
-        device."""
-        peaks: dict[tuple[int, str, bool], int] = {}
-        for key, spread in self.run.samples.items():
-            of = (key.layer, key.phase, key.device != "cpu")
-            if key.measure == "peak_bytes":
-                peaks[of] = max(spread.max, peaks.get(of, spread.max))
-            elif key.measure == "kept_bytes":  # memory was recorded: without a peak it allocated nothing
-                peaks.setdefault(of, 0)
-        return peaks
-
-    def _steps_hold_all(self) -> bool:
-        """Whether all forward work of the models was in steps. An evaluation after the last one is in no step."""
-        in_steps: defaultdict[int, int] = defaultdict(int)
-        for key, spread in self.run.samples.items():
-            if key.measure == "step_cpu_ns" and key.phase == FORWARD:
-                in_steps[key.layer] += spread.sum
-        totals = [self.run.tree(FORWARD, number).total.cpu_ns for number in range(len(self.run.roots))]
-        return all(in_steps[root] >= _NEARLY_ALL_TIME * total for root, total in zip(self.run.layers.roots, totals))
-
-    def _sampled_steps(self) -> dict[int, tuple[int, ...]]:
-        """The steps in the samples, by rank: each is identified by the hash of its start time."""
-        steps = {}
-        for key, spread in self.run.samples.items():
-            if key.measure == "step_ns":
-                if len(set(spread.hashes)) < len(spread.hashes):  # values cannot be assigned to steps
-                    return {}
-                steps[key.rank] = spread.hashes
-        return steps
-
-    def of_steps(self, index: int, phase: str, field: str, is_self: bool = False) -> list[float]:
-        """The total or self time of a layer in each step, in the order of ``_sampled_steps``; empty without steps."""
-        values: list[float] = []
-        for rank, steps in self._steps_of.items():
-            taken = [0] * len(steps)
-            for spread in self._spreads[index, phase, rank, f"step_{field}"]:
-                by_step = dict(zip(spread.hashes, spread.sample))
-                taken = list(map(add, taken, map(by_step.get, steps, repeat(0))))
-            values += taken
-        for child in self.below[index] if is_self else ():
-            values = list(map(sub, values, self.of_steps(child, phase, field)))
-        return values
-
-    def of_calls(self, index: int, phase: str) -> list[float]:
-        """The time of each sampled call of a layer, times the number of its calls: so they compare to totals."""
-        spreads = [spread for meta in self.run.metas for spread in self._spreads[index, phase, meta.rank, "cpu_ns"]]
-        count = sum(spread.count for spread in spreads)
-        return [value * count for spread in spreads for value in spread.sample]

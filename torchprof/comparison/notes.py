@@ -3,59 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from torchprof.analyze.figures import measured_by_all
+from torchprof.comparison.diff import Denominator
 from torchprof.run.layers import Layer
 from torchprof.run.measures import MEASURES
 from torchprof.run.run import Run
 from torchprof.run.words import PHASES
 
-
-class Denominator(NamedTuple):
-    """What totals can be divided by: "call" (forward calls of ``model``), "step", or None, and how many of them each
-    run recorded."""
-
-    what: str | None
-    counts: tuple[int, int]
-    model: str = ""
-
-    @property
-    def unit(self) -> str | None:
-        """What the figures of the comparison are for one of; None where the runs hold equally many: then they are
-        totals."""
-        return self.what if self.counts[0] != self.counts[1] else None
-
-
 _Runs = tuple[Run, Run]  # before and after
 _Models = Sequence[tuple[int, int]]  # those that both runs have, by their indices before and after
 
 
-def notes_on(runs: _Runs, models: _Models, counted: Denominator, device: str) -> Iterator[str]:
+def notes_on(runs: _Runs, models: _Models, denominator: Denominator, device: str) -> Iterator[str]:
     """The notes on the comparison of two runs, as sentences, in the order in which reports show them."""
-    yield from _about_counts(runs, models, counted)
+    yield from _about_counts(runs, models, denominator)
     yield from _about_measures(runs, device)
     yield from _about_models(runs, models)
     yield from _about_conditions(runs)
 
 
-def _about_counts(runs: _Runs, models: _Models, counted: Denominator) -> Iterator[str]:
-    new, counts = runs[1], counted.counts
-    if counted.what is None and new.layers:
-        yield ("Figures are totals of the runs: the number of calls of a model, or of steps, is unknown.")
-    if counted.unit is not None:
-        what = f"forward call{{}} of {counted.model}" if counted.unit == "call" else "step{}"
+def _about_counts(runs: _Runs, models: _Models, denominator: Denominator) -> Iterator[str]:
+    new, counts = runs[1], denominator.counts
+    if denominator.counted is None and new.layers:
+        yield "Figures are totals of the runs: the number of calls of a model, or of steps, is unknown."
+    if denominator.unit is not None:
+        what = f"forward call{{}} of {denominator.model}" if denominator.unit == "call" else "step{}"
         yield (
             f"The runs recorded different numbers of {what.format('s')}: {counts[0]} before, {counts[1]} "
             f"after. Times, FLOPs, calls and net memory are per {what.format('')}."
         )
-    if counted.unit == "call":
+    if denominator.unit == "call":
         for before, after in models:
             calls = runs[0].rows.forward_calls(before), runs[1].rows.forward_calls(after)
             if calls[0] * counts[1] != calls[1] * counts[0]:
                 yield (
                     f"{new.layers[after].name} was called {calls[0]} times before and {calls[1]} times after. "
-                    f"Its number of calls per call of {counted.model} differs."
+                    f"Its number of calls per call of {denominator.model} differs."
                 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from torchprof.analyze.columns import Column
 from torchprof.analyze.report import ReportTable, Section, printable, report, spaced, stacked
@@ -13,11 +13,9 @@ from torchprof.errors import TorchprofError, suggest
 from torchprof.run.formats import FORMATS, UNKNOWN, Cell, ReportCell, Unit
 from torchprof.run.words import FORWARD
 
-_LARGEST = 3  # the number of layers that the headline names beyond noise
-_NAMED = 10  # the number of layers that are named for each kind of change
-_NAME = re.compile(r"^(\w+=)")  # the name of a setting
+# The table
+
 _NOISE_MARK = {WITHIN_NOISE: "~ ", UNDECIDED: "? ", BUSY: "? "}
-_HOW = {ADDED: "Added", REMOVED: "Removed", MOVED: "Moved", RENAMED: "Renamed"}
 
 
 @report("table", "the layers that changed most", answers="changed", suffix=".txt", of="diff")
@@ -35,7 +33,7 @@ def diff_table(diff: Diff, *, depth: int | None = None, sort_by: str | None = No
     """
     table, notes = table_of(diff, depth, sort_by, top)
     changes = [f"{what}: {line}" if what else line for what, lines in changes_of_layers(diff) for line in lines]
-    lead = [diff_headline(diff, sort_by=sort_by), *whole_of(diff)]
+    lead = [diff_headline(diff, sort_by=sort_by), *changes_of_run(diff)]
     below = [printable(note) for note in (*diff.notes, *diff.warnings)]
     return spaced([stacked(lead), table, *map(stacked, (notes, changes, below))])
 
@@ -43,28 +41,13 @@ def diff_table(diff: Diff, *, depth: int | None = None, sort_by: str | None = No
 def table_of(diff: Diff, depth: int | None, sort_by: str | None, top: int) -> tuple[ReportTable, list[str]]:
     """The table, and notes on it. The arguments are those of the report "table"."""
     main = main_of(diff, sort_by)
-    by = [main]
-    if sort_by is None and main.is_time:
-        by = [
-            quantity
-            for quantity in diff.quantities
-            if quantity.is_time and not quantity.is_self and quantity.measure == main.measure
-        ]
-    own = by if sort_by is not None else [*map(diff.self_of, by)]
-
-    def order(pair: Pair) -> tuple[bool, float]:
-        is_cut = depth is not None and len(pair.path) == depth + 1
-        totals = _changes(pair, by)
-        quiet = all(change.verdict in (SAME, WITHIN_NOISE) for change in totals)
-        return quiet, -sum(abs(diff.weight(change)) for change in (totals if is_cut else _changes(pair, own)))
-
     models = [pair for pair in diff.pairs if len(pair.path) == 1 and pair.is_layer]
     layers = [
         pair
         for pair in diff.walk()
         if (depth is None or len(pair.path) <= depth + 1) and not (len(pair.path) == 1 and pair.is_layer)
     ]
-    changed = sorted((pair for pair in layers if _has_changed(pair)), key=order)
+    changed = sorted(filter(_has_changed, layers), key=_ranking(diff, depth, main, is_main_alone=sort_by is not None))
     shown = [*models, *changed[:top]]
     others = [
         quantity
@@ -75,13 +58,37 @@ def table_of(diff: Diff, depth: int | None, sort_by: str | None, top: int) -> tu
         not _has_changed(pair) and any(change.verdict == UNDECIDED for change in pair.changes.values())
         for pair in layers
     )
-    same = len(layers) - len(changed) - unknown
     headings = ["Layer", f"{main.heading} before", f"{main.heading} after", "Difference", "Ratio", "Verdict"]
-    table = ReportTable.of_cells(
-        [*headings, *(f"Δ {quantity.heading}" for quantity in others)],
-        [[named(pair), *_main_cells(pair, main), *(_difference(pair, other) for other in others)] for pair in shown],
-    )
-    return table, [*_notes(same, unknown, len(changed) - top, [main, *others], shown)]
+    headings += [f"Δ {quantity.heading}" for quantity in others]
+    rows = [
+        [_name_cell(pair), *_main_cells(pair, main), *(_difference(pair, each) for each in others)] for pair in shown
+    ]
+    table = ReportTable.of_cells(headings, rows)
+    same, small = len(layers) - len(changed) - unknown, len(changed) - top
+    hidden = _notes_on_hidden(same=same, unknown=unknown, small=small)
+    return table, [*hidden, *_notes_on_noise([main, *others], shown)]
+
+
+def _ranking(
+    diff: Diff, depth: int | None, main: Column, *, is_main_alone: bool
+) -> Callable[[Pair], tuple[bool, float]]:
+    """The key that sorts layers, the largest change of the main quantity first; of a time in all phases, unless
+    ``is_main_alone``. It is the change of self, but of total for layers at ``depth``, which stand for those below."""
+    totals = [main]
+    if main.is_time and not is_main_alone:
+        totals = [
+            quantity
+            for quantity in diff.quantities
+            if quantity.is_time and not quantity.is_self and quantity.measure == main.measure
+        ]
+    own = totals if is_main_alone else [*map(diff.self_of, totals)]
+
+    def key(pair: Pair) -> tuple[bool, float]:
+        is_cut = depth is not None and len(pair.path) == depth + 1
+        is_quiet = all(change.verdict in (SAME, WITHIN_NOISE) for change in _changes(pair, totals))
+        return is_quiet, -sum(abs(diff.weight(change)) for change in _changes(pair, totals if is_cut else own))
+
+    return key
 
 
 def _others(diff: Diff, main: Column) -> Iterator[Column]:
@@ -121,13 +128,18 @@ def _has_changed(pair: Pair) -> bool:
     )
 
 
-def _notes(same: int, unknown: int, hidden: int, quantities: Sequence[Column], shown: Sequence[Pair]) -> Iterator[str]:
+def _notes_on_hidden(same: int, unknown: int, small: int) -> Iterator[str]:
+    """How many rows are not shown: without a change, with unknown ones, with smaller ones than those shown."""
     if same:
         yield f"Not shown: {same} row{'s' if same > 1 else ''} without a change."
     if unknown:
         yield f"Not shown: {unknown} row{'s' if unknown > 1 else ''} with unknown changes."
-    if hidden > 0:
-        yield f"{hidden} more row{'s are' if hidden > 1 else ' is'} hidden: shown are the largest changes."
+    if small > 0:
+        yield f"{small} more row{'s are' if small > 1 else ' is'} hidden: shown are the largest changes."
+
+
+def _notes_on_noise(quantities: Sequence[Column], shown: Sequence[Pair]) -> Iterator[str]:
+    """What the marks of times mean."""
     times = [quantity for quantity in quantities if quantity.is_time]
     in_both = [pair for pair in shown if pair.how not in (ADDED, REMOVED)]
     verdicts = {change.verdict for pair in in_both for change in _changes(pair, times) if change.difference is not None}
@@ -191,7 +203,7 @@ def _difference(pair: Pair, quantity: Column) -> Cell:
     return difference.written(f"{mark}{difference}{_share(change)}")
 
 
-def named(pair: Pair) -> Cell:
+def _name_cell(pair: Pair) -> Cell:
     """The printable path of a layer, marked if it was moved, renamed, added or removed."""
     path = ".".join(pair.path)
     name = printable(path)
@@ -203,11 +215,18 @@ def named(pair: Pair) -> Cell:
     return ReportCell(f"{name} ({pair.how})", path, ids={"change": pair.how}) if pair.how in (ADDED, REMOVED) else name
 
 
+# Changes of layers and of the run, as sentences
+
+_TITLES = {ADDED: "Added", REMOVED: "Removed", MOVED: "Moved", RENAMED: "Renamed"}
+_LISTED = 10  # the most layers that are listed for each kind of change
+_NAME_OF_SETTING = re.compile(r"^(\w+=)")
+
+
 def changes_of_layers(diff: Diff) -> Iterator[tuple[str, list[str]]]:
     """Layers that were added, removed, moved, renamed or changed, printable: ("Added", [a line for each layer]), …;
     after a kind with too many layers, ("", [a sentence: how many more]). Layers below an added or removed one are not
     listed."""
-    listed: dict[str, list[str]] = {what: [] for what in (*_HOW.values(), "Changed")}
+    listed: dict[str, list[str]] = {what: [] for what in (*_TITLES.values(), "Changed")}
     waiting = [(pair, "") for pair in reversed(diff.pairs)]
     while waiting:
         pair, around = waiting.pop()
@@ -217,21 +236,21 @@ def changes_of_layers(diff: Diff) -> Iterator[tuple[str, list[str]]]:
             below = sum(child.how == pair.how for child in pair.walk()) - 1
             about = [layer.kind] if layer and layer.kind else []
             about += [f"with {below} layer{'s' if below > 1 else ''} below"] if below else []
-            listed[_HOW[pair.how]].append(".".join(pair.path) + (f" ({', '.join(about)})" if about else ""))
+            listed[_TITLES[pair.how]].append(".".join(pair.path) + (f" ({', '.join(about)})" if about else ""))
         elif pair.how in (MOVED, RENAMED) and old and new:
-            listed[_HOW[pair.how]].append(f"{old.name} → {new.name}")
-        words = [
+            listed[_TITLES[pair.how]].append(f"{old.name} → {new.name}")
+        differences = [
             f"{what} {_settings(was, now) if what == 'settings' else f'{was} → {now}'}"
             for what, was, now in pair.differs
             if what in ("kind", "settings")
         ]
-        if words:
-            listed["Changed"].append(f"{'.'.join(pair.path)}: {'; '.join(words)}")
+        if differences:
+            listed["Changed"].append(f"{'.'.join(pair.path)}: {'; '.join(differences)}")
         waiting.extend((child, pair.how) for child in reversed(pair.children))
     for name, lines in listed.items():
-        hidden = len(lines) - _NAMED
+        hidden = len(lines) - _LISTED
         if lines:
-            yield name, [*map(printable, lines[:_NAMED])]
+            yield name, [*map(printable, lines[:_LISTED])]
         if hidden > 0:
             yield "", [f"{name}: {hidden} more layer{'s' if hidden > 1 else ''}, not shown."]
 
@@ -241,12 +260,15 @@ def _settings(before: str, after: str) -> str:
     the same order; else both as a whole."""
     old, new = _one_by_one(before), _one_by_one(after)
     changed = [f"{name}{was} → {now}" for (name, was), (_, now) in zip(old, new) if was != now]
-    alike = [name for name, _ in old] == [name for name, _ in new]
-    return ", ".join(changed) if alike and changed else f"{before} → {after}"
+    have_same_names = [name for name, _ in old] == [name for name, _ in new]
+    return ", ".join(changed) if have_same_names and changed else f"{before} → {after}"
 
 
 def _one_by_one(settings: str) -> list[tuple[str, str]]:
-    """Each setting as (its name with "=", or "", its value). Commas inside brackets do not separate settings."""
+    """Each setting as (its name with "=", or "", its value). Commas inside brackets do not separate settings.
+
+    Example: "3, bias=(1, 2)" is [("", "3"), ("bias=", "(1, 2)")].
+    """
     parts, depth = [""], 0
     for char in settings:
         depth += (char in "([{") - (char in ")]}")
@@ -254,25 +276,30 @@ def _one_by_one(settings: str) -> list[tuple[str, str]]:
             parts.append("")
         else:
             parts[-1] += char
-    return [("".join(named), value) for *named, value in (_NAME.split(part.strip(), 1) for part in parts)]
+    return [("".join(named), value) for *named, value in (_NAME_OF_SETTING.split(part.strip(), 1) for part in parts)]
 
 
-def whole_of(diff: Diff) -> list[str]:
+def changes_of_run(diff: Diff) -> list[str]:
     """A sentence for each change of the whole run: the duration of a step, and memory peaks."""
     sentences = []
     for key, change in diff.whole.items():
-        what, show = "A step", FORMATS[Unit.TIME]
+        subject, show = "A step", FORMATS[Unit.TIME]
         if key != "step":
             kind = key.removesuffix("_peak")
             device = {"cpu": "the CPU", "device": "the device"}.get(kind, kind.upper())
-            what, show = f"Peak on {device}", FORMATS[Unit.BYTES]
+            subject, show = f"Peak on {device}", FORMATS[Unit.BYTES]
         was, now = (UNKNOWN if value is None else show(value) for value in (change.before, change.after))
         if change.difference == 0:
-            sentences.append(f"{what}: the same, {now}.")
+            sentences.append(f"{subject}: the same, {now}.")
         else:
             verdict = "noise unknown" if change.verdict == UNDECIDED else change.verdict
-            sentences.append(f"{what}: {was} → {now}{_share(change)}{f', {verdict}' if key == 'step' else ''}.")
+            sentences.append(f"{subject}: {was} → {now}{_share(change)}{f', {verdict}' if key == 'step' else ''}.")
     return [printable(sentence) for sentence in sentences]
+
+
+# The headline
+
+_LARGEST = 3  # the most layers that the headline names beyond noise
 
 
 @report("headline", "in one or two sentences, what changed", answers="changed", of="diff")

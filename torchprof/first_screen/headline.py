@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from torchprof.analyze.ops import shortened
-from torchprof.analyze.report import printable, report
+from torchprof.analyze.report import printable, report, shortened
 from torchprof.analyze.sentences import count_of_ranks, summed_over
 from torchprof.analyze.top import KindOfWork, Parts, most_sampled, parts_of, source_lines
 from torchprof.run.layers import Layer, Layers
@@ -33,14 +32,14 @@ _NEARLY_ALL_OF_TOTAL = 0.95  # a phase with this share of the total is treated a
 _MOSTLY_IDLE = 0.5  # a device that is idle for more than this share of the time waits for the CPU
 
 _PHASES = {FORWARD: "the forward", BACKWARD: "the backward", RECOMPUTE: "the recomputation"}
-_OF_RANGES = {
+_PHASES_OF_RANGES = {
     FORWARD: "the ranges",
     BACKWARD: "the backward of the ranges",
     RECOMPUTE: "the recomputation in the ranges",
 }
 """For traces without modules: a range need not be a forward call."""
 _NO_LAYER = {OUTSIDE: "outside of all layers", NOT_SELECTED: "in layers that were not selected"}
-_PLAIN = {
+_NAMES_OF_KINDS = {
     "Linear": "linear layer",
     "LayerNorm": "layer norm",
     "RMSNorm": "RMS norm",
@@ -91,51 +90,52 @@ def headline(run: Run) -> str:
     is_empty = all((layer, work.label, work.name) == (OUTSIDE, "", BETWEEN_OPS) for layer, work in parts)
     if is_empty and measured.field == "cpu_ns" and not source_lines(run):
         return f"{before}No operator ran, and no layer was called."
-    buckets = _buckets(run, parts)
-    largest = max(buckets, key=lambda bucket: sum(buckets[bucket].values()))
-    here, everything = buckets[largest], sum(parts.values())
+    by_phase = _by_phase(run, parts)
+    largest = max(by_phase, key=lambda phase: sum(by_phase[phase].values()))
+    parts_of_largest, everything = by_phase[largest], sum(parts.values())
     if largest >= 0:
-        first, *more = _about_phase(run, measured, PHASES[largest], here, everything)
+        first, *more = _about_phase(run, measured, PHASES[largest], parts_of_largest, everything)
         return before + first if before else " ".join([first, *more])
-    clauses = [_Clause(sum(here.values()), _NO_LAYER[largest]), *_largest_work(run, measured, here)]
+    clauses = [_Clause(sum(parts_of_largest.values()), _NO_LAYER[largest])]
+    clauses += _largest_work(run, measured, parts_of_largest)
     return before + _sentence(run, measured, f"the {measured.name}", everything, clauses)
 
 
-def _buckets(run: Run, parts: Parts) -> dict[int, Parts]:
+def _by_phase(run: Run, parts: Parts) -> dict[int, Parts]:
     """The parts by the number of their phase, or by OUTSIDE or NOT_SELECTED.
 
     Backward work of no layer, such as that of autograd's engine and of the loss, is in the backward, unless the
     sentence is about selected layers.
     """
     in_backward = PHASES.index(BACKWARD) if run.meta.paths is None else None
-    buckets: defaultdict[int, Parts] = defaultdict(dict)
+    by_phase: defaultdict[int, Parts] = defaultdict(dict)
     for part, amount in parts.items():
         layer, work = part
-        in_phase = layer >= 0 or (layer == OUTSIDE and work.phase == in_backward)
-        buckets[work.phase if in_phase else layer][part] = amount
-    return buckets
+        is_of_phase = layer >= 0 or (layer == OUTSIDE and work.phase == in_backward)
+        by_phase[work.phase if is_of_phase else layer][part] = amount
+    return by_phase
 
 
 def _about_phase(run: Run, measured: _Measured, phase: str, parts: Parts, everything: int) -> Iterator[str]:
     """The sentence about the parts of a phase of layers; and one on the largest layer, if the first names none."""
-    name = (_PHASES if run.meta.model else _OF_RANGES)[phase]
+    name = (_PHASES if run.meta.model else _PHASES_OF_RANGES)[phase]
     name += " of the selected layers" if run.meta.paths is not None else ""
     whole = sum(parts.values())
-    of, total, clauses = name if measured.plain else f"the {measured.name} of {name}", whole, []
+    subject, total, clauses = name if measured.plain else f"the {measured.name} of {name}", whole, []
     if whole < _NEARLY_ALL_OF_TOTAL * everything:
-        of, total, clauses = f"the {measured.name}", everything, [_Clause(whole, f"in {name}")]
+        subject, total, clauses = f"the {measured.name}", everything, [_Clause(whole, f"in {name}")]
     tree = _Tree.of(run.layers, parts)
     deepest = tree.deepest_with_most_of(whole)
-    named = deepest is not None and (len(run.layers[deepest].path) > 1 or len(run.roots) > 1)
-    if deepest is not None and named:
+    is_named = deepest is not None and (len(run.layers[deepest].path) > 1 or len(run.roots) > 1)
+    if deepest is not None and is_named:
         clauses.append(_Clause(tree.totals[deepest], f"in `{_name(run, deepest)}`", deepest))
-    clauses.extend(_largest_within(run, measured, tree, parts, deepest, "its " if named else ""))
-    yield _sentence(run, measured, of, total, clauses)
-    parts_of_model = [] if named else [child for child in tree.children(deepest) if tree.totals[child]]
-    first = max(parts_of_model, key=tree.totals.__getitem__, default=None)
-    if first is not None and len(parts_of_model) > 1 and clauses[-1].layer != first:
+    clauses += _largest_within(run, measured, tree, parts, layer=deepest, is_named=is_named)
+    yield _sentence(run, measured, subject, total, clauses)
+    candidates = [] if is_named else [child for child in tree.children(deepest) if tree.totals[child]]
+    largest = max(candidates, key=tree.totals.__getitem__, default=None)
+    if largest is not None and len(candidates) > 1 and clauses[-1].layer != largest:
         which = f"layer of {_PHASES[phase]}" if deepest is not None else "model" if run.meta.model else "range"
-        yield f"The largest {which} is `{_name(run, first)}`, with {_share(tree.totals[first], whole)}."
+        yield f"The largest {which} is `{_name(run, largest)}`, with {_share(tree.totals[largest], whole)}."
 
 
 def _subject(run: Run) -> tuple[str, _Measured]:
@@ -196,63 +196,66 @@ class _Tree(NamedTuple):
 
 
 def _largest_within(
-    run: Run, measured: _Measured, tree: _Tree, parts: Parts, layer: int | None, pronoun: str
+    run: Run, measured: _Measured, tree: _Tree, parts: Parts, *, layer: int | None, is_named: bool
 ) -> list[_Clause]:
-    """The largest part below a layer (``layer``; None: below no model): a kind of layers, or the layer's own work."""
-    kinds: dict[tuple[str, str], list[int]] = {}
+    """The largest part in a layer (None: in no model): a kind of layers below it, or its own work.
+
+    ``is_named``: the sentence has named the layer before: "its linear layers", not "linear layers".
+    """
+    kinds: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for index in tree.below(layer):
         if tree.own[index]:
-            kinds.setdefault(_kind(run.layers[index], bool(run.meta.model)), []).append(index)
+            kinds[_kind(run.layers[index], bool(run.meta.model))].append(index)
     sums = {kind: sum(tree.own[index] for index in indices) for kind, indices in kinds.items()}
     largest = max(sums, key=sums.__getitem__, default=None)
-    if layer is not None and (largest is None or tree.own[layer] > sums[largest]):
-        here = {part: amount for part, amount in parts.items() if part[0] == layer}
-        work = _largest_work(run, measured, here)
-        if largest is None:
-            return work
-        if 2 * sum(amount for (_, kind), amount in here.items() if kind.may_be_below) > tree.own[layer]:
-            it = "it" if pronoun else f"`{_name(run, layer)}`"
-            return [_Clause(tree.own[layer], f"in compiled kernels of {it} or of layers below", layer)]
-        itself = "directly in it" if pronoun else f"directly in `{_name(run, layer)}`"
-        own = _Clause(tree.own[layer], f"{itself}, not in layers below, above all {work[0].where}", layer)
-        return [own, *work[1:]]
-    outside = {part: amount for part, amount in parts.items() if part[0] < 0} if layer is None else {}
-    if outside and (largest is None or sum(outside.values()) > sums[largest]):
-        return _largest_work(run, measured, outside)
-    assert largest is not None  # else all work is outside of layers
-    singular, several = largest
+    own = {part: amount for part, amount in parts.items() if (part[0] == layer if layer is not None else part[0] < 0)}
+    if largest is None or (own and sum(own.values()) > sums[largest]):
+        if layer is None or largest is None:
+            return _largest_work(run, measured, own)
+        return _own_work(run, measured, own, layer, "it" if is_named else f"`{_name(run, layer)}`")
+    singular, plural = largest
     layers = kinds[largest]
-    holds_more = any(tree.totals[index] > tree.own[index] for index in layers)
-    within = "directly in" if holds_more else "in"
+    has_more_below = any(tree.totals[index] > tree.own[index] for index in layers)
+    within = "directly in" if has_more_below else "in"
     if len(layers) == 1:
-        the_layer = None if holds_more else layers[0]
+        the_layer = None if has_more_below else layers[0]
         return [_Clause(sums[largest], f"{within} the {singular} `{_name(run, layers[0])}`", the_layer)]
-    return [_Clause(sums[largest], f"{within} {pronoun}{several}")]
+    return [_Clause(sums[largest], f"{within} {'its ' if is_named else ''}{plural}")]
+
+
+def _own_work(run: Run, measured: _Measured, own: Parts, layer: int, name: str) -> list[_Clause]:
+    """The work of a layer itself, where layers below it have work, too."""
+    whole = sum(own.values())
+    if 2 * sum(amount for (_, work), amount in own.items() if work.may_be_below) > whole:
+        return [_Clause(whole, f"in compiled kernels of {name} or of layers below", layer)]
+    largest, *line = _largest_work(run, measured, own)
+    return [_Clause(whole, f"directly in {name}, not in layers below, above all {largest.where}", layer), *line]
 
 
 def _largest_work(run: Run, measured: _Measured, parts: Parts) -> list[_Clause]:
     """The largest of operators, labels, kernels, and time between operators; then the source line that takes most of it
     between operators, if there was a sampling thread."""
-    described: defaultdict[str, Parts] = defaultdict(dict)
+    by_phrase: defaultdict[str, Parts] = defaultdict(dict)
     for part, amount in parts.items():
-        described[_described(measured, part[1])][part] = amount
-    amounts = {where: sum(of.values()) for where, of in described.items()}
-    where = max(amounts, key=amounts.__getitem__)
-    clauses = [_Clause(amounts[where], where)]
+        by_phrase[_in_work(measured, part[1])][part] = amount
+    amounts = {phrase: sum(same.values()) for phrase, same in by_phrase.items()}
+    largest = max(amounts, key=amounts.__getitem__)
+    clauses = [_Clause(amounts[largest], largest)]
     lines = source_lines(run) if measured.field == "cpu_ns" else {}
-    gaps = {
+    sampled = {
         work.at(layer): amount
-        for (layer, work), amount in described[where].items()
+        for (layer, work), amount in by_phrase[largest].items()
         if work.name == BETWEEN_OPS and work.at(layer) in lines
     }
-    sampled = most_sampled(sum((lines[gap] for gap in gaps), Counter[SourceLine]()))
-    if sampled is not None:
-        line, share = sampled
-        clauses.append(_Clause(min(round(sum(gaps.values()) * share), amounts[where]), f"at `{shortened(line)}`"))
+    line = most_sampled(sum((lines[where] for where in sampled), Counter[SourceLine]()))
+    if line is not None:
+        text, share = line
+        clauses.append(_Clause(min(round(sum(sampled.values()) * share), amounts[largest]), f"at `{shortened(text)}`"))
     return clauses
 
 
-def _described(measured: _Measured, kind: KindOfWork) -> str:
+def _in_work(measured: _Measured, kind: KindOfWork) -> str:
+    """The phrase for a kind of work: "in `aten::mm`"."""
     _, label, work = kind
     if label == LAUNCH_NOT_RECORDED:
         return f"in the kernel `{shortened(work)}`"
@@ -273,7 +276,7 @@ def _kind(layer: Layer, is_of_model: bool) -> tuple[str, str]:
         return "layer" if is_of_model else "range", printable(layer.name)
     convolution = _CONVOLUTION.fullmatch(layer.kind)
     if convolution is None:
-        singular = _PLAIN.get(layer.kind, f"`{printable(layer.kind)}` layer")
+        singular = _NAMES_OF_KINDS.get(layer.kind, f"`{printable(layer.kind)}` layer")
     else:
         sizes = _KERNEL_SIZE.search(layer.settings)
         size = f"{convolution[2]}D" if sizes is None else sizes[1].replace(", ", "×")
@@ -288,10 +291,11 @@ def _name(run: Run, index: int) -> str:
     return printable(".".join(path[1:] if len(run.roots) == 1 and len(path) > 1 else path))
 
 
-def _sentence(run: Run, measured: _Measured, of: str, whole: int, clauses: Sequence[_Clause]) -> str:
-    """Each part is inside the one before, and has its share of the whole: "62% of the forward is in …, 44% in …"."""
+def _sentence(run: Run, measured: _Measured, subject: str, whole: int, clauses: Sequence[_Clause]) -> str:
+    """Each part is inside the one before, and has its share of the whole: "62% of the forward is in …, 44% in …".
+    ``subject``: the name of the whole."""
     verb = "are" if measured.field == "flops" else "is"
-    texts = [f"{_share(clauses[0].amount, whole)} of {of} {verb} {clauses[0].where}"]
+    texts = [f"{_share(clauses[0].amount, whole)} of {subject} {verb} {clauses[0].where}"]
     for (before, *_), clause in pairwise(clauses):
         share = _share(clause.amount, whole)
         if clause.amount >= _NEARLY_ALL_OF_PART * before:

@@ -6,33 +6,24 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from torchprof.advise import Advice, findings_table, judge, place, share_of
+from torchprof.advise import Advice, findings_table, judge, place_in_words, share_of
 from torchprof.advise.evidence import Evidence
 from torchprof.analyze.compiled import compiled_in_short
 from torchprof.analyze.report import Part, name_of_layer, printable, stacked
-from torchprof.analyze.sentences import about_times, count_of_ranks, from_to
+from torchprof.analyze.sentences import about_times, count_of_ranks
 from torchprof.analyze.steps import device_parts, ns_behind_the_cpu, percents, time_parts
 from torchprof.analyze.top import measures_of
 from torchprof.first_screen.headline import headline
 from torchprof.ranks import balance_of
 from torchprof.ranks.pipeline_report import pipelines_in_short
 from torchprof.ranks.sentences import straggler
-from torchprof.run.formats import format_count, format_memory, short_time
+from torchprof.run.formats import as_range, format_count, format_memory, short_time
 from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.run import Run
-from torchprof.run.torch_names import CONVOLUTIONS, FACTORS
+from torchprof.run.torch_names import PRODUCT_KERNELS
 from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, Frame, FrameKind
 
-FIRST_SHARE = 0.03
-"""A finding with a smaller gain is not on the first screen."""
-_FINDINGS = 3  # at most, on the first screen
-_WIDTH = 100
-_LINES = 2  # at most, of a finding, and of its remedy
-_CALLS_FOR_PERCENTILES = 20  # with fewer calls, less than one is beyond the 95th
-_MOSTLY_PRODUCTS = 0.5  # the share of the time in products from which on it is said
-_PRODUCTS = {*FACTORS, *CONVOLUTIONS}
-_NO_BATCH_FIRST = ("LSTM", "GRU", "RNN", "MultiheadAttention", "Transformer")
-"""The classes whose input has its time, not the batch, in its first dimension unless ``batch_first=True``."""
+_WIDTH = 100  # at most, in characters
 
 
 def verdict(run: Run, width: int | None = None, findings: Sequence[Advice] | None = None) -> list[Part]:
@@ -48,6 +39,10 @@ def verdict(run: Run, width: int | None = None, findings: Sequence[Advice] | Non
 
 # What ran
 
+_CALLS_FOR_PERCENTILES = 20  # with fewer calls, less than one is beyond the 95th
+_TIME_FIRST = ("LSTM", "GRU", "RNN", "MultiheadAttention", "Transformer")
+"""The classes whose input has its time, not the batch, in its first dimension unless ``batch_first=True``."""
+
 
 def lines_of_run(run: Run) -> list[str]:
     """What ran, and the parts of its time: a line each."""
@@ -60,12 +55,12 @@ def lines_of_run(run: Run) -> list[str]:
 def what_ran(run: Run) -> str:
     """Steps or calls with their times, the rate, the size of the model and its peak memory, in one line."""
     no_grad = [spread for key, spread in run.samples.items() if key.measure == "no_grad_ns"]  # in a run with backward
-    timed = [_times(run), _spread(no_grad, "call", " without gradients") if no_grad else ""]
-    return printable(" · ".join(filter(None, [*timed, _rate(run), _params(run), _macs(run), *_peaks(run)])))
+    times = [_times(run), _distribution(no_grad, "call", " without gradients") if no_grad else ""]
+    return printable(" · ".join(filter(None, [*times, _rate(run), _params(run), _macs(run), *_peak(run)])))
 
 
 def _times(run: Run) -> str:
-    """The median of a step, or of a call of the model, with the smallest and the largest."""
+    """The time of a step, or of a call of the model: the median with the smallest and the largest."""
     ranks = f"{count_of_ranks(run)} ranks" if len(run.metas) > 1 else ""
     steps = _spreads(run, OUTSIDE, "step_ns")
     has_steps = steps and (any(meta.marked_steps for meta in run.metas) or BACKWARD in run.phases())
@@ -75,7 +70,7 @@ def _times(run: Run) -> str:
 def _times_of_steps(run: Run, steps: Sequence[Spread]) -> str:
     behind = max(ns_behind_the_cpu(run, meta) for meta in run.metas)
     ahead = f" on the CPU, which runs ahead of {run.meta.device_heading}: {short_time(behind)}" if behind else ""
-    return f"{_spread(steps, 'step')}{ahead}"
+    return f"{_distribution(steps, 'step')}{ahead}"
 
 
 def _times_of_calls(run: Run) -> str:
@@ -91,7 +86,7 @@ def _times_of_calls(run: Run) -> str:
         name += ", input shapes differ"
     if not spreads[root] or "cpu_ns" not in run.meta.measured:
         return f"{models[root]:,} call{'s' * (models[root] != 1)} of {name}"
-    return _spread(spreads[root], "forward call", f" of {name}")
+    return _distribution(spreads[root], "forward call", f" of {name}")
 
 
 def _called_models(run: Run) -> dict[int, int]:
@@ -105,19 +100,22 @@ def _spreads(run: Run, layer: int, measure: str) -> list[Spread]:
     return [run.samples[key] for key in keys if key in run.samples]
 
 
-def _spread(spreads: Sequence[Spread], of: str, what: str = "") -> str:
-    """The median and the spread of the steps or calls of all ranks. ``spreads``: one for each rank."""
+def _distribution(spreads: Sequence[Spread], noun: str, suffix: str = "") -> str:
+    """The times of the steps or calls of all ranks: "32 forward calls of Net: median 81.2ms, 90% in 79–95.2ms".
+
+    ``spreads``: one for each rank. ``noun``: "forward call", ``suffix``: " of Net".
+    """
     whole = sum(spreads[1:], spreads[0])
     if whole.count == 1:
-        return f"1 {of}{what}: {short_time(whole.sum)}"
-    of_each = len(spreads) > 1 and len({spread.count for spread in spreads}) == 1
-    count = spreads[0].count if of_each else whole.count
-    many = f"{count:,} {of}{'s' * (count != 1)}{what}{' each' * of_each}"
+        return f"1 {noun}{suffix}: {short_time(whole.sum)}"
+    is_each = len(spreads) > 1 and len({spread.count for spread in spreads}) == 1  # as many on each rank
+    count = spreads[0].count if is_each else whole.count
+    counted = f"{count:,} {noun}{'s' * (count != 1)}{suffix}{' each' * is_each}"
     median = short_time(whole.median)
     if whole.count < _CALLS_FOR_PERCENTILES:
-        return f"{many}: median {median} ({from_to(short_time(whole.min), short_time(whole.max))})"
-    low, high = (short_time(whole.quantile(share)) for share in (0.05, 0.95))
-    return f"{many}: median {median}, 90% in {from_to(low, high)}"
+        return f"{counted}: median {median} ({as_range(short_time(whole.min), short_time(whole.max))})"
+    p5, p95 = (short_time(whole.quantile(share)) for share in (0.05, 0.95))
+    return f"{counted}: median {median}, 90% in {as_range(p5, p95)}"
 
 
 def _rate(run: Run) -> str:
@@ -131,11 +129,11 @@ def _rate(run: Run) -> str:
     if not layer.input_shapes or not (layer.same_shapes or calls == 1):
         return ""
     shape = layer.input_shapes[0]
-    is_embedded = any(other.kind == "Embedding" and other.input_shapes == (shape,) for other in run.layers)
-    if len(shape) == 2 and min(shape) > 0 and is_embedded:
+    are_tokens = any(other.kind == "Embedding" and other.input_shapes == (shape,) for other in run.layers)
+    if len(shape) == 2 and min(shape) > 0 and are_tokens:
         return f"{_number(calls * shape[0] * shape[1] * 1e9 / wall_ns)} tokens/s"
     may_have_time_first = any(
-        other.kind.startswith(_NO_BATCH_FIRST) and "batch_first=True" not in other.settings for other in run.layers
+        other.kind.startswith(_TIME_FIRST) and "batch_first=True" not in other.settings for other in run.layers
     )
     if len(shape) not in (2, 4, 5) or shape[0] < 1 or may_have_time_first:  # three may be (time, batch, features)
         return ""
@@ -143,6 +141,7 @@ def _rate(run: Run) -> str:
 
 
 def _number(value: float) -> str:
+    """A number in three digits, with all digits before the point: 12.3, 1,234."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -164,7 +163,7 @@ def _macs(run: Run) -> str:
     return f"{bound}{format_count(tree.total.macs / tree.calls)} MACs a call" if tree.calls else ""
 
 
-def _peaks(run: Run) -> Iterator[str]:
+def _peak(run: Run) -> Iterator[str]:
     """The largest peak of memory, and the layer with the largest part of what was live then."""
     memory = max(run.memory, key=lambda device: device.peak_bytes, default=None)
     if memory is None or memory.peak_bytes <= 0:
@@ -186,17 +185,23 @@ def parts_of_time(run: Run) -> Iterator[str]:
     if not run.meta.model and run.layers:
         return
     if "device_ns" in run.meta.measured:
-        yield _line(f"{run.meta.device_heading}: ", percents(device_parts(run)))
+        yield _line_of_parts(f"{run.meta.device_heading}: ", percents(device_parts(run)))
     if "cpu_ns" in run.meta.measured:
         name = "CPU: " if "device_ns" in run.meta.measured else ""
-        yield _line(name, percents(time_parts(run, "cpu_ns")))
+        yield _line_of_parts(name, percents(time_parts(run, "cpu_ns")))
 
 
-def _line(name: str, shares: dict[str, int]) -> str:
+def _line_of_parts(name: str, shares: dict[str, int]) -> str:
     return name + " · ".join(f"{part} {share}%" for part, share in shares.items()) if shares else ""
 
 
 # What would help
+
+FIRST_SHARE = 0.03
+"""A finding with a smaller gain is not on the first screen."""
+_FINDINGS = 3  # at most, on the first screen
+_LINES = 2  # at most, of a finding, and of its remedy
+_MOSTLY_PRODUCTS = 0.5  # the share of the time in products from which on it is said
 
 
 def what_would_help(run: Run, width: int = _WIDTH, findings: Sequence[Advice] | None = None) -> Part:
@@ -205,24 +210,24 @@ def what_would_help(run: Run, width: int = _WIDTH, findings: Sequence[Advice] | 
     evidence = Evidence(run)
     first = first_findings(evidence, findings)
     if not first:
-        return textwrap.fill(_nothing(run), width)
-    texts = (_drawn(number, *in_short(advice, evidence), width) for number, advice in enumerate(first, 1))
+        return textwrap.fill(_no_finding(run), width)
+    texts = (_wrapped(number, *in_short(advice, evidence), width) for number, advice in enumerate(first, 1))
     return findings_table("\n".join(["What would help", *texts]), first)
 
 
 def first_findings(evidence: Evidence, findings: Sequence[Advice] | None = None) -> list[Advice]:
     """The findings of the first screen. ``findings``: all findings, if they are known."""
-    known = judge(evidence.run).advice if findings is None else findings
-    shares = ((advice, share_of(advice.gain, evidence)) for advice in known)
+    findings = judge(evidence.run).advice if findings is None else findings
+    shares = ((advice, share_of(advice.gain, evidence)) for advice in findings)
     return [advice for advice, share in shares if share < 0 or share >= FIRST_SHARE][:_FINDINGS]
 
 
 def in_short(advice: Advice, evidence: Evidence) -> tuple[str, str]:
     """A finding in two sentences: the gain, the place and the cause; and the remedy."""
-    return f"{short_gain(advice, evidence)}{place(advice)}: {advice.cause}", advice.action
+    return f"{short_gain(advice, evidence)}{place_in_words(advice)}: {advice.cause}", advice.action
 
 
-def _drawn(number: int, cause: str, remedy: str, width: int) -> str:
+def _wrapped(number: int, cause: str, remedy: str, width: int) -> str:
     """A finding and its remedy, each in two lines at most."""
     lines = []
     for text, indent in ((f"{number}. {cause}", ""), (f"→ {remedy}", "   ")):
@@ -252,11 +257,7 @@ def short_gain(advice: Advice, evidence: Evidence) -> str:
     return f"Up to {' and '.join(parts)}" if parts else "Gain unknown"
 
 
-def _has_product(frames: Iterable[Frame]) -> bool:
-    return any(frame.kind == FrameKind.OP and frame.name in _PRODUCTS for frame in frames)
-
-
-def _nothing(run: Run) -> str:
+def _no_finding(run: Run) -> str:
     """That no finding is worth 3 % of the run, and how much of the time are products, which only less work or a faster
     format makes shorter."""
     if "cpu_ns" not in run.meta.measured and "device_ns" not in run.meta.measured:
@@ -268,3 +269,7 @@ def _nothing(run: Run) -> str:
     if whole <= 0 or ns < _MOSTLY_PRODUCTS * whole:
         return nothing
     return f"{nothing} Matrix products and convolutions take {ns / whole:.0%} of it: to save time there, compute less."
+
+
+def _has_product(frames: Iterable[Frame]) -> bool:
+    return any(frame.kind == FrameKind.OP and frame.name in PRODUCT_KERNELS for frame in frames)

@@ -1,5 +1,7 @@
-"""How flops-profiler and the early DeepSpeed profiler count: one table, a line for operators that count alike.
-And their figures as text."""
+"""How flops-profiler and the early DeepSpeed profiler count operators, and how they write figures.
+
+One table has all rules, a line for operators that count alike. ``count`` applies them to the rows of a run.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from dataclasses import dataclass, field
 from math import prod
 from numbers import Real
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torchprof import Run
 from torchprof.errors import TorchprofError, suggest
@@ -28,6 +30,10 @@ class PerCall(NamedTuple):
     formula: Callable[[Signature], int | None]
     inputs_of: tuple[str, ...] = ()
 
+    def of_call(self, signature: Signature | None) -> int | None:
+        """The work of one call; None if its inputs were not recorded."""
+        return None if signature is None or input_shape(signature) is None else self.formula(signature)
+
 
 _Work = PerCall | Callable[[Cost], int]
 """How much work an operator does: by its inputs, or by torchprof's count of it and of the operators that it calls."""
@@ -40,6 +46,8 @@ def input_shape(signature: Signature | None, index: int = 0) -> tuple[int, ...] 
     shape: tuple[int, ...] | None = signature.shapes[index]
     return shape
 
+
+# The formulas: how much work an operator does, in the words of a tool
 
 _macs: Callable[[Cost], int] = attrgetter("macs")
 _flops: Callable[[Cost], int] = attrgetter("flops")
@@ -95,8 +103,8 @@ def _interpolated(signature: Signature) -> int | None:
     return None
 
 
-def _recurrent(gates: int) -> PerCall:
-    """For each token the elements of weights and biases, and ``gates`` for each hidden unit of each layer."""
+def _recurrent(per_unit: int) -> PerCall:
+    """For each token the elements of weights and biases, and ``per_unit`` for each hidden unit of each layer."""
 
     def multiply_adds(signature: Signature) -> int | None:
         if None in signature.shapes:  # versions of torch without the shapes in lists of tensors
@@ -108,24 +116,28 @@ def _recurrent(gates: int) -> PerCall:
         listed = [shape for shape in weights if shape]
         shapes = [inner for shape in listed for inner in (shape if isinstance(shape[0], tuple) else [shape])]
         units = state[-1] * (state[0] if len(state) == 3 else 1)  # a cell has one layer, and no dimension for it
-        return int(prod(data[:-1]) * (sum(map(prod, shapes)) + gates * units))
+        return int(prod(data[:-1]) * (sum(map(prod, shapes)) + per_unit * units))
 
     return PerCall(multiply_adds)
 
 
 def _fused_attention(signature: Signature) -> int:
     """Self-attention as one fused operator: two linear layers, and the softmax if the weights are returned."""
-    (batch, length, _), heads = signature.shapes[0], signature.scalars[4]
-    linear = batch * length * (prod(signature.shapes[5]) + prod(signature.shapes[7]))
-    return int(linear + (batch * heads * length * length if signature.scalars[10] else 0))
+    (batch, length, _), in_weight, out_weight = (signature.shapes[index] for index in (0, 5, 7))
+    heads, returns_weights = signature.scalars[4], signature.scalars[10]
+    linear = batch * length * (prod(in_weight) + prod(out_weight))
+    return int(linear + (batch * heads * length * length if returns_weights else 0))
 
 
 def _fused_encoder_layer(signature: Signature) -> int:
     """nn.TransformerEncoderLayer as one fused operator: four linear layers, and the activation if it is a relu."""
-    tokens = prod(signature.shapes[0][:-1])
-    linear = tokens * sum(prod(signature.shapes[index]) for index in (3, 5, 14, 16))
-    return int(linear + (0 if signature.scalars[7] else tokens * signature.shapes[14][0]))
+    tokens, uses_gelu = prod(signature.shapes[0][:-1]), signature.scalars[7]
+    weights = [signature.shapes[index] for index in (3, 5, 14, 16)]  # of attention: in, out; the two linear layers
+    activated = tokens * weights[2][0]
+    return int(tokens * sum(map(prod, weights)) + (0 if uses_gelu else activated))
 
+
+# The table
 
 _WITH_FLAG = ("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm")
 """Of the operators inside a batch norm, those that have the training flag among their inputs."""
@@ -140,30 +152,44 @@ _SMOOTH_RESIZING = (
     "_upsample_bicubic2d_aa"
 )
 
-_TABLE: tuple[tuple[str, str | None, _Work | None, _Work], ...] = (
-    # torch's operators; the name that flops-profiler shows (None: the operator's own);
-    # the flops of flops-profiler (None: not listed); the multiply-adds of DeepSpeed
-    ("linear", None, _twice_macs, _macs),
-    ("matmul mm bmm mv einsum bilinear scaled_dot_product_attention", None, _twice_macs, _nothing),
-    ("addmm baddbmm", None, PerCall(_added_product), _nothing),
-    ("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d", None, _flops, _macs_and_bias),
-    ("convolution _convolution", "convolution", _flops, _macs_and_bias),  # TorchScript runs these
-    ("lstm lstm_cell", None, _flops, _recurrent(10)),  # gates: four sums; two products and a sum; three for the output
-    ("gru gru_cell", None, _flops, _recurrent(7)),  # a product with the reset gate, three sums; two products and a sum
-    ("rnn_tanh rnn_relu rnn_tanh_cell rnn_relu_cell", None, _flops, _recurrent(1)),  # the sum of both products
-    ("relu leaky_relu elu relu6 prelu softmax", None, _ELEMENTS, _ELEMENTS),
-    (_POOLINGS, None, _ELEMENTS, _ELEMENTS),
-    ("hardtanh", None, None, _ELEMENTS),  # also runs nn.ReLU6
-    ("silu gelu", None, _ELEMENTS, _nothing),
-    ("batch_norm _batch_norm_impl_index", "batch_norm", PerCall(_batch_normalized, _WITH_FLAG), _for_each_element(2)),
-    ("layer_norm group_norm", None, _normalized(weight=2), _nothing),
-    ("instance_norm", None, _normalized(weight=1), _nothing),
-    (_SMOOTH_RESIZING, "interpolate", PerCall(_interpolated), _nothing),
-    ("upsample_nearest1d upsample_nearest2d upsample_nearest3d", "interpolate", _nothing, _nothing),
-    ("embedding", None, _nothing, _nothing),
-    ("_native_multi_head_attention", "multi_head_attention_forward", _twice_macs, PerCall(_fused_attention)),
-    ("_transformer_encoder_layer_fwd", "transformer_encoder_layer", _twice_macs, PerCall(_fused_encoder_layer)),
-    ("selu celu rrelu", None, None, _nothing),  # these call operators that count
+
+class _Line(NamedTuple):
+    """How both tools count some operators. ``operators``: torch's names. ``shown_as``: the name that flops-profiler
+    shows; None for the operator's own. ``flops``: of flops-profiler; None if it does not list the operator.
+    ``multiply_adds``: of DeepSpeed."""
+
+    operators: str
+    shown_as: str | None
+    flops: _Work | None
+    multiply_adds: _Work
+
+
+_TABLE = (
+    _Line("linear", None, _twice_macs, _macs),
+    _Line("matmul mm bmm mv einsum bilinear scaled_dot_product_attention", None, _twice_macs, _nothing),
+    _Line("addmm baddbmm", None, PerCall(_added_product), _nothing),
+    _Line("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d", None, _flops, _macs_and_bias),
+    _Line("convolution _convolution", "convolution", _flops, _macs_and_bias),  # TorchScript runs these
+    # LSTM, for each hidden unit: four sums of the gates; two products and a sum; three for the output.
+    _Line("lstm lstm_cell", None, _flops, _recurrent(10)),
+    # GRU: a product with the reset gate and three sums; two products and a sum. RNN: the sum of both products.
+    _Line("gru gru_cell", None, _flops, _recurrent(7)),
+    _Line("rnn_tanh rnn_relu rnn_tanh_cell rnn_relu_cell", None, _flops, _recurrent(1)),
+    _Line("relu leaky_relu elu relu6 prelu softmax", None, _ELEMENTS, _ELEMENTS),
+    _Line(_POOLINGS, None, _ELEMENTS, _ELEMENTS),
+    _Line("hardtanh", None, None, _ELEMENTS),  # also runs nn.ReLU6
+    _Line("silu gelu", None, _ELEMENTS, _nothing),
+    _Line(
+        "batch_norm _batch_norm_impl_index", "batch_norm", PerCall(_batch_normalized, _WITH_FLAG), _for_each_element(2)
+    ),
+    _Line("layer_norm group_norm", None, _normalized(weight=2), _nothing),
+    _Line("instance_norm", None, _normalized(weight=1), _nothing),
+    _Line(_SMOOTH_RESIZING, "interpolate", PerCall(_interpolated), _nothing),
+    _Line("upsample_nearest1d upsample_nearest2d upsample_nearest3d", "interpolate", _nothing, _nothing),
+    _Line("embedding", None, _nothing, _nothing),
+    _Line("_native_multi_head_attention", "multi_head_attention_forward", _twice_macs, PerCall(_fused_attention)),
+    _Line("_transformer_encoder_layer_fwd", "transformer_encoder_layer", _twice_macs, PerCall(_fused_encoder_layer)),
+    _Line("selu celu rrelu", None, None, _nothing),  # these call operators that count
 )
 
 
@@ -187,18 +213,21 @@ class Convention(NamedTuple):
     ignores_children: bool
 
 
-def _rules(tool: int) -> dict[str, CountingRule]:
-    """The rules of a tool: 0 is flops-profiler, 1 is DeepSpeed. They hold for the in-place forms of operators, too."""
+def _rules(column: Literal["flops", "multiply_adds"]) -> dict[str, CountingRule]:
+    """The rules of the tool whose work is in this column. They hold for the in-place forms of operators, too."""
     rules = {}
-    for operators, functional, *works in _TABLE:
-        for operator in operators.split():
-            name = functional or operator.removesuffix("_with_indices")
-            rules[f"aten::{operator}"] = rules[f"aten::{operator}_"] = CountingRule(name, works[tool])
+    for line in _TABLE:
+        for operator in line.operators.split():
+            rule = CountingRule(line.shown_as or operator.removesuffix("_with_indices"), getattr(line, column))
+            rules[f"aten::{operator}"] = rules[f"aten::{operator}_"] = rule
     return rules
 
 
-FLOPS_PROFILER = Convention(_rules(0), counts_all_products=True, ignores_children=True)
-DEEPSPEED = Convention(_rules(1), counts_all_products=False, ignores_children=False)
+FLOPS_PROFILER = Convention(_rules("flops"), counts_all_products=True, ignores_children=True)
+DEEPSPEED = Convention(_rules("multiply_adds"), counts_all_products=False, ignores_children=False)
+
+
+# Counting the rows of a run
 
 
 @dataclass
@@ -220,11 +249,11 @@ class Counted:
 class Counts:
     """What the operators of a run count in the forwards of the layers, each without its child layers.
 
-    ``of``: by the layer's path and the tool's name of the operator. ``uncounted``: by the layer's path, calls that may
-    count but whose work is unknown, and ``without_shapes``: those of them whose inputs have no shape, by name.
+    ``by_layer``: by the layer's path, and the tool's name of the operator. ``uncounted``: calls that may count but
+    whose work is unknown, by the layer's path. ``without_shapes``: those of them whose inputs have no shape, by name.
     """
 
-    of: dict[LayerPath, dict[str, Counted]] = field(default_factory=dict)
+    by_layer: dict[LayerPath, dict[str, Counted]] = field(default_factory=dict)
     uncounted: Counter[LayerPath] = field(default_factory=Counter)
     without_shapes: Counter[str] = field(default_factory=Counter)
 
@@ -236,10 +265,9 @@ def count(run: Run, convention: Convention, time: str) -> Counts:
     ]
     rules = dict(convention.rules)
     if convention.counts_all_products:
-        for row, _ in rows:
-            if row.cost.macs and not any(frame.name in rules for frame in row.frames):
-                name = row.frames[-1].name
-                rules[name] = CountingRule(name.removeprefix("aten::"), _twice_macs)
+        for frames in (row.frames for row, _ in rows if row.cost.macs):
+            if not any(frame.name in rules for frame in frames):
+                rules[frames[-1].name] = CountingRule(frames[-1].name.removeprefix("aten::"), _twice_macs)
     counts = Counts()
     for row, layer in rows:
         outermost = next((depth for depth, frame in enumerate(row.frames) if frame.name in rules), None)
@@ -249,19 +277,20 @@ def count(run: Run, convention: Convention, time: str) -> Counts:
         name, work = rules[row.frames[outermost].name]
         if work is None:
             continue
-        counted = counts.of.setdefault(layer, {}).setdefault(name, Counted())
+        counted = counts.by_layer.setdefault(layer, {}).setdefault(name, Counted())
         counted.add(Counted(macs=row.cost.macs, ns=getattr(row.cost, time)))
         if not isinstance(work, PerCall):
             counted.work += work(row.cost)
             counts.uncounted[layer] += row.cost.uncounted if work is not _nothing else 0
-        elif row.frames[-1].name in work.inputs_of if work.inputs_of else outermost == len(row.frames) - 1:
-            signature = row.signature
-            of_one = None if signature is None or input_shape(signature) is None else work.formula(signature)
-            if of_one is None:
-                counts.uncounted[layer] += row.calls
-                counts.without_shapes[name] += row.calls
-            else:
-                counted.work += row.calls * of_one
+            continue
+        # Rows of operators inside it count with it, and have other inputs.
+        has_inputs = row.frames[-1].name in work.inputs_of if work.inputs_of else outermost == len(row.frames) - 1
+        work_of_call = work.of_call(row.signature) if has_inputs else 0
+        if work_of_call is None:
+            counts.uncounted[layer] += row.calls
+            counts.without_shapes[name] += row.calls
+        else:
+            counted.work += row.calls * work_of_call
     return counts
 
 

@@ -44,8 +44,8 @@ class ProfileCallback(LoopCallback, Callback):  # type: ignore[misc]  # its type
     validation begins in the middle of a cycle of recorded batches, the cycle ends; another begins after validation.
 
     ``on_trace_ready`` is called with the Profile at the end of each cycle. ``options`` are other arguments of Profile:
-    ``device``, ``profile_memory``, ``with_flops``, ``paths``, … With ``dirpath``, each rank
-    saves its run in that folder, as ``<stage>-rank<rank>.json``.
+    ``device``, ``profile_memory``, ``with_flops``, ``paths``, … With ``dirpath``, each rank saves its run in that
+    folder, as ``<stage>-rank<rank>.json``.
 
     Afterwards, ``run`` is the result and ``profile`` the Profile of the last time that the stage ran. If the stage
     raised or was interrupted, they have what was recorded until then. Nothing is printed; use ``print(callback.run)``.
@@ -57,26 +57,26 @@ class ProfileCallback(LoopCallback, Callback):  # type: ignore[misc]  # its type
     def __init__(self, stage: str = "fit", **options: Any) -> None:
         super().__init__(stage, **options)
 
-    def _step_begins(self, stage: str, trainer: Any, pl_module: Any, *args: Any) -> None:
+    def _begin_step_of(self, stage: str, trainer: Any, pl_module: Any, *args: Any) -> None:
         if stage == self._stage and not trainer.sanity_checking:
             self._begin_step(pl_module)
 
-    on_train_batch_start = partialmethod(_step_begins, "fit")
-    on_train_batch_end = partialmethod(LoopCallback._step_ended, "fit")
-    on_train_end = partialmethod(LoopCallback._stage_ended, "fit")
-    on_validation_batch_start = partialmethod(_step_begins, "validate")
-    on_validation_batch_end = partialmethod(LoopCallback._step_ended, "validate")
-    on_validation_end = partialmethod(LoopCallback._stage_ended, "validate")
-    on_test_batch_start = partialmethod(_step_begins, "test")
-    on_test_batch_end = partialmethod(LoopCallback._step_ended, "test")
-    on_test_end = partialmethod(LoopCallback._stage_ended, "test")
-    on_predict_batch_start = partialmethod(_step_begins, "predict")
-    on_predict_batch_end = partialmethod(LoopCallback._step_ended, "predict")
-    on_predict_end = partialmethod(LoopCallback._stage_ended, "predict")
+    on_train_batch_start = partialmethod(_begin_step_of, "fit")
+    on_train_batch_end = partialmethod(LoopCallback._end_step_of, "fit")
+    on_train_end = partialmethod(LoopCallback._end_loop_of, "fit")
+    on_validation_batch_start = partialmethod(_begin_step_of, "validate")
+    on_validation_batch_end = partialmethod(LoopCallback._end_step_of, "validate")
+    on_validation_end = partialmethod(LoopCallback._end_loop_of, "validate")
+    on_test_batch_start = partialmethod(_begin_step_of, "test")
+    on_test_batch_end = partialmethod(LoopCallback._end_step_of, "test")
+    on_test_end = partialmethod(LoopCallback._end_loop_of, "test")
+    on_predict_batch_start = partialmethod(_begin_step_of, "predict")
+    on_predict_batch_end = partialmethod(LoopCallback._end_step_of, "predict")
+    on_predict_end = partialmethod(LoopCallback._end_loop_of, "predict")
 
     def on_validation_start(self, *args: Any) -> None:
         if self._stage == "fit":
             self._pause()
 
     def on_exception(self, *args: Any) -> None:
-        self._stop()
+        self._end_loop()

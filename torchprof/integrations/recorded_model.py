@@ -1,4 +1,7 @@
-"""A recording of a model, and its figures by the convention of another tool, by module and by class of modules."""
+"""What the drop-ins for other tools share: a recording of a model, its figures by module, and the tree of its modules.
+
+``ModelRecording`` records. ``ModelFigures`` sums what was recorded, by the convention of a tool.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from torchprof.integrations.conventions import (
     MACS,
     Convention,
     Counted,
+    Counts,
     LayerPath,
     at_least,
     count,
@@ -111,6 +115,7 @@ class ModelRecording:
                 module.training = mode
 
     def _checked(self, ignore: Any) -> tuple[Any, ...]:
+        """The modules, and classes of modules, to ignore. Raises TorchprofError for anything else."""
         if ignore is None:
             return ()
         is_list = isinstance(ignore, Iterable) and not isinstance(ignore, (str, nn.Module))
@@ -220,28 +225,33 @@ class ModelFigures:
         self.device = run.meta.device if self._time == "device_ns" else None
         self.params = parameter_count(model)
         self._layer_of = _layers_of(run, model)
-        self._totals: dict[LayerPath, LayerFigures] = {}
-        counts = count(run, convention, self._time)
-        self.without_shapes = counts.without_shapes
-        self._left_out = {
+        self._ignored_layers = {
             self._layer_of[position.path]
             for position in positions(model)
             if position.path in self._layer_of
             and any(item in (position.module, type(position.module)) for item in ignored)
         }
-        for node in run.tree("forward").walk():
+        counts = count(run, convention, self._time)
+        self.without_shapes = counts.without_shapes
+        self._totals = self._sum_up(counts, convention)
+        self.whole = self._totals[run.roots[0].path]
+
+    def _sum_up(self, counts: Counts, convention: Convention) -> dict[LayerPath, LayerFigures]:
+        """The figures of each layer, with those of all layers below it."""
+        totals: dict[LayerPath, LayerFigures] = {}
+        for node in self.run.tree("forward").walk():
             path = node.layer.path
             ns = getattr(node.self, self._time)
-            if convention.ignores_children and path[:-1] in self._left_out:
-                self._left_out.add(path)
-            if path in self._left_out:
-                self._totals[path] = LayerFigures(ns=ns)
+            if convention.ignores_children and path[:-1] in self._ignored_layers:
+                self._ignored_layers.add(path)
+            if path in self._ignored_layers:
+                totals[path] = LayerFigures(ns=ns)
             else:
-                self._totals[path] = LayerFigures(node.calls, ns, counts.uncounted[path], counts.of.get(path, {}))
-        for path in sorted(self._totals, key=len, reverse=True):  # children before their parents
+                totals[path] = LayerFigures(node.calls, ns, counts.uncounted[path], counts.by_layer.get(path, {}))
+        for path in sorted(totals, key=len, reverse=True):  # children before their parents
             if len(path) > 1:
-                self._totals[path[:-1]].add(self._totals[path])
-        self.whole = self._totals[run.roots[0].path]
+                totals[path[:-1]].add(totals[path])
+        return totals
 
     def at(self, position: Position) -> LayerFigures:
         """The figures of the module at a position, with those of all modules below it."""
@@ -267,7 +277,7 @@ class ModelFigures:
     def backward(self) -> Counted:
         """The time of backward, recomputation included, and its FLOPs by torchprof's count, without ignored modules."""
         nodes = [node for phase in ("backward", "recompute") for node in self.run.tree(phase).walk()]
-        flops = sum(node.self.flops for node in nodes if node.layer.path not in self._left_out)
+        flops = sum(node.self.flops for node in nodes if node.layer.path not in self._ignored_layers)
         return Counted(work=flops, ns=sum(getattr(node.self, self._time) for node in nodes))
 
     def optimizer_ns(self) -> int:
@@ -289,8 +299,16 @@ class ModelFigures:
 
 
 def _layers_of(run: Run, model: nn.Module) -> dict[LayerPath, LayerPath]:
-    """For each module, by its path in the model, the path of its layer. A wrapper (DistributedDataParallel, a compiled
-    module) has the layer of the module inside it; a module that was not there at the start of the recording has not."""
+    """For each module, by its path in the model, the path of its layer.
+
+    A wrapper (DistributedDataParallel, a compiled module) has the layer of the module inside it. A module that was not
+    there at the start of the recording has no layer. For ``DistributedDataParallel(Net)``::
+
+        module                                            layer
+        ("DistributedDataParallel",)                      ("Net",)
+        ("DistributedDataParallel", "module")             ("Net",)
+        ("DistributedDataParallel", "module", "head")     ("Net", "head")
+    """
     kinds = {layer.path: layer.kind for layer in run.layers}
     layer_of: dict[LayerPath, LayerPath] = {}
     classes: dict[LayerPath, str] = {}  # by the path in the model
@@ -341,7 +359,13 @@ def positions(model: nn.Module) -> Iterator[Position]:
 
 
 def repr_lines(model: nn.Module, figures_at: Callable[[Position], str]) -> Iterator[str]:
-    """The lines of the model's repr, with the figures of each module before its ``extra_repr``."""
+    """The lines of the model's repr, with the figures of each module before its ``extra_repr``::
+
+    Net(
+      3 k, 99% Params
+      (head): Linear(2 k, 66% Params, in_features=8, out_features=4, bias=True)
+    )
+    """
     opened = 0  # how many modules are not written to their end yet
     for position in positions(model):
         module, depth = position.module, len(position.path) - 1

@@ -1,4 +1,4 @@
-"""The base of the callbacks for other libraries' loops: it profiles a loop, controlled step by step."""
+"""The base of the callbacks for other libraries' training loops."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _WAIT, _WARMUP, _ACTIVE = 1, 1, 3  # the default schedule, in steps; it is not r
 class LoopCallback:
     """Profiles the loop of one ``stage``, of the ``STAGES`` of a library, from its first step to its end.
 
-    A step lasts until the next step begins, so that it includes loading the next batch. It ends earlier at ``_pause``,
-    which the callback calls before work that is not recorded (validation).
+    A callback calls ``_begin_step``, ``_end_step``, ``_end_loop``, and ``_pause`` before work that is not recorded
+    (validation). A step lasts until a pause, or until the next step begins, so that it includes loading the next batch.
+
     ``on_trace_ready`` and ``options``: arguments of ``Profile``. Without a ``schedule``, the first step is skipped, one
     is for warm-up, three are recorded, and then the Profile ends: the rest of the loop runs without labels. With
     ``dirpath``, the run is saved in that folder as ``<stage>-rank<rank>.json``; the folder is created if needed.
@@ -53,16 +54,16 @@ class LoopCallback:
         Profile([], **options)  # raises for unknown options before training begins
         super().__init__()
         self._stage = stage
-        self._recorded = schedule
+        self._schedule = schedule
         self._on_trace_ready = on_trace_ready
         self._dirpath = dirpath
         self._options = options
         self._profile: Profile | None = None
-        self._begun = False  # whether the loop has begun its first step
-        self._open = False  # whether the Profile is open
+        self._has_begun = False  # whether the loop has begun its first step
+        self._is_open = False  # whether the Profile is open
         self._step = 0  # the number of the current step
-        self._ended = False  # whether the current step has ended, and the next one has not begun
-        self._paused = False
+        self._step_has_ended = False  # whether the current step has ended, and the next one has not begun
+        self._is_paused = False
 
     @property
     def profile(self) -> Profile:
@@ -79,63 +80,67 @@ class LoopCallback:
     def _begin_step(self, model: nn.Module, first: int = 0) -> None:
         """Begin a step. The loop's first step has the number ``first``. If the last step has not ended, because its
         batch was skipped, that step continues instead."""
-        if not self._begun:
+        if not self._has_begun:
             self._step = first
-            self._ended = self._paused = False
-            self._profile = Profile(model, schedule=self._action, on_trace_ready=self._on_trace_ready, **self._options)
+            self._step_has_ended = self._is_paused = False
+            options = {"schedule": self._action_of_step, "on_trace_ready": self._on_trace_ready, **self._options}
+            self._profile = Profile(model, **options)
             self._profile.start()
-            self._begun = self._open = True
-        elif self._open and self._ended:
-            self._ended = self._paused = False
+            self._has_begun = self._is_open = True
+        elif self._is_open and self._step_has_ended:
+            self._step_has_ended = self._is_paused = False
             self._step += 1
-            self._end_step_of_profile(self._step)
-            if self._recorded is None and self._step >= _WAIT + _WARMUP + _ACTIVE:
-                self._leave()
+            self._advance_profile(self._step)
+            if self._schedule is None and self._step >= _WAIT + _WARMUP + _ACTIVE:
+                self._close_profile()
 
     def _end_step(self) -> None:
         """End the step. The time until the next step begins is still part of it."""
-        self._ended = True
+        self._step_has_ended = True
 
     def _pause(self) -> None:
         """Stop recording until the next step begins. A cycle of recorded steps ends here."""
-        if self._open and self._ended and not self._paused:
-            self._paused = True
-            self._end_step_of_profile(self._step + 1)
+        if self._is_open and self._step_has_ended and not self._is_paused:
+            self._is_paused = True
+            self._advance_profile(self._step + 1)
 
-    def _end_step_of_profile(self, ended: int) -> None:
-        """``ended``: how many steps of the loop have ended. The Profile counts pauses, too: its number is set."""
-        self.profile.step_num = ended - 1
+    def _advance_profile(self, next_step: int) -> None:
+        """End the step of the Profile. ``next_step``: the number of the next one, since the Profile counts pauses."""
+        self.profile.step_num = next_step - 1
         self.profile.step()
 
-    def _stop(self) -> None:
-        """End the loop, also after an error. A step that has not ended is not counted, but its work is recorded."""
-        self._begun = False
+    def _end_loop(self) -> None:
+        """End the loop and the Profile, also after an error. A step that has not ended is recorded, but not counted."""
+        self._has_begun = False
         try:
             self._pause()
         finally:
-            self._leave()
+            self._close_profile()
 
-    def _leave(self) -> None:
-        if not self._open:
+    def _close_profile(self) -> None:
+        """Stop the Profile, and save its run with ``dirpath``."""
+        if not self._is_open:
             return
-        self._open = False
+        self._is_open = False
         self.profile.stop()
         if self._dirpath is not None and self.profile.enabled:
             folder = Path(self._dirpath)
             folder.mkdir(parents=True, exist_ok=True)
             self.run.save(folder / f"{self._stage}-rank{self.run.meta.rank}.json")
 
-    def _action(self, _: int) -> ProfilerAction:
+    def _action_of_step(self, _: int) -> ProfilerAction:
         """The action for the current step. The Profile's own step number is not used: it also counts pauses."""
-        if self._paused:
+        if self._is_paused:
             return ProfilerAction.NONE
-        recorded = self._recorded or torch.profiler.schedule(wait=_WAIT, warmup=_WARMUP, active=_ACTIVE, repeat=1)
-        return recorded(self._step)
+        schedule = self._schedule or torch.profiler.schedule(wait=_WAIT, warmup=_WARMUP, active=_ACTIVE, repeat=1)
+        return schedule(self._step)
 
-    def _step_ended(self, stage: str, *args: Any, **kwargs: Any) -> None:
+    # For the hooks of a library, which are called in each of its stages
+
+    def _end_step_of(self, stage: str, *args: Any, **kwargs: Any) -> None:
         if stage == self._stage:
             self._end_step()
 
-    def _stage_ended(self, stage: str, *args: Any, **kwargs: Any) -> None:
+    def _end_loop_of(self, stage: str, *args: Any, **kwargs: Any) -> None:
         if stage == self._stage:
-            self._stop()
+            self._end_loop()

@@ -37,8 +37,8 @@ class ProfileCallback(LoopCallback, TrainerCallback):  # type: ignore[misc]  # i
     only after a batch.
 
     ``on_trace_ready`` is called with the Profile at the end of each cycle. ``options`` are other arguments of Profile:
-    ``device``, ``profile_memory``, ``with_flops``, ``paths``, … With ``dirpath``, each rank
-    saves its run in that folder, as ``<stage>-rank<rank>.json``.
+    ``device``, ``profile_memory``, ``with_flops``, ``paths``, … With ``dirpath``, each rank saves its run in that
+    folder, as ``<stage>-rank<rank>.json``.
 
     Afterwards, ``run`` is the result and ``profile`` the Profile of the last time that the stage ran. Nothing is
     printed; use ``print(callback.run)``.
@@ -58,7 +58,7 @@ class ProfileCallback(LoopCallback, TrainerCallback):  # type: ignore[misc]  # i
 
     def stop(self) -> None:
         """End the Profile after the Trainer has raised. Does nothing if the stage has ended."""
-        self._stop()
+        self._end_loop()
 
     def __enter__(self) -> ProfileCallback:
         return self
@@ -75,7 +75,7 @@ class ProfileCallback(LoopCallback, TrainerCallback):  # type: ignore[misc]  # i
             self._begin_step(model)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._step_ended("train")
+        self._end_step_of("train")
         self._pause_before_evaluation(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -92,5 +92,5 @@ class ProfileCallback(LoopCallback, TrainerCallback):  # type: ignore[misc]  # i
             self._end_step()
             self._begin_step(model, first=1)
 
-    on_train_end = partialmethod(LoopCallback._stage_ended, "train")
-    on_evaluate = on_predict = partialmethod(LoopCallback._stage_ended, "evaluate")
+    on_train_end = partialmethod(LoopCallback._end_loop_of, "train")
+    on_evaluate = on_predict = partialmethod(LoopCallback._end_loop_of, "evaluate")

@@ -2,45 +2,36 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
-from math import inf
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from torchprof.attribute.compiled_graphs import CompiledGraphs
 from torchprof.attribute.engine_ranges import add_engine_calls
 from torchprof.attribute.event_columns import EventColumns
-from torchprof.attribute.event_names import MEMORY, add_steps
-from torchprof.attribute.events import Detail, Event, Kind
+from torchprof.attribute.events import Detail, Event, Kind, Place
 from torchprof.attribute.launches import CollectiveOwners
+from torchprof.attribute.loop import add_steps
 from torchprof.attribute.pipeline_ranges import steps_in, with_folded_names
 from torchprof.attribute.rule import Attribution
+from torchprof.measure.busy import DeviceTimes
 from torchprof.measure.fold import fold
 from torchprof.measure.lockstep import Locksteps
 from torchprof.measure.memory import Allocations
+from torchprof.measure.memory_blocks import NOT_MEASURED, add_frees, allocators_between
 from torchprof.measure.pipelines import Pipelines
-from torchprof.measure.recording import (
-    NOT_MEASURED,
-    CycleEnd,
-    LayerPlan,
-    LiveMemory,
-    Observations,
-    Observer,
-    OpenStep,
-    Options,
-    Recording,
-    allocators_between,
-)
+from torchprof.measure.recording import CycleEnd, LayerPlan, Observations, Observer, OpenStep, Options, Recording
 from torchprof.measure.steps import Steps, with_marks
-from torchprof.measure.timeline import DeviceTimes, OpenSpans
+from torchprof.measure.timeline import OpenSpans
 from torchprof.measure.warnings import recorded_warnings
 from torchprof.run.layers import Layers
 from torchprof.run.lockstep import NOT_RECORDED, GroupOfRanks
 from torchprof.run.measures import FIELDS, SampleKey, Spread
 from torchprof.run.meta import Compilation, CompiledRegion, Meta, RunWarning
 from torchprof.run.processes import paused_gc
+from torchprof.run.rows import Rows
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD, OUTSIDE, FrameKind, Signature, SourceLine, StepEnd
 
@@ -49,10 +40,78 @@ if TYPE_CHECKING:
 
 
 _FLAGS = ("profile_memory", "with_flops", "record_shapes", "with_stack", "compile_layers")
-_UNKNOWN_THREAD = -1
-"""A number that no thread has: an event with it is inside no range."""
-_LOOP = 2
+"""The fields of ``Options`` that are kept in ``Meta.flags``."""
+_FEWEST_PASSES = 2
 """At least this many passes are a loop, if it marks no steps."""
+
+
+@paused_gc()
+def assemble(recording: Recording, plan: LayerPlan, options: Options) -> Run:
+    """The run of one recording, without its warnings. Adds to ``recording.observations``."""
+    source, layers = recording.source, Layers.of(recording.layers)
+    columns = _columns_of(recording)
+    attribution = _attribution(recording, plan, options)
+    places = attribution.places.all
+    flops = _flops_of(recording) if options.with_flops else None
+    step_end = _step_end(recording)
+    observers = [*_observers(recording, plan, options, columns)]
+    observers_of_steps = [*_observers_of_steps(recording, options, step_end)]
+    columns = with_folded_names(columns)
+    stream = attribution.attribute(columns, source.loop.ends)
+    if flops:
+        stream = flops.observe(stream)
+    for observer in observers:
+        stream = observer.observe(stream)
+    if step_end not in (None, StepEnd.MARK):
+        stream = with_marks(stream, source.loop.ends, _cut_ns(recording, columns), source.loop.thread)
+    for observer in observers_of_steps:
+        stream = observer.observe(stream)
+    rows, samples, busy_ns = fold(
+        stream,
+        places,
+        layers,
+        recording.origin.rank,
+        counts=flops.counts if flops else None,
+        group_counts=flops.group_counts if flops else None,
+        signatures=source.signatures,
+        timed=options.timed,
+        recorded_ns=source.wall_ns if options.on_cpu else 0,
+    )
+    attribution.places.close()
+    if not options.on_cpu:
+        busy_ns.pop("cpu", None)
+    parts = _results([*observers, *observers_of_steps], samples)
+    parts["samples"] |= dict(_without_gradients(recording, plan))
+    _note_end(recording, parts.pop("open", None))
+    _note_observations(recording, plan, attribution)
+    rows, regions = _with_compiled(recording, places, rows)
+    meta = replace(
+        _meta(recording, plan, options),
+        model=tuple(layers[root].kind for root in layers.roots if layers[root].kind),
+        steps=parts.pop("steps", 0),
+        step_end=step_end or StepEnd.MARK,
+        busy_ns=tuple(sorted(busy_ns.items())),
+        regions=regions,
+        compilations=_compilations_of(recording, regions),
+    )
+    return Run((meta,), Layers.of(rows.layers), rows, **parts)
+
+
+def with_warnings(run: Run, observations: Observations) -> Run:
+    """Add to a run the warnings that do not follow from it, and mark its recursive layers."""
+    paths = [layer.path for layer in run.layers]
+    recursive = {
+        inner
+        for outer, inner in observations.callers
+        if outer >= 0 and paths[outer][: len(paths[inner])] == paths[inner]
+    }
+    if recursive:
+        layers = Layers(replace(layer, recursive=index in recursive) for index, layer in enumerate(run.layers))
+        run = replace(run, layers=layers, rows=replace(run.rows, layers=layers))
+    return replace(run, metas=(replace(run.meta, warnings=tuple(recorded_warnings(run, observations))),))
+
+
+# Events, with those that torch's profiler does not record
 
 
 def wanted_detail(options: Options) -> Callable[[str], Detail] | None:
@@ -64,140 +123,6 @@ def wanted_detail(options: Options) -> Callable[[str], Detail] | None:
 
         return lambda name: detail_for(name, least)
     return None if least is Detail.NOTHING else lambda name: least
-
-
-def attribution_of(
-    plan: LayerPlan,
-    signatures: list[Signature] | None = None,
-    called_from: Callable[[int, int], int] | None = None,
-    graphs: CompiledGraphs | None = None,
-    group: GroupOfRanks | None = None,
-    is_one_group: bool = True,
-) -> Attribution:
-    """The rule of ownership for the labels of a plan. ``signatures``: the inputs of ops, by number; those of
-    collectives in ``group`` are added. ``graphs``: the compiled graphs that are known. ``group``, ``is_one_group``: as
-    in ``CollectiveOwners``."""
-    inputs = [] if signatures is None else signatures
-    owners = CollectiveOwners(plan.fqns, plan.layer_paths, inputs, plan.replicated, group, is_one_group)
-    return Attribution(plan.sites, plan.layer_paths, plan.selected, called_from, owners, graphs)
-
-
-def _step_end(recording: Recording) -> StepEnd | None:
-    """What ends the steps of a recording; None if it has no steps."""
-    source = recording.source
-    if recording.has_steps or source.torchs_steps:
-        return StepEnd.MARK
-    is_loop = recording.before is not None or len(source.loop.ends) >= _LOOP
-    return source.loop.step_end if is_loop else None
-
-
-def _observers(recording: Recording, plan: LayerPlan, options: Options, columns: EventColumns) -> Iterator[Observer]:
-    """The observers of the measures that were requested and that can be measured, but for those that count in steps."""
-    source, layers, rank = recording.source, recording.layers, recording.origin.rank
-    if options.profile_memory:
-        start, end = recording.start, recording.end
-        before = None if start is NOT_MEASURED else start.sizes
-        allocators = allocators_between(start, end)
-        yield Allocations(layers, rank, end.addresses, source.start_ns, before, options.with_timeline, allocators)
-    if options.with_timeline:
-        yield OpenSpans(layers, plan.selected, source.start_ns, recording.from_first_mark, rank)
-    if source.device:
-        yield DeviceTimes(rank)
-    if options.timed and (steps := steps_in(columns)):
-        yield Pipelines(steps, columns, rank)
-
-
-def _open_step(recording: Recording) -> OpenStep | None:
-    """The step that was open at the start of a recording; None if something else than before ends the steps now."""
-    before = recording.before
-    if before is None or before.step is None or before.loop.step_end != recording.source.loop.step_end:
-        return None
-    return before.step.on_layers(Layers.of(recording.layers))
-
-
-def _observers_of_steps(recording: Recording, options: Options, step_end: StepEnd | None) -> Iterator[Observer]:
-    source, layers, rank = recording.source, recording.layers, recording.origin.rank
-    is_cycle = recording.before is not None and step_end is not None
-    from_first_mark = recording.from_first_mark or is_cycle
-    before = _open_step(recording) if is_cycle else None
-    if step_end is not None:
-        yield Steps(layers, rank, from_first_mark, is_cycle, before)
-    if recording.origin.world_size > 1 and options.timed:
-        ended_ns = None if source.start_ns is None else source.start_ns + source.wall_ns
-        yield Locksteps(layers, rank, source.signatures, recording.group, from_first_mark, ended_ns, is_cycle, before)
-
-
-def _flops_of(recording: Recording) -> Estimate:
-    from torchprof.measure.flops.estimate import Estimate
-    from torchprof.measure.flops.graphs import GraphCalls
-
-    return Estimate(recording.source.signatures, GraphCalls(recording.called, recording.graphs))
-
-
-@paused_gc()
-def assemble(recording: Recording, plan: LayerPlan, options: Options) -> Run:
-    """The run of one recording, without its warnings. Adds to ``recording.observations``."""
-    source, origin, layers = recording.source, recording.origin, Layers.of(recording.layers)
-    columns = _columns_of(recording)
-    called_from = source.called_from if options.with_stack else None
-    group = None if recording.group == NOT_RECORDED else recording.group
-    is_one_group = group is not None or origin.world_size == 1
-    attribution = attribution_of(plan, source.signatures, called_from, recording.graphs, group, is_one_group)
-    places = attribution.places.all
-    flops = _flops_of(recording) if options.with_flops else None
-    step_end = _step_end(recording)
-    observers = [*_observers(recording, plan, options, columns)]
-    of_steps = [*_observers_of_steps(recording, options, step_end)]
-    columns = with_folded_names(columns)
-    stream = attribution.attribute(columns, source.loop.ends)
-    if flops:
-        stream = flops.observe(stream)
-    for observer in observers:
-        stream = observer.observe(stream)
-    if step_end not in (None, StepEnd.MARK):
-        stream = with_marks(stream, source.loop.ends, _cut_ns(recording, columns), source.loop.thread)
-    for observer in of_steps:
-        stream = observer.observe(stream)
-    rows, samples, busy = fold(
-        stream,
-        places,
-        layers,
-        origin.rank,
-        counts=flops.counts if flops else None,
-        group_counts=flops.group_counts if flops else None,
-        signatures=source.signatures,
-        timed=options.timed,
-        recorded_ns=source.wall_ns if options.on_cpu else 0,
-    )
-    attribution.places.close()
-    if not options.on_cpu:
-        busy.pop("cpu", None)
-    parts: dict[str, Any] = {"samples": samples}
-    for observer in (*observers, *of_steps):
-        for name, value in observer.result().items():
-            parts[name] = parts[name] | value if name in parts else value
-    parts["samples"] |= dict(_without_gradients(recording, plan))
-    _note_end(recording, parts.pop("open", None))
-    _note_observations(recording, plan, attribution)
-
-    regions = [place for place in places if place.kind == FrameKind.REGION]
-    regions_in, names_of_regions = {place.layer for place in regions}, {place.name for place in regions}
-    regions_that_ran = tuple(region for region in recording.regions if region.name in names_of_regions)
-    called = {layer for (layer, _), (_, calls) in rows.by_layer.items() if calls}
-    recording.observations.warnings += _not_compiled(recording, regions_in, called)
-    if regions:
-        layers = _with_inlined(layers, regions_in, called)
-        rows = replace(rows, layers=layers)
-    meta = replace(
-        _meta(recording, plan, options),
-        model=tuple(layers[root].kind for root in layers.roots if layers[root].kind),
-        steps=parts.pop("steps", 0),
-        step_end=step_end or StepEnd.MARK,
-        busy_ns=tuple(sorted(busy.items())),
-        regions=regions_that_ran,
-        compilations=_compilations_of(recording, regions_that_ran),
-    )
-    return Run((meta,), layers, rows, **parts)
 
 
 def _columns_of(recording: Recording) -> EventColumns:
@@ -216,6 +141,17 @@ def _columns_of(recording: Recording) -> EventColumns:
     return columns
 
 
+def _add_samples(columns: EventColumns, samples: Iterable[tuple[int, SourceLine, int]], began_ns: int) -> None:
+    """Add SAMPLE events on the thread that made the first STEP mark, which ended at ``began_ns`` on their clock."""
+    marks = columns.of_kinds(Kind.STEP)
+    if not marks:
+        return
+    index, thread = marks[0]
+    offset_ns = columns.end[index] - began_ns
+    times = ((at_ns + offset_ns, line) for at_ns, line, intervals in samples for _ in range(intervals))
+    columns.add(after=(Event(Kind.SAMPLE, line, time, time, thread) for time, line in times))
+
+
 def _cut_ns(recording: Recording, columns: EventColumns) -> int | None:
     """When a cycle of a recording without gaps ended, on the clock of the events; None for other recordings."""
     marks = columns.of_kinds(Kind.STEP)
@@ -224,11 +160,115 @@ def _cut_ns(recording: Recording, columns: EventColumns) -> int | None:
     return columns.end[marks[0][0]] + recording.source.wall_ns
 
 
-def _note_end(recording: Recording, open_step: dict[str, Any] | None) -> None:
-    """Keep the end of a cycle for the next one. ``open_step``: the fields of the step that is open there."""
-    if recording.before is not None:
-        step = None if open_step is None else OpenStep(Layers.of(recording.layers), **open_step)
-        recording.observations.end = CycleEnd(recording.source.loop, step)
+# Attribution and observers
+
+
+def attribution_of(
+    plan: LayerPlan,
+    signatures: list[Signature] | None = None,
+    called_from: Callable[[int, int], int] | None = None,
+    graphs: CompiledGraphs | None = None,
+    group: GroupOfRanks | None = None,
+    is_one_group: bool = True,
+) -> Attribution:
+    """The rule of ownership for the labels of a plan. ``signatures``: the inputs of ops, by number; those of
+    collectives in ``group`` are added. ``graphs``: the compiled graphs that are known. ``group``, ``is_one_group``: as
+    in ``CollectiveOwners``."""
+    inputs = [] if signatures is None else signatures
+    owners = CollectiveOwners(plan.fqns, plan.layer_paths, inputs, plan.replicated, group, is_one_group)
+    return Attribution(plan.sites, plan.layer_paths, plan.selected, called_from, owners, graphs)
+
+
+def _attribution(recording: Recording, plan: LayerPlan, options: Options) -> Attribution:
+    """The rule of ownership for a recording."""
+    group = None if recording.group == NOT_RECORDED else recording.group
+    return attribution_of(
+        plan,
+        recording.source.signatures,
+        called_from=recording.source.called_from if options.with_stack else None,
+        graphs=recording.graphs,
+        group=group,
+        is_one_group=group is not None or recording.origin.world_size == 1,
+    )
+
+
+def _step_end(recording: Recording) -> StepEnd | None:
+    """What ends the steps of a recording; None if it has no steps."""
+    source = recording.source
+    if recording.has_steps or source.torchs_steps:
+        return StepEnd.MARK
+    is_loop = recording.before is not None or len(source.loop.ends) >= _FEWEST_PASSES
+    return source.loop.step_end if is_loop else None
+
+
+def _flops_of(recording: Recording) -> Estimate:
+    from torchprof.measure.flops.estimate import Estimate
+    from torchprof.measure.flops.graphs import GraphCalls
+
+    return Estimate(recording.source.signatures, GraphCalls(recording.called, recording.graphs))
+
+
+def _observers(recording: Recording, plan: LayerPlan, options: Options, columns: EventColumns) -> Iterator[Observer]:
+    """The observers of the measures that were requested and that can be measured, but for those that count in steps."""
+    source, layers, rank = recording.source, recording.layers, recording.origin.rank
+    if options.profile_memory:
+        start, end = recording.start, recording.end
+        yield Allocations(
+            layers,
+            rank,
+            parameters=end.addresses,
+            start_ns=source.start_ns,
+            before=None if start is NOT_MEASURED else start.sizes,
+            with_timeline=options.with_timeline,
+            allocators=allocators_between(start, end),
+        )
+    if options.with_timeline:
+        yield OpenSpans(layers, plan.selected, source.start_ns, recording.from_first_mark, rank=rank)
+    if source.device:
+        yield DeviceTimes(rank)
+    if options.timed and (steps := steps_in(columns)):
+        yield Pipelines(steps, columns, rank)
+
+
+def _observers_of_steps(recording: Recording, options: Options, step_end: StepEnd | None) -> Iterator[Observer]:
+    """The observers of the measures that count in steps."""
+    source, layers, rank = recording.source, recording.layers, recording.origin.rank
+    is_cycle = recording.before is not None and step_end is not None
+    from_first_mark = recording.from_first_mark or is_cycle
+    before = _open_step(recording) if is_cycle else None
+    if step_end is not None:
+        yield Steps(layers, rank, from_first_mark, is_cycle=is_cycle, before=before)
+    if recording.origin.world_size > 1 and options.timed:
+        yield Locksteps(
+            layers,
+            rank,
+            source.signatures,
+            recording.group,
+            from_first_mark=from_first_mark,
+            ended_ns=None if source.start_ns is None else source.start_ns + source.wall_ns,
+            is_cycle=is_cycle,
+            before=before,
+        )
+
+
+def _open_step(recording: Recording) -> OpenStep | None:
+    """The step that was open at the start of a recording; None if something else than before ends the steps now."""
+    before = recording.before
+    if before is None or before.step is None or before.loop.step_end != recording.source.loop.step_end:
+        return None
+    return before.step.on_layers(Layers.of(recording.layers))
+
+
+# Results
+
+
+def _results(observers: Iterable[Observer], samples: Mapping[SampleKey, Spread]) -> dict[str, Any]:
+    """Fields of ``Run`` and ``Meta``, with what all observers have of each. ``samples``: those of the calls."""
+    parts: dict[str, Any] = {"samples": samples}
+    for observer in observers:
+        for name, value in observer.result().items():
+            parts[name] = parts[name] | value if name in parts else value
+    return parts
 
 
 def _without_gradients(recording: Recording, plan: LayerPlan) -> Iterator[tuple[SampleKey, Spread]]:
@@ -242,6 +282,13 @@ def _without_gradients(recording: Recording, plan: LayerPlan) -> Iterator[tuple[
         yield SampleKey(layer, FORWARD, recording.origin.rank, "cpu", "no_grad_ns"), Spread.of(of_layer)
 
 
+def _note_end(recording: Recording, open_step: dict[str, Any] | None) -> None:
+    """Keep the end of a cycle for the next one. ``open_step``: the fields of the step that is open there."""
+    if recording.before is not None:
+        step = None if open_step is None else OpenStep(Layers.of(recording.layers), **open_step)
+        recording.observations.end = CycleEnd(recording.source.loop, step)
+
+
 def _note_observations(recording: Recording, plan: LayerPlan, attribution: Attribution) -> None:
     observations = recording.observations
     observations.callable_layers = plan.callable_layers
@@ -250,6 +297,46 @@ def _note_observations(recording: Recording, plan: LayerPlan, attribution: Attri
     if recording.origin.world_size > 1:
         observations.unmatched += attribution.collective_owners.unmatched
         observations.uncertain += attribution.collective_owners.uncertain
+
+
+def _with_compiled(
+    recording: Recording, places: Sequence[Place], rows: Rows
+) -> tuple[Rows, tuple[CompiledRegion, ...]]:
+    """The rows, with a mark on the layers that ran inside compiled code; and the compiled regions that ran. Notes a
+    warning for each layer that was to be compiled, and was not."""
+    regions = [place for place in places if place.kind == FrameKind.REGION]
+    regions_in, names = {place.layer for place in regions}, {place.name for place in regions}
+    called = {layer for (layer, _), (_, calls) in rows.by_layer.items() if calls}
+    recording.observations.warnings += _not_compiled(recording, regions_in, called)
+    if regions:
+        rows = replace(rows, layers=_with_inlined(Layers.of(rows.layers), regions_in, called))
+    return rows, tuple(region for region in recording.regions if region.name in names)
+
+
+def _not_compiled(recording: Recording, regions_in: Set[int], called: Set[int]) -> Iterator[RunWarning]:
+    """A warning for each layer that was called through torch.compile, and in which no compiled code ran.
+    ``regions_in``: the layers that compiled code ran in; outside all layers it may be of any."""
+    layers = recording.layers
+    failures = {(each.file, each.line): each.failure for each in recording.compilations if each.failure}
+    if any(index < 0 for index in regions_in):
+        return
+    compiled = [layers[index].path for index in regions_in]
+    for layer, function, file, line in recording.under_compile:
+        path = layers[layer].path
+        if layer in called and not any(other[: len(path)] == path or path[: len(other)] == other for other in compiled):
+            where, reason = f"{function} ({PurePath(file).name}:{line})", failures.get((file, line), "")
+            yield RunWarning.of("no_compiled_code", [layers[layer].name], where=where, reason=reason)
+
+
+def _with_inlined(layers: Layers, regions_in: Set[int], called: Set[int]) -> Layers:
+    """Set ``compiled`` on the layers without calls that may have run inside compiled code: those below one of
+    ``regions_in``, which it ran in, or all layers if it ran outside all of them."""
+    anywhere = any(index < 0 for index in regions_in)
+    inside = layers.at_or_below(regions_in)
+    return Layers(
+        replace(layer, compiled=True) if index not in called and (anywhere or above in inside) else layer
+        for index, (layer, above) in enumerate(zip(layers, layers.parent))
+    )
 
 
 def _meta(recording: Recording, plan: LayerPlan, options: Options) -> Meta:
@@ -274,111 +361,7 @@ def _compilations_of(recording: Recording, ran: Sequence[CompiledRegion]) -> tup
     """The compilations during the recording, and the last ones before it of the regions that ran: earlier ones of the
     same name are of code that torch.compile forgot meanwhile."""
     code = {(region.name, region.file, region.line) for region in ran}
-    before = {(known.name, known.phase): known for known in recording.compilations if known.step is None}
-    of_code = [known for known in before.values() if (known.name, known.file, known.line) in code]
-    return (*of_code, *(known for known in recording.compilations if known.step is not None))
-
-
-def _not_compiled(recording: Recording, regions_in: Set[int], called: Set[int]) -> Iterator[RunWarning]:
-    """A warning for each layer that was called through torch.compile, and in which no compiled code ran.
-    ``regions_in``: the layers that compiled code ran in; outside all layers it may be of any."""
-    layers = recording.layers
-    failures = {(known.file, known.line): known.failure for known in recording.compilations if known.failure}
-    if any(index < 0 for index in regions_in):
-        return
-    for layer, function, file, line in recording.under_compile:
-        path = layers[layer].path
-        compiled = (layers[index].path for index in regions_in)
-        if layer in called and not any(other[: len(path)] == path or path[: len(other)] == other for other in compiled):
-            where, reason = f"{function} ({PurePath(file).name}:{line})", failures.get((file, line), "")
-            yield RunWarning.of("no_compiled_code", [layers[layer].name], where=where, reason=reason)
-
-
-def _with_inlined(layers: Layers, regions_in: Set[int], called: Set[int]) -> Layers:
-    """Set ``compiled`` on the layers without calls that may have run inside compiled code: those below one of
-    ``regions_in``, which it ran in, or all layers if it ran outside all of them."""
-    anywhere = any(index < 0 for index in regions_in)
-    inside = layers.at_or_below(regions_in)
-    return Layers(
-        replace(layer, compiled=True) if index not in called and (anywhere or above in inside) else layer
-        for index, (layer, above) in enumerate(zip(layers, layers.parent))
-    )
-
-
-def _add_samples(columns: EventColumns, samples: Iterable[tuple[int, SourceLine, int]], began_ns: int) -> None:
-    """Add SAMPLE events on the thread that made the first STEP mark, which ended at ``began_ns`` on their clock."""
-    marks = columns.of_kinds(Kind.STEP)
-    if not marks:
-        return
-    index, thread = marks[0]
-    offset_ns = columns.end[index] - began_ns
-    times = ((at_ns + offset_ns, line) for at_ns, line, intervals in samples for _ in range(intervals))
-    columns.add(after=(Event(Kind.SAMPLE, line, time, time, thread) for time, line in times))
-
-
-def add_frees(columns: EventColumns, start: LiveMemory, began_ns: int) -> None:
-    """Add the missing frees of the CPU's blocks that the model had at the start.
-
-    torch's CPU allocator records a free only if a session recorded an allocation at that address, and then with the
-    size of that allocation. So a block counts as freed at the first of: its free event, its entry in ``start.freed``,
-    an allocation at its address. The free gets the true size. A later event of the same free is omitted.
-
-    ``began_ns``: the end of the first STEP event of the recording on the clock of ``start.freed``.
-    """
-    live = dict(start.blocks)
-    noted: set[tuple[str, int]] = set()  # freed according to ``start.freed``; torch may record the free later
-    notes = deque(start.freed)
-    while notes and notes[0].at_ns < began_ns:
-        live.pop(notes.popleft().block, None)
-    main, offset_ns = _UNKNOWN_THREAD, 0  # the offset is from the clock of the notes to that of the events
-    marks = columns.of_kinds(Kind.STEP)
-    if marks:
-        index, main = marks[0]
-        offset_ns = columns.end[index] - began_ns
-    else:
-        notes.clear()
-    added: list[Event] = []
-    omitted: set[int] = set()
-
-    def note_until(time: float) -> None:
-        while notes and notes[0].at_ns + offset_ns <= time:
-            at_ns, on_same_thread, block = notes.popleft()
-            if block in live:
-                noted.add(block)
-                thread = main if on_same_thread else _UNKNOWN_THREAD
-                added.append(_free(block, live.pop(block), at_ns + offset_ns, thread))
-
-    for index, thread in columns.of_kinds(Kind.MEMORY):
-        event = columns.event(index, thread)
-        note_until(event.start_ns)
-        block = event.device, event.correlation
-        if block in live:
-            added.append(_free(block, live.pop(block), event.start_ns, event.thread))
-        elif block in noted:
-            noted.discard(block)
-        else:
-            continue
-        if event.nbytes < 0:
-            omitted.add(index)
-    note_until(inf)
-    if added:
-        columns.add(before=added, without=omitted)
-
-
-def _free(block: tuple[str, int], nbytes: int, at_ns: int, thread: int) -> Event:
-    device, address = block
-    return Event(Kind.MEMORY, MEMORY, at_ns, at_ns, thread, correlation=address, device=device, nbytes=-nbytes)
-
-
-def with_warnings(run: Run, observations: Observations) -> Run:
-    """Add to a run the warnings that do not follow from it, and mark its recursive layers."""
-    paths = [layer.path for layer in run.layers]
-    recursive = {
-        inner
-        for outer, inner in observations.callers
-        if outer >= 0 and paths[outer][: len(paths[inner])] == paths[inner]
-    }
-    if recursive:
-        layers = Layers(replace(layer, recursive=index in recursive) for index, layer in enumerate(run.layers))
-        run = replace(run, layers=layers, rows=replace(run.rows, layers=layers))
-    return replace(run, metas=(replace(run.meta, warnings=tuple(recorded_warnings(run, observations))),))
+    before = [compilation for compilation in recording.compilations if compilation.step is None]
+    during = [compilation for compilation in recording.compilations if compilation.step is not None]
+    last = {(compilation.name, compilation.phase): compilation for compilation in before}
+    return (*(last_one for last_one in last.values() if (last_one.name, last_one.file, last_one.line) in code), *during)

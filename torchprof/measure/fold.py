@@ -1,18 +1,19 @@
-"""Sum attributed events into rows and samples."""
+"""Sum attributed events by place, and make rows, samples of calls, and the busy time of devices from the sums."""
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from operator import add
+from typing import NamedTuple
 
 from torchprof.attribute.events import Attributed, Kind, Place
 from torchprof.attribute.op_groups import OpGroup, OpTree
-from torchprof.measure.waiting import Covered
+from torchprof.measure.busy import Covered
 from torchprof.run.layers import Layer
 from torchprof.run.measures import FIELDS, SampleKey, Spread
 from torchprof.run.rows import Around, Chains, Rows
@@ -30,23 +31,9 @@ _Counts = tuple[int, int, int]
 """MACs, FLOPs and the number of uncounted calls."""
 
 _DEVICE_NS, _COLLECTIVE_NS, _MACS = map(FIELDS.index, ("device_ns", "collective_ns", "macs"))
-_ALLOCATED = {True: FIELDS.index("cpu_allocated"), False: FIELDS.index("device_allocated")}  # by: is it the CPU
+_ALLOCATED = {True: FIELDS.index("cpu_allocated"), False: FIELDS.index("device_allocated")}
 _FREED = {True: FIELDS.index("cpu_freed"), False: FIELDS.index("device_freed")}
-
-
-@dataclass
-class _Sums:
-    """The sums of all events. ``cpu_ns`` and ``calls``: by index of a place. ``other``: what a place has in addition.
-    ``durations``: the calls of each layer in a phase. ``busy_ns``: by device; the CPU's only if it was timed."""
-
-    cpu_ns: list[int]
-    calls: list[int]
-    other: _Values
-    groups: _Groups
-    of_groups: _GroupValues
-    durations: dict[tuple[int, str], list[_Call]]
-    interruptions: list[_Call]
-    busy_ns: dict[str, int]
+"""By whether the memory is on the CPU: the index of a field of ``Cost``."""
 
 
 def fold(
@@ -67,13 +54,18 @@ def fold(
     any recorded thread is inside any op or range. Without ``timed``, all times are 0 and there are no samples.
     ``recorded_ns``: the recorded time. What the CPU was not busy for is outside all layers.
 
+    Example: a call of layer A lasts 10 ns. In it, an op runs for 6 ns and launches a kernel of 3 ns. The rows are: A,
+    between ops, 4 ns; A, the op, 6 ns; A, the kernel in the op, 3 ns on the device.
+
     ``places``: the list that the attribution fills while ``attributed`` is read; the first is outside all layers.
     ``counts`` may fill meanwhile, too: index of a place → MACs, FLOPs, and the number of calls and kernels without a
     formula. ``group_counts``: the same for groups, by the place around them, their tree, and path.
     """
     sums = _sums_of(attributed, places, timed)
+    busy_ns = {device: covered.ns for device, covered in sums.on_devices.items()}
     if timed:
-        sums.cpu_ns[0] += max(recorded_ns - sums.busy_ns["cpu"], 0)
+        busy_ns["cpu"] = sums.on_cpu.ns
+        sums.cpu_ns[0] += max(recorded_ns - sums.on_cpu.ns, 0)
     _add_counts(sums.other, counts or {}, places)
     for alike, of_group in (group_counts or {}).items():
         for path, counted in of_group.items():
@@ -81,41 +73,67 @@ def fold(
     rows = _rows(sums, places, layers, rank, signatures)
     interrupted = _by_thread(sums.interruptions)
     samples = {
-        SampleKey(layer, phase, rank, "cpu", "cpu_ns"): Spread.of([*_without(interrupted, calls_of)])
+        SampleKey(layer, phase, rank, "cpu", "cpu_ns"): Spread.of([*_less_interruptions(interrupted, calls_of)])
         for (layer, phase), calls_of in sorted(sums.durations.items())
     }
-    return rows, samples, sums.busy_ns
+    return rows, samples, busy_ns
+
+
+# Sums by place
+
+
+@dataclass
+class _Sums:
+    """The sums of all events. ``cpu_ns`` and ``calls``: by index of a place. ``other``: what a place has in addition.
+    ``groups``: the time of groups; ``of_groups``: what they have in addition; ``outermost_ns``: the time of those that
+    are outside all ranges. ``durations``: the calls of each layer in a phase. ``on_cpu``, ``on_devices``: when they
+    are busy."""
+
+    cpu_ns: list[int] = field(default_factory=list)
+    calls: list[int] = field(default_factory=list)
+    other: _Values = field(default_factory=dict)
+    groups: _Groups = field(default_factory=dict)
+    of_groups: _GroupValues = field(default_factory=lambda: defaultdict(dict))
+    outermost_ns: Counter[Place] = field(default_factory=Counter)
+    durations: dict[tuple[int, str], list[_Call]] = field(default_factory=dict)
+    interruptions: list[_Call] = field(default_factory=list)
+    on_cpu: Covered = field(default_factory=lambda: Covered(0))
+    on_devices: dict[str, Covered] = field(default_factory=dict)
+
+    def make_room(self, places: int) -> None:
+        """Begin the sums of new places with 0."""
+        missing = [0] * (places - len(self.cpu_ns))
+        self.cpu_ns += missing
+        self.calls += missing
+
+    def finish(self, places: int, timed: bool) -> None:
+        """Complete the sums after the last event."""
+        self.make_room(places)
+        if not timed:
+            self.groups = {alike: [times, *[0] * len(ns)] for alike, (times, *ns) in self.groups.items()}
+            return
+        for place, ns in self.outermost_ns.items():
+            self.cpu_ns[place.index] += ns
 
 
 def _sums_of(attributed: Iterable[Attributed | OpGroup], places: Sequence[Place], timed: bool) -> _Sums:
-    """This function is long because its loop runs for each of perhaps a million events: a call for each would cost more
-    than the additions."""
-    cpu_ns: list[int] = []  # by index of a place
-    calls: list[int] = []
-    other: _Values = {}  # what a place has beside CPU time and calls
-    groups: _Groups = {}
-    of_groups: _GroupValues = defaultdict(dict)
-    not_taken: defaultdict[Place, int] = defaultdict(int)
-    durations: dict[tuple[int, str], list[_Call]] = {}
-    interruptions: list[_Call] = []
-    busy: dict[str, Covered] = {}
+    """One loop over perhaps a million events. The additions are in the loop and not in functions: a call for each event
+    would cost more than they do."""
+    sums = _Sums()
+    cpu_ns, calls, other, groups = sums.cpu_ns, sums.calls, sums.other, sums.groups
+    on_cpu, on_devices = sums.on_cpu, sums.on_devices
     memory, kernel, label, step = Kind.MEMORY, Kind.KERNEL, Kind.LABEL, Kind.STEP
     collective, interruption = Kind.COLLECTIVE, Kind.INTERRUPTION
-    covered = covered_until = 0
 
     for item in attributed:
         if isinstance(item, OpGroup):
             alike = item.place, item.tree
             before = groups.get(alike)
             groups[alike] = [1, *item.ns] if before is None else [before[0] + 1, *map(add, before[1:], item.ns)]
-            if item.outer is None:  # its time is taken from no range
-                not_taken[item.place] += sum(end - start for start, end in item.outermost())
-                for start, end in item.outermost():
-                    if end > covered_until:
-                        covered += end - max(covered_until, start)
-                        covered_until = end
+            if item.outer is None:
+                sums.outermost_ns[item.place] += _add_outermost(item, on_cpu)
             if item.tree.memory:
-                _add_memory(of_groups[alike], item)
+                _add_memory(sums.of_groups[alike], item)
             continue
         event, place, around, counted, ns, _ = item
         kind = event[0]
@@ -125,9 +143,9 @@ def _sums_of(attributed: Iterable[Attributed | OpGroup], places: Sequence[Place]
             if kind is kernel:
                 values[_DEVICE_NS] += ns
                 values[-1] += counted
-                if device not in busy:
-                    busy[device] = Covered(event.start_ns)
-                busy[device].add(event.start_ns, event.end_ns)
+                if device not in on_devices:
+                    on_devices[device] = Covered(event.start_ns)
+                on_devices[device].add(event.start_ns, event.end_ns)
             elif event.nbytes >= 0:
                 values[_ALLOCATED[device == "cpu"]] += event.nbytes
             else:
@@ -137,9 +155,7 @@ def _sums_of(attributed: Iterable[Attributed | OpGroup], places: Sequence[Place]
             continue
         index = place.index
         if index >= len(cpu_ns):
-            missing = len(places) - len(cpu_ns)
-            cpu_ns.extend([0] * missing)
-            calls.extend([0] * missing)
+            sums.make_room(len(places))
         calls[index] += counted
         if not timed:
             continue
@@ -150,26 +166,28 @@ def _sums_of(attributed: Iterable[Attributed | OpGroup], places: Sequence[Place]
         cpu_ns[index] += ns
         if around is not None:
             cpu_ns[around.index] -= ns
-        else:  # outermost on its thread: it adds the time that no earlier one on any thread covers
-            end = event.start_ns + ns
-            covered += max(0, end - max(covered_until, event.start_ns))
-            covered_until = max(covered_until, end)
+        elif event.start_ns + ns > on_cpu.until:  # outermost on its thread: the CPU is busy for longer
+            on_cpu.ns += event.start_ns + ns - max(on_cpu.until, event.start_ns)
+            on_cpu.until = event.start_ns + ns
         if kind is label and counted and place.layer >= 0:
-            durations.setdefault((place.layer, place.phase), []).append((event.start_ns, ns, event.thread))
+            sums.durations.setdefault((place.layer, place.phase), []).append((event.start_ns, ns, event.thread))
         elif kind is interruption:
-            interruptions.append((event.start_ns, ns, event.thread))
+            sums.interruptions.append((event.start_ns, ns, event.thread))
 
-    missing = len(places) - len(cpu_ns)
-    cpu_ns.extend([0] * missing)
-    calls.extend([0] * missing)
-    busy_ns = {device: of_device.ns for device, of_device in busy.items()}
-    if timed:
-        for place, ns in not_taken.items():
-            cpu_ns[place.index] += ns
-        busy_ns["cpu"] = covered
-    else:
-        groups = {alike: [times, *[0] * len(ns)] for alike, (times, *ns) in groups.items()}
-    return _Sums(cpu_ns, calls, other, groups, of_groups, durations, interruptions, busy_ns)
+    sums.finish(len(places), timed)
+    return sums
+
+
+def _add_outermost(group: OpGroup, on_cpu: Covered) -> int:
+    """Add a group outside all ranges to the time in which the CPU is busy. Returns the time of its outermost ops: they
+    take it from no range."""
+    outermost_ns = 0
+    for start, end in group.outermost():
+        outermost_ns += end - start
+        if end > on_cpu.until:
+            on_cpu.ns += end - max(on_cpu.until, start)
+            on_cpu.until = end
+    return outermost_ns
 
 
 def _add_memory(values: dict[tuple[int, str], list[int]], group: OpGroup) -> None:
@@ -184,12 +202,14 @@ def _add_memory(values: dict[tuple[int, str], list[int]], group: OpGroup) -> Non
 
 
 def _add_counts(values: _Values, counts: Mapping[int, _Counts], places: Sequence[Place]) -> None:
-    """Those of a kernel belong to its device: its place has no row of the CPU."""
+    """Add MACs, FLOPs and uncounted calls. Those of a kernel belong to its device: its place has no row of the CPU."""
     device_of: dict[int, str] = dict(values.keys())
     for index, counted in counts.items():
         device = device_of.get(index, "cpu") if places[index].kind == FrameKind.KERNEL else "cpu"
         values.setdefault((index, device), [0] * (len(FIELDS) + 1))[_MACS : _MACS + 3] = counted
 
+
+# Samples
 
 _Interruptions = dict[int, tuple[list[int], list[int]]]
 """By thread: the starts of its interruptions, in order; and the total time of the first 0, 1, 2, … ones."""
@@ -204,8 +224,8 @@ def _by_thread(interruptions: Iterable[_Call]) -> _Interruptions:
     return of_thread
 
 
-def _without(interrupted: _Interruptions, calls: Iterable[_Call]) -> Iterator[tuple[int, int]]:
-    """Start and duration of calls, less what interrupted them."""
+def _less_interruptions(interrupted: _Interruptions, calls: Iterable[_Call]) -> Iterator[tuple[int, int]]:
+    """Start and duration of calls, less the interruptions inside them."""
     for start, ns, thread in calls:
         if thread in interrupted:
             starts, sums = interrupted[thread]
@@ -213,49 +233,60 @@ def _without(interrupted: _Interruptions, calls: Iterable[_Call]) -> Iterator[tu
         yield start, ns
 
 
+# Rows
+
+
 def _rows(
     sums: _Sums, places: Sequence[Place], layers: tuple[Layer, ...], rank: int, signatures: Sequence[Signature]
 ) -> Rows:
     """Places that differ only in what rows do not keep become one row."""
-    chains, chain_of, arounds, within_of = _surroundings(places, signatures)
-    inner: dict[int, list[tuple[OpTree, int, list[int]]]] = {}  # by index of a place: tree, times, ns by path
+    surroundings = _surroundings(places, signatures)
+    chains = surroundings.chains
+    trees_in: dict[int, list[tuple[OpTree, int, list[int]]]] = {}  # by index of a place: tree, times, ns by path
     for (place, tree), (times, *taken) in sums.groups.items():
         own_ns = tree.self_ns(taken)
         sums.cpu_ns[place.index] += own_ns[0]
-        inner.setdefault(place.index, []).append((tree, times, own_ns))
-    on_devices: dict[int, list[tuple[str, list[int]]]] = {}
+        trees_in.setdefault(place.index, []).append((tree, times, own_ns))
+    other_in: dict[int, list[tuple[str, list[int]]]] = {}  # by index of a place: device, values
     for (index, device), values in sorted(sums.other.items()):
-        on_devices.setdefault(index, []).append((device, values))
-    lines = _Lines()
+        other_in.setdefault(index, []).append((device, values))
+    columns = _RowColumns()
     chains_of: dict[tuple[int, OpTree], list[int]] = {}  # of the paths of a tree inside a place with this chain
     shares: dict[tuple[int, ...], int] = {(): 0}
     phases = {phase: number for number, phase in enumerate(PHASES)}
     for place, ns, called in zip(places, sums.cpu_ns, sums.calls):
         index = place.index
-        trees = inner.get(index, ())
-        if not (ns or called or trees or index in on_devices):
+        trees = trees_in.get(index, ())
+        if not (ns or called or trees or index in other_in):
             continue
-        chain = chain_of[index]
-        home = place.layer, phases[place.phase], shares.setdefault(place.shared, len(shares)), within_of[index]
+        chain, within = surroundings.chain_of[index], surroundings.within_of[index]
+        home = place.layer, phases[place.phase], shares.setdefault(place.shared, len(shares)), within
         if ns or called:
-            lines.add(home, "cpu", (chain,), (called,), (ns,))
+            columns.add(home, "cpu", (chain,), (called,), (ns,))
         for tree, times, own_ns in trees:
-            inside = chains_of.get((chain, tree))
-            if inside is None:
-                inside = chains_of[chain, tree] = _chains_inside(chains, chain, tree, signatures)
-            lines.add(home, "cpu", inside[1:], [times * calls_in_one for calls_in_one in tree.calls[1:]], own_ns[1:])
+            of_paths = chains_of.get((chain, tree))
+            if of_paths is None:
+                of_paths = chains_of[chain, tree] = _chains_inside(chains, chain, tree, signatures)
+            calls = [times * calls_in_one for calls_in_one in tree.calls[1:]]
+            columns.add(home, "cpu", of_paths[1:], calls, own_ns[1:])
             for (path, device), costs in sums.of_groups.get((place, tree), {}).items():
-                lines.add_costs(home, device, inside[path], 0, costs)
-        for device, (*costs, called) in on_devices.get(index, ()):
-            lines.add_costs(home, device, chain, called, costs)
-    return lines.rows(layers, rank, chains.all, arounds, shares)
+                columns.add_costs(home, device, of_paths[path], 0, costs)
+        for device, (*costs, called) in other_in.get(index, ()):
+            columns.add_costs(home, device, chain, called, costs)
+    return columns.rows(layers, rank, chains.all, surroundings.arounds, shares)
 
 
-def _surroundings(
-    places: Sequence[Place], signatures: Sequence[Signature]
-) -> tuple[Chains, list[int], list[tuple[Around, ...]], list[int]]:
-    """The chains of frames, and for each place the number of its chain; what can be around a layer's range, and for
-    each place the number of what is around its layer's."""
+class _Surroundings(NamedTuple):
+    """The ``chains`` of frames, and for each place the number of its chain, ``chain_of``. ``arounds``: what can be
+    around a layer's range; ``within_of``: for each place the number of what is around its layer's."""
+
+    chains: Chains
+    chain_of: list[int]
+    arounds: list[tuple[Around, ...]]
+    within_of: list[int]
+
+
+def _surroundings(places: Sequence[Place], signatures: Sequence[Signature]) -> _Surroundings:
     chains = Chains()
     numbers: dict[tuple[int, Frame, int], int] = {}  # (the outer chain, a frame, its signature) → the chain of both
     chain_of = [0] * len(places)
@@ -277,7 +308,7 @@ def _surroundings(
                 around = Around(outer.layer, outer.phase, chains.all[chain_of[outer.index]])
                 arounds.append((*arounds[within_of[outer.index]], around))
             within_of[place.index] = number
-    return chains, chain_of, arounds, within_of
+    return _Surroundings(chains, chain_of, arounds, within_of)
 
 
 def _chains_inside(chains: Chains, around: int, tree: OpTree, signatures: Sequence[Signature]) -> list[int]:
@@ -297,8 +328,8 @@ _Home = tuple[int, int, int, int]
 """The number of a layer, a phase, the layers that share the work, and what is around the layer's range."""
 
 
-class _Lines:
-    """Rows, as columns, while values are added to them. All that is not a value is a number."""
+class _RowColumns:
+    """The columns of rows, while values are added to them. Devices, chains and so on are numbers in them."""
 
     def __init__(self) -> None:
         self._devices: dict[str, int] = {}
@@ -315,8 +346,8 @@ class _Lines:
         known = self._numbers.setdefault((home, on), {})
         if known and not known.keys().isdisjoint(chains):
             if len(chains) > 1:
-                for line in zip(chains, calls, cpu_ns):
-                    self.add(home, device, *((value,) for value in line))
+                for chain, of_chain, ns in zip(chains, calls, cpu_ns):
+                    self.add(home, device, (chain,), (of_chain,), (ns,))
                 return
             number = known[chains[0]]
             self._calls[number] += calls[0]
@@ -362,6 +393,5 @@ class _Lines:
         for number, costs in self._costs.items():
             for name, value in zip(FIELDS, costs):
                 arrays[name][number] += value
-        return Rows(
-            layers, tuple(map(chains.__getitem__, used)), tuple(self._devices), arrays, tuple(arounds), tuple(shares)
-        )
+        frames = tuple(map(chains.__getitem__, used))
+        return Rows(layers, frames, tuple(self._devices), arrays, within=tuple(arounds), shared=tuple(shares))

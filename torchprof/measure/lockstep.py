@@ -6,20 +6,19 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from torchprof.attribute.event_names import is_engine
+from torchprof.attribute.event_names import is_node_range
 from torchprof.attribute.events import Attributed, Event, Kind, Place
 from torchprof.attribute.op_groups import OpGroup
+from torchprof.measure.busy import Covered, Intervals, covered_ns
 from torchprof.measure.recording import OpenStep, Pieces
 from torchprof.measure.steps import RECORDING_END
 from torchprof.measure.waiting import (
-    Covered,
-    Intervals,
     LastStep,
+    Stall,
     ThreadState,
     Waiting,
-    covered_ns,
     is_communication,
     open_until,
 )
@@ -32,6 +31,14 @@ _CallTimes = tuple[int, int, int]
 """Of a call of a collective: how long it took, during how much of that an earlier one was running, and its step."""
 
 
+class _WorkIn(NamedTuple):
+    """What time in a place is. ``is_own``: own work of the rank. ``never_waits``: none of it is a wait, as in an op of
+    torch."""
+
+    is_own: bool
+    never_waits: bool
+
+
 class Locksteps:
     """Observes all events of one rank: its own work in each step, and its collectives.
 
@@ -39,6 +46,9 @@ class Locksteps:
     inside it, waits for an exchange (see ``Waiting``), and waits for backward on other threads. Own work on a device is
     the time of all kernels, copies and sets, except those of communication. It counts in the step in which it ran, on a
     device in the step of its launch.
+
+    Example: in a step of 10 ms, ops run for 6 ms and Python for 1 ms; then the thread waits 3 ms for an all_reduce of
+    gloo. Its own work is 7 ms.
     """
 
     def __init__(
@@ -66,23 +76,25 @@ class Locksteps:
         self._from_first_mark = from_first_mark
         self._threads: dict[int, ThreadState] = {}
         self._main = 0
-        self._own: defaultdict[Place, int] = defaultdict(int)  # of the current step
-        self._gap = 0  # of the current step: time in no range of any thread
-        self._steps: list[tuple[defaultdict[tuple[int, str], int], int]] = []
+        self._own_ns: defaultdict[Place, int] = defaultdict(int)  # of the current step
+        self._gap_ns = 0  # of the current step: time in no range of any thread
+        self._steps: list[tuple[defaultdict[tuple[int, str], int], int]] = []  # own work by layer and phase, and gap
         self._marks: list[int] = []
         self._launched: dict[int, int] = {}  # correlation of an op → number of marks before it
         self._kernels: defaultdict[int, defaultdict[tuple[int, str], int]] = defaultdict(lambda: defaultdict(int))
-        # By device: the streams of collectives of an unknown group.
-        self._streams: defaultdict[str, set[int]] = defaultdict(set)
+        self._unknown_streams: defaultdict[str, set[int]] = defaultdict(
+            set
+        )  # by device: of collectives of no known group
         self._of_kernels: dict[Place, tuple[LockstepKey | None, bool]] = {}  # the collective; whether it is own work
         self._host_collectives: dict[Place, LockstepKey] = {}
+        # Of each call: its time, during how much of that an earlier one was running, and the number of marks before it.
         self._collectives: defaultdict[LockstepKey, list[tuple[int, int, int]]] = defaultdict(list)
         self._latest_end: dict[str, int] = {}  # by device: the latest end of a collective that has begun
-        self._running: dict[LockstepKey, Covered] = {}  # the time in which any collective of a group runs
-        self._together: defaultdict[LockstepKey, Counter[int]] = defaultdict(Counter)  # by step
+        self._any_running: dict[LockstepKey, Covered] = {}  # the time in which any collective of a group runs
+        self._any_running_ns: defaultdict[LockstepKey, Counter[int]] = defaultdict(Counter)  # by number of marks
         self._waiting = Waiting()
         self._elsewhere = Intervals()  # the outermost ranges of all threads but the one with the steps
-        self._is_work: dict[Place, tuple[bool, bool]] = {}
+        self._work_in: dict[Place, _WorkIn] = {}
         self._last = LastStep()
 
     def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
@@ -96,7 +108,7 @@ class Locksteps:
                 kind, _, start, end, number, _, _, correlation, *_ = event
                 if kind is kernel:
                     if correlation != BEFORE:
-                        self._note_kernel(event, place, ns)
+                        self._on_kernel(event, place, ns)
                 elif kind is collective:
                     name = name_of_collective(event.name)
                     is_of_all = not name.startswith(POINT_TO_POINT)
@@ -105,7 +117,7 @@ class Locksteps:
                         self._waiting.add(start, end, is_of_all)
                         self._last.exchanges.append((start, end, place))
                     if is_on_host and is_of_all:
-                        self._note_collective(self._key_of(place, name), start, end, bisect_right(self._marks, start))
+                        self._add_collective(self._key_of(place, name), start, end, bisect_right(self._marks, start))
                     elif correlation:
                         self._launched[correlation] = len(self._marks)
                 elif kind is step:
@@ -123,9 +135,9 @@ class Locksteps:
                     if thread.innermost is None and number != self._main:
                         self._elsewhere.add(start, start + ns)
                     thread.innermost = item
-                    thread.began = start
+                    thread.last_start = start
                     thread.has_requested &= kind is Kind.INTERRUPTION or kind is Kind.WAIT  # these come at any time
-                    if not self._kind_of(place)[0]:
+                    if not self._work_of(place).is_own:
                         self._last.note_request(place)
                     if correlation:
                         self._launched[correlation] = len(self._marks)
@@ -137,8 +149,8 @@ class Locksteps:
             self._end_step(time)
         if self._marks or self._from_first_mark:
             self._advance_all(time)
-            self._own.clear()  # what was before does not belong to the current step
-            self._gap = 0
+            self._own_ns.clear()  # what was before does not belong to the current step
+            self._gap_ns = 0
             self._marks.append(time)
             self._last = LastStep()
         self._from_first_mark = True
@@ -150,9 +162,9 @@ class Locksteps:
     def _end_step(self, time: int) -> None:
         self._advance_all(time)
         sums: defaultdict[tuple[int, str], int] = defaultdict(int)
-        for place, ns in self._own.items():
+        for place, ns in self._own_ns.items():
             sums[place.layer, place.phase] += ns
-        self._steps.append((sums, self._gap))
+        self._steps.append((sums, self._gap_ns))
 
     def _advance(self, number: int, until: int) -> None:
         """Count the time of a thread up to ``until``, each part for its innermost range."""
@@ -161,46 +173,45 @@ class Locksteps:
         while item is not None and (end := item.event.start_ns + item.ns) <= until:
             place, item = item.place, item.outer
             if end > time:
-                self._share(number, place, time, end, thread.has_requested)
+                self._add_interval(number, place, time, end, thread.has_requested)
                 time = end
             if place.kind not in INTERRUPTIONS and place.kind != FrameKind.WAIT:
-                thread.has_requested = not self._kind_of(place)[0]
+                thread.has_requested = not self._work_of(place).is_own
         thread.innermost = item
         if until > time and (item is not None or number == self._main):
-            self._share(number, None if item is None else item.place, time, until, thread.has_requested)
+            self._add_interval(number, None if item is None else item.place, time, until, thread.has_requested)
         thread.until = max(time, until)
 
-    def _kind_of(self, place: Place) -> tuple[bool, bool]:
-        """Whether time in a place is own work; and whether none of it is a wait, as in an op of torch."""
-        known = self._is_work.get(place)
-        if known is None:
+    def _work_of(self, place: Place) -> _WorkIn:
+        work = self._work_in.get(place)
+        if work is None:
             # A Function of the user may call code that waits, like all Python. So may the engine's range around it.
-            is_op = place.kind == FrameKind.OP and "::" in place.name and not is_engine(place.name)
+            is_op = place.kind == FrameKind.OP and "::" in place.name and not is_node_range(place.name)
             never_waits = is_op or place.kind in INTERRUPTIONS
-            is_work = place.kind != FrameKind.WAIT and not is_communication(place.frames)
-            known = self._is_work[place] = is_work, never_waits
-        return known
+            is_own = place.kind != FrameKind.WAIT and not is_communication(place.frames)
+            work = self._work_in[place] = _WorkIn(is_own, never_waits)
+        return work
 
-    def _share(self, thread: int, place: Place | None, start: int, end: int, has_requested: bool) -> None:
+    def _add_interval(self, thread: int, place: Place | None, start: int, end: int, has_requested: bool) -> None:
         """Count an interval in which a thread began nothing new. ``place``: of its innermost range, if it is in one."""
         if thread == self._main:
-            if end - start > self._last.longest[0]:
-                self._last.longest = end - start, start, place, has_requested
-        elif end - start > self._last.longest_elsewhere[0]:
-            self._last.longest_elsewhere = end - start, start, place, has_requested
+            if end - start > self._last.longest.ns:
+                self._last.longest = Stall(end - start, start, place, has_requested)
+        elif end - start > self._last.longest_elsewhere.ns:
+            self._last.longest_elsewhere = Stall(end - start, start, place, has_requested)
         if place is None:
             waits = self._waiting.within(start, end, True)
-            self._gap += end - start - covered_ns([*waits, *self._elsewhere.within(start, end)])
+            self._gap_ns += end - start - covered_ns([*waits, *self._elsewhere.within(start, end)])
             return
-        is_work, never_waits = self._kind_of(place)
-        if is_work and never_waits:
-            self._own[place] += end - start
-        elif is_work:
+        is_own, never_waits = self._work_of(place)
+        if is_own and never_waits:
+            self._own_ns[place] += end - start
+        elif is_own:
             is_of_loop = place.kind == FrameKind.LABEL and place.layer == OUTSIDE and place.phase == FORWARD
             waits = self._waiting.within(start, end, has_requested or is_of_loop or place.is_engine)
-            self._own[place] += end - start - covered_ns(waits)
+            self._own_ns[place] += end - start - covered_ns(waits)
 
-    def _note_kernel(self, event: Event, place: Place, ns: int) -> None:
+    def _on_kernel(self, event: Event, place: Place, ns: int) -> None:
         marks = self._launched.get(event.correlation)
         if marks is None:  # its launch was not recorded: it counts in the step in which it ran
             marks = bisect_right(self._marks, event.start_ns)
@@ -210,9 +221,9 @@ class Locksteps:
             known = self._of_kernels[place] = key, key is None and not is_communication(place.frames)
         key, is_work = known
         if key is not None:
-            self._note_collective(key, event.start_ns, event.end_ns, marks)
+            self._add_collective(key, event.start_ns, event.end_ns, marks)
             if key.group == NOT_RECORDED:
-                self._streams[event.device].add(event.thread)
+                self._unknown_streams[event.device].add(event.thread)
         if is_work:
             self._kernels[self._step_of(marks)][place.layer, place.phase] += ns
 
@@ -220,13 +231,14 @@ class Locksteps:
         """The number of the step after this many marks. Without steps, the whole recording is one step."""
         return marks - 1 if len(self._marks) > 1 else 0
 
-    def _note_collective(self, key: LockstepKey, start: int, end: int, marks: int) -> None:
+    def _add_collective(self, key: LockstepKey, start: int, end: int, marks: int) -> None:
         latest_end = self._latest_end.get(key.device, start)
         self._latest_end[key.device] = max(latest_end, end)
         self._collectives[key].append((end - start, max(0, min(latest_end, end) - start), marks))
         if key.group is not None:
-            whole = LockstepKey(OUTSIDE, FORWARD, key.device, EXCHANGES, key.group)
-            self._together[whole][marks] += self._running.setdefault(whole, Covered(start)).add(start, end)
+            exchanges = LockstepKey(OUTSIDE, FORWARD, key.device, EXCHANGES, key.group)
+            running = self._any_running.setdefault(exchanges, Covered(start))
+            self._any_running_ns[exchanges][marks] += running.add(start, end)
 
     def _collective_of(self, place: Place) -> LockstepKey | None:
         """The collective of all ranks of a group that a kernel runs; None for other kernels."""
@@ -246,6 +258,7 @@ class Locksteps:
         return key
 
     def _group_of(self, collective: Collective) -> GroupOfRanks | None:
+        """The group that a collective names, else the one of those that name none."""
         if not collective.group:
             return self._group
         return GroupOfRanks(collective.group, collective.description, collective.size, collective.ranks)
@@ -277,25 +290,26 @@ class Locksteps:
     def _of_cycle(
         self, work: dict[LockstepKey, list[int]], calls: dict[LockstepKey, list[_CallTimes]]
     ) -> dict[str, Any]:
-        """``work`` and ``calls``: of the pieces of the cycle. Without a whole step, it counts as one."""
+        """``work`` and ``calls``: of the pieces of the cycle. If none of them is a whole step, all count as one."""
         count, before = len(self._steps), self._before or OpenStep(self._layers)
         pieces = Pieces(count, self._before is not None)
         whole = range(count)[pieces.whole]
-        of_steps, last = pieces.cut(work, before.work)
-        as_one = {key: [sum(times)] for key, times in work.items()}
-        lockstep = {} if whole else self._locksteps(as_one, calls)
+        work_in_steps, open_work = pieces.cut(work, before.work)
+        all_calls = dict(calls)
         for key, earlier in before.calls.items():
-            calls[key] = [*((ns, beside, 0) for ns, beside in earlier), *calls.get(key, ())]
-        in_steps = {key: [call for call in of_key if call[2] in whole] for key, of_key in calls.items()}
+            all_calls[key] = [*((ns, beside, 0) for ns, beside in earlier), *calls.get(key, ())]
+        calls_in_steps = {key: [call for call in of_key if call[2] in whole] for key, of_key in all_calls.items()}
         if whole:
-            lockstep = self._locksteps(of_steps, in_steps, before.steps, before.counts)
+            lockstep = self._locksteps(work_in_steps, calls_in_steps, before.steps, before.counts)
+        else:
+            lockstep = self._locksteps({key: [sum(times)] for key, times in work.items()}, calls)
         if not pieces.has_open:
             return {"lockstep": lockstep}
         open_step = {
-            "work": last,
-            "calls": {key: [call[:2] for call in of_key if call[2] == count - 1] for key, of_key in calls.items()},
+            "work": open_work,
+            "calls": {key: [call[:2] for call in of_key if call[2] == count - 1] for key, of_key in all_calls.items()},
             "steps": before.steps + len(whole),
-            "counts": Counter(before.counts) + Counter({key: len(of_key) for key, of_key in in_steps.items()}),
+            "counts": Counter(before.counts) + Counter({key: len(of_key) for key, of_key in calls_in_steps.items()}),
         }
         return {"lockstep": lockstep, "open": open_step}
 
@@ -306,16 +320,17 @@ class Locksteps:
         steps: int = 0,
         counts: Mapping[LockstepKey, int] | None = None,
     ) -> dict[LockstepKey, Lockstep]:
-        """``steps``: how many steps were before, with so many calls: ``counts``."""
+        """The locksteps of work in each step, and of calls. ``steps``: how many steps were before; ``counts``: how many
+        calls were in them."""
         of_key = {key: Lockstep.of(self._rank, times, first=steps) for key, times in work.items()}
         for key, of_collective in calls.items():
             if of_collective:
                 times = [ns for ns, *_ in of_collective]
                 beside = sum(beside for _, beside, _ in of_collective)
                 lockstep = Lockstep.of(self._rank, times, beside, (counts or {}).get(key, 0))
-                of_key[key] = (
-                    lockstep if key.group is not None else replace(lockstep, last_ns=(), last_rank=(), times=())
-                )
+                if key.group is None:  # it is unknown which of several groups: calls of ranks cannot be matched
+                    lockstep = replace(lockstep, last_ns=(), last_rank=(), times=())
+                of_key[key] = lockstep
         return of_key
 
     def _work(self) -> Iterator[tuple[LockstepKey, list[int]]]:
@@ -325,7 +340,7 @@ class Locksteps:
         yield from self._work_on("cpu", of_cpu, [gap for _, gap in self._steps])
         if self._kernels:
             yield from self._work_on("device", [self._kernels[number] for number in range(count)], [0] * count)
-        for key, by_marks in sorted(self._together.items(), key=str):
+        for key, by_marks in sorted(self._any_running_ns.items(), key=str):
             if key.group == NOT_RECORDED and not self._is_one_group:
                 continue
             by_step: Counter[int] = Counter()
@@ -336,6 +351,7 @@ class Locksteps:
     def _work_on(
         self, device: str, steps: Sequence[Mapping[tuple[int, str], int]], gaps: Sequence[int]
     ) -> Iterator[tuple[LockstepKey, list[int]]]:
+        """The time in each step on a device: of the work by layer and phase, of the gaps, and of both."""
         rolled_up = [*map(self._layers.roll_up_by_phase, steps)]
         for layer, phase in sorted({key for step in rolled_up for key in step}):
             yield LockstepKey(layer, phase, device, WORK), [step.get((layer, phase), 0) for step in rolled_up]
@@ -358,4 +374,4 @@ class Locksteps:
     def _is_one_group(self) -> bool:
         """Whether all collectives of an unknown group may be of one. Each NCCL group has its own stream
         (ProcessGroupNCCL::ncclStreams_): several streams mean several groups."""
-        return all(len(streams) == 1 for streams in self._streams.values())
+        return all(len(streams) == 1 for streams in self._unknown_streams.values())

@@ -12,11 +12,12 @@ from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Attributed, Kind, Place
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.attribute.pipeline_ranges import PipelineStep
-from torchprof.measure.waiting import Covered, Intervals, covered_ns, is_communication
+from torchprof.measure.busy import Covered, Intervals, covered_ns
+from torchprof.measure.waiting import is_communication
 from torchprof.run.timeline import KEPT_STEPS, Pipeline, StageAction
 from torchprof.run.words import OUTSIDE
 
-_AROUND = -1
+_NO_ACTION = -1
 """In place of the number of an action: work of a step that is in no action."""
 
 
@@ -31,21 +32,21 @@ class _StepTimes(NamedTuple):
 class Pipelines:
     """Observes the layers that stages call, and the kernels that were launched in their actions.
 
-    On the CPU, the time of an action is that of its range, and the waiting that of the schedule's waits to receive
-    something between two actions. On a device, it is the time in which kernels ran that were launched during the
-    action, on any thread, without communication; and the waiting is the time between the kernels of two actions in
-    which communication ran, and nothing else. The step begins on a device with the schedule's, or when the work of the
-    steps before has ended, and ends with the last of its kernels. A step without any kernel of its actions is left
-    out there.
+    - On the CPU, the time of an action is that of its range. The waiting before it is the time in which the schedule
+      waited to receive something since the action before.
+    - On a device, the time of an action is that of the kernels launched in it, on any thread, without communication.
+      The waiting is the time since the kernels of the action before in which communication ran, and nothing else. A
+      step begins with that on the CPU, or when the work of the steps before has ended, and ends with the last of its
+      kernels. A step without any kernel of its actions is left out.
     """
 
     def __init__(self, steps: Sequence[PipelineStep], columns: EventColumns, rank: int) -> None:
         self._rank = rank
-        chosen = _of_most(steps)
+        chosen = _most_frequent(steps)
         self._count = len(chosen)
         self._steps = chosen[-KEPT_STEPS:]
         self._forwards = [action for step in steps for action in step.actions if action.what == "F"]
-        self._starts = [action.start_ns for action in self._forwards]
+        self._forward_starts = [action.start_ns for action in self._forwards]
         self._called: defaultdict[int, set[int]] = defaultdict(set)  # by stage: the layers of the outermost calls
         self._last_call = (-1, 0)  # the number of a forward, and the end of the last outermost call in it
         self._columns = columns
@@ -59,13 +60,13 @@ class Pipelines:
             yield item
             if isinstance(item, Attributed):
                 if item.event.kind is label:
-                    self._note_call(item)
+                    self._on_call(item)
                 elif item.event.kind is kernel:
-                    self._note_kernel(item)
+                    self._on_kernel(item)
 
-    def _note_call(self, item: Attributed) -> None:
+    def _on_call(self, item: Attributed) -> None:
         """A module that a forward calls, and not another module, may be the model of the stage."""
-        number = bisect_right(self._starts, item.start_ns) - 1
+        number = bisect_right(self._forward_starts, item.start_ns) - 1
         if number < 0 or item.start_ns >= self._forwards[number].end_ns:
             return
         if self._last_call[0] != number or item.start_ns >= self._last_call[1]:
@@ -76,7 +77,7 @@ class Pipelines:
         """The model that a stage calls. A stage that calls several layers has none: they are parts of it."""
         return next(iter(self._called[stage])) if len(self._called[stage]) == 1 else OUTSIDE
 
-    def _note_kernel(self, item: Attributed) -> None:
+    def _on_kernel(self, item: Attributed) -> None:
         event, place = item.event, item.place
         communicates = self._communicates.get(place)
         if communicates is None:
@@ -101,23 +102,36 @@ class Pipelines:
             took, waited = zip(*((of_step.took_ns[index], of_step.waited_ns[index]) for of_step in times))
             actions.append(StageAction(action.stage, action.what, action.microbatch, took, waited))
         roots = tuple((stage, self._root_of(stage)) for stage in sorted({action.stage for action in actions}))
-        count, lasted = self._count - len(self._steps) + len(times), tuple(of_step.ns for of_step in times)
-        about = step.schedule, step.stages, step.group
-        return Pipeline(device, self._rank, *about, roots, count, lasted, tuple(actions))
+        return Pipeline(
+            device,
+            self._rank,
+            step.schedule,
+            stages=step.stages,
+            group=step.group,
+            roots=roots,
+            steps=self._count - len(self._steps) + len(times),
+            step_ns=tuple(of_step.ns for of_step in times),
+            actions=tuple(actions),
+        )
 
 
-def _of_most(steps: Sequence[PipelineStep]) -> list[PipelineStep]:
-    """The steps of the schedule, and with the actions, that most steps have; if others are as many, those with more
-    actions: a recording may begin or end inside a step. Steps without actions do not count."""
-    keys = [(step.schedule, step.group, tuple(action[:3] for action in step.actions)) for step in steps]
+def _most_frequent(steps: Sequence[PipelineStep]) -> list[PipelineStep]:
+    """The steps with the schedule and the actions that most steps have; if others are as many, those with more actions:
+    a recording may begin or end inside a step. Steps without actions do not count."""
+    keys = []
+    for step in steps:
+        actions = tuple((action.stage, action.what, action.microbatch) for action in step.actions)
+        keys.append((step.schedule, step.group, actions))
     counts = Counter(key for key in keys if key[-1])
     if not counts:
         return []
-    most = max(reversed(keys), key=lambda key: (counts[key], len(key[-1])))
-    return [step for step, key in zip(steps, keys) if key == most]
+    most_frequent = max(reversed(keys), key=lambda key: (counts[key], len(key[-1])))
+    return [step for step, key in zip(steps, keys) if key == most_frequent]
 
 
 def _on_cpu(step: PipelineStep) -> _StepTimes:
+    """Its times on the CPU. Example: the schedule waits from 2 to 5, and an action runs from 6 to 9: the action took 3,
+    and waited 3."""
     waits = Intervals()
     for start, end in step.waits:
         waits.add(start, end)
@@ -136,7 +150,7 @@ def _launched_in(steps: Sequence[PipelineStep], columns: EventColumns) -> dict[i
         return launched
     for number, step in enumerate(steps):
         # An action inside another one comes after it.
-        spans = [(_AROUND, step.start_ns, step.end_ns)]
+        spans = [(_NO_ACTION, step.start_ns, step.end_ns)]
         spans += [(index, action.start_ns, action.end_ns) for index, action in enumerate(step.actions)]
         for index, start, end in spans:
             for _, first, after in columns.threads:
@@ -169,12 +183,13 @@ class _OnDevice:
             begin, until = self._spans.get(step, (0, 0))
             begin = begin or max(self._steps[step].start_ns, min(self._until, start))
             self._spans[step] = begin, max(until, end)
-            if action != _AROUND and not communicates:
+            if action != _NO_ACTION and not communicates:
                 self._of_actions.setdefault(launched_in, Covered(start)).add(start, end)
         (self._communication if communicates else self._work).add(start, end)
         self._until = max(self._until, end)
 
     def times(self, number: int) -> _StepTimes:
+        """The times of a step of ``steps``."""
         since, end = self._spans[number]
         step_ns, took, waited = end - since, [], []
         for index in range(len(self._steps[number].actions)):

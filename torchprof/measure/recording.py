@@ -1,5 +1,5 @@
-"""What ``assemble`` works with: a recording with its live memory and CPU time, the plan of its layers, the options, the
-protocol of observers, and the step that is open where a cycle ends."""
+"""What ``assemble`` works with: a recording with its CPU time, the plan of its layers, the options, the protocol of
+observers, and the step that is open where a cycle ends."""
 
 from __future__ import annotations
 
@@ -7,127 +7,71 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
-from weakref import finalize
 
 from torchprof.attribute.compiled_graphs import CompiledGraphs
 from torchprof.attribute.event_columns import EventColumns
-from torchprof.attribute.event_names import Loop
 from torchprof.attribute.events import Attributed, Site
+from torchprof.attribute.loop import Loop
 from torchprof.attribute.op_groups import OpGroup
+from torchprof.measure.memory_blocks import NOT_MEASURED, LiveMemory
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import GroupOfRanks, LockstepKey
 from torchprof.run.measures import SampleKey
 from torchprof.run.meta import Compilation, CompiledRegion, Meta, RunWarning
 from torchprof.run.words import NOT_SELECTED, OUTSIDE, Signature, SourceLine
 
-# The live memory
-
-
-class Freed(NamedTuple):
-    """A free of a block. ``at_ns``: when, on the clock of ``time.perf_counter_ns``. ``on_same_thread``: whether it was
-    on the thread that made the ``LiveMemory``. ``block``: its device and address."""
-
-    at_ns: int
-    on_same_thread: bool
-    block: tuple[str, int]
+# One recording, and what it was made with
 
 
 @dataclass(frozen=True)
-class LiveMemory:
-    """The live memory at one moment.
+class Recording:
+    """One recording: its events, and the state of the process and the model at its start and end.
 
-    ``sizes``: by device, (kind, bytes) of the model's parameters, buffers and gradients. ``addresses``: (device,
-    address) of the parameters and buffers. ``allocator``: by device, figures of torch's caching allocator in bytes; the
-    CPU has none. ``blocks``: the bytes of each storage of the CPU, by device and address. ``freed``: those of them that
-    were freed since then, in the order of time, as far as ``watches`` noted them.
+    - ``columns``: makes the events of ``source``, with the inputs that ``wanted_detail`` requests; nothing else keeps
+      them.
+    - ``layers``: those of the plan, as they were at the end. ``origin``: the process that was recorded.
+    - ``observations``: those made so far; ``assemble`` adds its own.
+    - ``start``, ``end``: the live memory at these times.
+    - ``has_steps``: whether the events contain our marks of steps. ``from_first_mark``: whether a step began with the
+      recording. ``before``: the end of the cycle right before this one; None without one.
+    - ``group``: the group of the collectives that do not name one, see ``sole_group``.
+    - ``graphs``: the compiled graphs whose layers are known. ``called``: the compiled graphs that were called, by the
+      key in the range around each call.
+    - ``regions``: all compiled code of the process, and ``compilations`` when it was compiled. ``under_compile``: what
+      was to be compiled of the models.
+    - ``python_samples``: (time, source line, number of sampling intervals) of each sample of Python; None if Python was
+      not sampled.
+
+    ``began_ns``: the end of the recording's first mark. This time, the samples, and the frees noted in ``start`` are
+    on the clock of ``time.perf_counter_ns``, which never jumps. Events may be on another clock.
     """
 
-    sizes: Mapping[str, tuple[tuple[str, int], ...]]
-    addresses: frozenset[tuple[str, int]]
-    allocator: Mapping[str, Mapping[str, int]]
-    blocks: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    freed: list[Freed] = field(default_factory=list)
-    watches: list[finalize[Any, Any]] = field(default_factory=list)
+    source: EventSource
+    columns: Callable[[], EventColumns]
+    layers: tuple[Layer, ...]
+    origin: Meta
+    observations: Observations
+    start: LiveMemory = NOT_MEASURED
+    end: LiveMemory = NOT_MEASURED
+    has_steps: bool = False
+    from_first_mark: bool = True
+    group: GroupOfRanks | None = None
+    graphs: CompiledGraphs | None = None
+    called: Mapping[str, CalledGraph] = field(default_factory=dict)
+    regions: Iterable[CompiledRegion] = ()
+    compilations: Iterable[Compilation] = ()
+    under_compile: Sequence[CompiledForward] = ()
+    before: CycleEnd | None = None
+    python_samples: Iterable[tuple[int, SourceLine, int]] | None = None
+    began_ns: int = 0
 
-    def stop_watching(self) -> None:
-        for watch in self.watches:
-            watch.detach()
-        self.watches.clear()
-
-
-NOT_MEASURED = LiveMemory({}, frozenset(), {})
-"""The live memory was not measured."""
-
-
-def allocators_between(start: LiveMemory, end: LiveMemory) -> dict[str, tuple[tuple[str, int, int], ...]]:
-    """By device: the figures of its allocator, as (name, bytes at the start, bytes at the end)."""
-    return {
-        device: tuple((name, start.allocator.get(device, {}).get(name, 0), size) for name, size in figures.items())
-        for device, figures in end.allocator.items()
-    }
-
-
-# One recording
-
-
-@dataclass(frozen=True)
-class Options:
-    """The measures that the user requested. ``device``: the kind of device, None for the CPU alone. ``timed``: whether
-    times are measured. ``on_cpu``: whether the CPU was recorded; False only for a trace of a device alone."""
-
-    device: str | None = None
-    profile_memory: bool = False
-    with_flops: bool = False
-    record_shapes: bool = False
-    with_stack: bool = False
-    with_timeline: bool = False
-    compile_layers: bool = False
-    timed: bool = True
-    on_cpu: bool = True
-
-    def measures(self, field_of_cost: str) -> bool:
-        """Whether a field of ``Cost`` was requested. Never ``collective_ns``: no table of layers shows it."""
-        if field_of_cost == "collective_ns":
-            return False
-        if field_of_cost.endswith("_ns"):
-            return self.timed and (self.on_cpu or field_of_cost != "cpu_ns")
-        if field_of_cost in ("macs", "flops", "uncounted"):
-            return self.with_flops
-        return self.profile_memory
-
-
-@dataclass
-class Observations:
-    """Facts of one or more cycles from which warnings are made, next to those in the run."""
-
-    callers: Counter[tuple[int, int]] = field(default_factory=Counter)  # ns of calls by (calling, called layer)
-    callable_layers: Set[int] = frozenset()  # as in the plan
-    labels: int = 0
-    unobserved: Counter[int] = field(default_factory=Counter)  # calls by layer
-    unlabelled: set[int] = field(default_factory=set)
-    added: list[str] = field(default_factory=list)
-    removed: list[str] = field(default_factory=list)
-    label_ns: float | None = None
-    warnings: list[RunWarning] = field(default_factory=list)  # other warnings; they come first
-    nothing: RunWarning | None = None  # why nothing was recorded
-    unmatched: int = 0  # collectives without a known caller
-    uncertain: int = 0  # buckets of gradients whose layers are unknown
-    end: CycleEnd | None = None  # of a single cycle, in a recording without gaps
-
-    def add(self, cycle: Observations, number: Sequence[int] | None = None) -> None:
-        """Add the observations of one more cycle, equal warnings once. ``number``: for each of its layers the index in
-        the sum; None if it is the same."""
-        to = None if number is None else [*number, NOT_SELECTED, OUTSIDE]
-        for (outer, inner), ns in cycle.callers.items():
-            self.callers[(to[outer], to[inner]) if to else (outer, inner)] += ns
-        self.callable_layers |= {to[layer] if to else layer for layer in cycle.callable_layers}
-        self.labels += cycle.labels
-        self.warnings = [*dict.fromkeys((*self.warnings, *cycle.warnings))]
-        self.unmatched += cycle.unmatched
-        self.uncertain += cycle.uncertain
+    def copy_labels(self, total: Observations, unobserved_before: Counter[int]) -> None:
+        """Copy what the observations of all cycles say of labels; of the calls, those since ``unobserved_before``."""
+        self.unobserved = total.unobserved - unobserved_before
+        self.unlabelled, self.added, self.removed = total.unlabelled, total.added, total.removed
 
 
 class EventSource(Protocol):
@@ -182,42 +126,29 @@ class CompiledForward(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Recording:
-    """One recording: its events, and the state of the process and the model at its start and end.
+class Options:
+    """The measures that the user requested. ``device``: the kind of device, None for the CPU alone. ``timed``: whether
+    times are measured. ``on_cpu``: whether the CPU was recorded; False only for a trace of a device alone."""
 
-    ``columns``: makes the events of ``source``, with the inputs that ``wanted_detail`` requests; nothing else keeps
-    them. ``layers``: those of the plan, as they were at the end. ``origin``: the process that was recorded.
-    ``observations``: those made so far; ``assemble`` adds its own. ``start`` and ``end``: the live memory at these
-    times. ``has_steps``: whether the events contain our marks of steps. ``from_first_mark``: whether a step began with
-    the recording. ``group``: the group of the collectives that do not name one, see ``sole_group``. ``graphs``: the
-    compiled graphs whose layers are known. ``called``: the compiled graphs that were called, by the key in the range
-    around each call. ``regions``: all compiled code of the process, and ``compilations`` when it was compiled;
-    ``under_compile``: what was to be compiled of the models. ``before``: the end of the cycle right before this one;
-    None without one. ``python_samples``: (time, source line, number of sampling intervals) of each sample of Python;
-    None if Python was not sampled.
+    device: str | None = None
+    profile_memory: bool = False
+    with_flops: bool = False
+    record_shapes: bool = False
+    with_stack: bool = False
+    with_timeline: bool = False
+    compile_layers: bool = False
+    timed: bool = True
+    on_cpu: bool = True
 
-    ``began_ns``: the end of the recording's first mark. This time, the samples, and the frees noted in ``start`` are
-    on the clock of ``time.perf_counter_ns``, which never jumps. Events may be on another clock.
-    """
-
-    source: EventSource
-    columns: Callable[[], EventColumns]
-    layers: tuple[Layer, ...]
-    origin: Meta
-    observations: Observations
-    start: LiveMemory = NOT_MEASURED
-    end: LiveMemory = NOT_MEASURED
-    has_steps: bool = False
-    from_first_mark: bool = True
-    group: GroupOfRanks | None = None
-    graphs: CompiledGraphs | None = None
-    called: Mapping[str, CalledGraph] = field(default_factory=dict)
-    regions: Iterable[CompiledRegion] = ()
-    compilations: Iterable[Compilation] = ()
-    under_compile: Sequence[CompiledForward] = ()
-    before: CycleEnd | None = None
-    python_samples: Iterable[tuple[int, SourceLine, int]] | None = None
-    began_ns: int = 0
+    def measures(self, field_of_cost: str) -> bool:
+        """Whether a field of ``Cost`` was requested. Never ``collective_ns``: no table of layers shows it."""
+        if field_of_cost == "collective_ns":
+            return False
+        if field_of_cost.endswith("_ns"):
+            return self.timed and (self.on_cpu or field_of_cost != "cpu_ns")
+        if field_of_cost in ("macs", "flops", "uncounted"):
+            return self.with_flops
+        return self.profile_memory
 
 
 class LayerPlan(Protocol):
@@ -244,6 +175,51 @@ class LayerPlan(Protocol):
 
     @property
     def replicated(self) -> Mapping[int, Set[int]] | None: ...
+
+
+@dataclass
+class Observations:
+    """Facts of one or more cycles from which warnings are made, next to those in the run.
+
+    ``callers``: ns of calls by (calling layer, called layer). ``callable_layers``: as in ``LayerPlan``. ``labels``: how
+    many labels were recorded; ``label_ns``: what one costs. ``unobserved``: by layer, its calls that the profiler did
+    not record. ``unlabelled``: the layers that could not be labeled. ``added``, ``removed``: the names of modules.
+    ``warnings``: all others; they come first. ``nothing``: why nothing was recorded. ``unmatched``: the number of
+    collectives without a known caller. ``uncertain``: the number of buckets of gradients whose layers are unknown.
+    ``end``: of a single cycle, in a recording without gaps.
+    """
+
+    callers: Counter[tuple[int, int]] = field(default_factory=Counter)
+    callable_layers: Set[int] = frozenset()
+    labels: int = 0
+    unobserved: Counter[int] = field(default_factory=Counter)
+    unlabelled: set[int] = field(default_factory=set)
+    added: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    label_ns: float | None = None
+    warnings: list[RunWarning] = field(default_factory=list)
+    nothing: RunWarning | None = None
+    unmatched: int = 0
+    uncertain: int = 0
+    end: CycleEnd | None = None
+
+    def add(self, cycle: Observations, new_index: Sequence[int] | None = None) -> None:
+        """Add the observations of one more cycle, equal warnings once. ``new_index``: for each of its layers the index
+        in the sum; None if it is the same."""
+        # NOT_SELECTED and OUTSIDE are negative indices: they stay the same.
+        to = None if new_index is None else [*new_index, NOT_SELECTED, OUTSIDE]
+        for (outer, inner), ns in cycle.callers.items():
+            self.callers[(to[outer], to[inner]) if to else (outer, inner)] += ns
+        self.callable_layers |= {to[layer] if to else layer for layer in cycle.callable_layers}
+        self.labels += cycle.labels
+        self.warnings = [*dict.fromkeys((*self.warnings, *cycle.warnings))]
+        self.unmatched += cycle.unmatched
+        self.uncertain += cycle.uncertain
+
+    def copy_labels(self, total: Observations, unobserved_before: Counter[int]) -> None:
+        """Copy what the observations of all cycles say of labels; of the calls, those since ``unobserved_before``."""
+        self.unobserved = total.unobserved - unobserved_before
+        self.unlabelled, self.added, self.removed = total.unlabelled, total.added, total.removed
 
 
 class Observer(Protocol):
@@ -289,7 +265,7 @@ class OpenStep:
             return {key._replace(layer=layer): value for key, layer, value in numbers if layer is not None}
 
         samples, work, calls = renumbered(self.samples), renumbered(self.work), renumbered(self.calls)
-        return OpenStep(layers, samples, work, calls, self.steps, renumbered(self.counts))
+        return replace(self, layers=layers, samples=samples, work=work, calls=calls, counts=renumbered(self.counts))
 
 
 class CycleEnd(NamedTuple):
@@ -303,7 +279,11 @@ class CycleEnd(NamedTuple):
 @dataclass(frozen=True)
 class Pieces:
     """A cycle of a recording without gaps, cut where steps end, into ``count`` pieces. The first is the rest of the
-    step that was open at its start, if ``goes_on``, else of no whole step; the last is open at its end."""
+    step that was open at its start, if ``goes_on``, else of no whole step; the last is open at its end.
+
+    Example: a cycle has the pieces [rest of step 4 | step 5 | begin of step 6]. With the begin of step 4, which the
+    cycle before kept, steps 4 and 5 are whole; step 6 is open.
+    """
 
     count: int
     goes_on: bool

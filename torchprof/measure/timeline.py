@@ -1,32 +1,38 @@
-"""The timeline: spans of calls, stretches of backward, labels and kernels; and the busy time of devices."""
+"""The timeline: spans of calls, stretches of backward, labels and kernels."""
 
 from __future__ import annotations
 
 from array import array
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from math import inf
-from operator import itemgetter
 
-from torchprof.attribute.events import Attributed, Event, Kind, OpenRanges
+from torchprof.attribute.events import Attributed, Kind, OpenRanges
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.run.layers import Layer, Layers
-from torchprof.run.timeline import DeviceTime, Lane, Spans, StreamTime, Timeline
-from torchprof.run.torch_names import KernelWork, kind_of_work
+from torchprof.run.timeline import Lane, Spans, Timeline
 from torchprof.run.words import BACKWARD, FORWARD, PHASES, range_in_words
 
 _NONE = -1
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenSpan:
     """An open span: a call, a label or a node, until ``end_ns``; or a stretch of backward of a ``layer``, with its
     ``row``: its ``end_ns`` is that of the span around it, and it may end earlier."""
 
     end_ns: float
     layer: int = _NONE
     row: int = _NONE
+
+
+@dataclass(slots=True)
+class _StreamLane:
+    """A lane of a stream, by its ``number``; ``end_ns``: the end of its last kernel."""
+
+    number: int
+    end_ns: int = 0
 
 
 class OpenSpans:
@@ -38,7 +44,11 @@ class OpenSpans:
     node of another layer, a call or a label on this thread, or forward work (an op, a call, a label, a step) on any
     thread. The time between two nodes of a stretch is part of it. A node inside another node, as with checkpoints, is
     part of the stretches around the outer node. It begins stretches of the layers that have none yet, and these end
-    with the outer node at the latest.
+    with the outer node at the latest. Example, the nodes of one thread and the stretches of three layers:
+
+        nodes    (block.norm)  (block.norm)  (block.conv)  (head)
+        spans    [ block                                ]  [head]
+                 [ block.norm             ]  [block.conv]
 
     So two spans of one thread are either nested or do not overlap. A kernel that overlaps the one before it on its
     stream goes to another lane of the stream.
@@ -63,11 +73,11 @@ class OpenSpans:
         self._marks: list[int] = []
         self._from_first_mark = from_first_mark
         self._rank = rank
-        self._open: OpenRanges[_Open] = OpenRanges()
+        self._open: OpenRanges[_OpenSpan] = OpenRanges()
         self._in_backward = False  # whether any stretch is open
         self._lanes: list[Lane] = []
         self._of_thread: dict[int, int] = {}  # its lane
-        self._of_stream: dict[tuple[str, int], list[list[int]]] = {}  # its lanes: (number, end of the last kernel)
+        self._of_stream: dict[tuple[str, int], list[_StreamLane]] = {}  # its lanes
         self._names: dict[str, int] = {}
         self._columns = {name: array("q") for name in Spans.COLUMNS}
         self._ends = self._columns["end_ns"]
@@ -125,7 +135,7 @@ class OpenSpans:
         ranges = self._open.at(event.thread, start)
         while ranges and ranges[-1].layer != _NONE:
             ranges.pop()
-        ranges.append(_Open(end))
+        ranges.append(_OpenSpan(end))
         name = _NONE if is_layers else self._number_of(event.name)
         self._add(start, end, self._lane_of(event.thread), place.layer, place.phase, name)
 
@@ -134,12 +144,14 @@ class OpenSpans:
         start, end = event.start_ns, event.start_ns + ns
         self._in_backward = True
         ranges = self._open.at(event.thread, start)
-        first = len(ranges)  # index of the first stretch that this node may continue
+        # The stretches from ``first`` on are those that this node may continue; it continues ``same`` of them.
+        first = len(ranges)
         while first and ranges[first - 1].layer != _NONE:
             first -= 1
         limit = ranges[first - 1].end_ns if first else inf
-        around = {open_range.layer for open_range in ranges[:first]}
-        lineage = [layer for layer in (self._lineages[place.layer] if place.layer >= 0 else ()) if layer not in around]
+        open_already = {open_range.layer for open_range in ranges[:first]}
+        of_node = self._lineages[place.layer] if place.layer >= 0 else ()
+        lineage = [layer for layer in of_node if layer not in open_already]
         same = 0
         while same < len(lineage) and first + same < len(ranges) and ranges[first + same].layer == lineage[same]:
             row = ranges[first + same].row
@@ -149,19 +161,19 @@ class OpenSpans:
         del ranges[first + same :]
         for layer in lineage[same:]:
             row = self._add(start, end, self._lane_of(event.thread), layer, BACKWARD, _NONE)
-            ranges.append(_Open(limit, layer, row))
-        ranges.append(_Open(end))
+            ranges.append(_OpenSpan(limit, layer, row))
+        ranges.append(_OpenSpan(end))
 
     def _on_kernel(self, item: Attributed) -> None:
         event, place, _, _, _, _ = item
-        stream = self._of_stream.setdefault((event.device, event.thread), [])
-        lane = next((free for free in stream if free[1] <= event.start_ns), None)
+        lanes = self._of_stream.setdefault((event.device, event.thread), [])
+        lane = next((lane for lane in lanes if lane.end_ns <= event.start_ns), None)
         if lane is None:
-            lane = [len(self._lanes), 0]
-            stream.append(lane)
-            self._lanes.append(Lane(event.device, len(stream), event.thread))
-        lane[1] = event.end_ns
-        self._add(event.start_ns, event.end_ns, lane[0], place.layer, place.phase, self._number_of(event.name))
+            lane = _StreamLane(len(self._lanes))
+            lanes.append(lane)
+            self._lanes.append(Lane(event.device, len(lanes), event.thread))
+        lane.end_ns = event.end_ns
+        self._add(event.start_ns, event.end_ns, lane.number, place.layer, place.phase, self._number_of(event.name))
 
     def _lane_of(self, thread: int) -> int:
         lane = self._of_thread.get(thread)
@@ -197,87 +209,3 @@ class OpenSpans:
         lanes = tuple(lane if streams[lane.device] > 1 else lane._replace(stream=None) for lane in self._lanes)
         spans = Spans(lanes, tuple(self._names), columns, steps, self._dropped)
         return {"timeline": Timeline.of_spans(spans, self._rank)}
-
-
-# The busy time of each device and of each of its streams, by kind of work
-
-_BESIDE = (KernelWork.COMMUNICATION.value, KernelWork.COMPUTING.value, None)
-"""For each kind of work: the kind whose overlap with it is counted."""
-
-
-class _Times:
-    """The busy time of a device or of one of its streams so far: the length of a union of intervals, and its end
-    ``until``. ``by_work`` and ``until_by_work``: the same for each kind of work, in the order of ``KernelWork``."""
-
-    __slots__ = ("busy_ns", "by_work", "kernels", "overlap_ns", "start_ns", "until", "until_by_work")
-
-    def __init__(self, start: int) -> None:
-        self.kernels = self.busy_ns = self.overlap_ns = 0
-        self.start_ns = self.until = start
-        self.by_work = [0] * len(KernelWork)
-        self.until_by_work = [start] * len(KernelWork)
-
-    def add(self, work: int, start: int, end: int) -> None:
-        """Add an interval. Intervals must come in the order of their start."""
-        self.kernels += 1
-        if start >= self.until:  # nothing else runs, as in nearly all cases
-            self.busy_ns += end - start
-            self.by_work[work] += end - start
-            self.until = self.until_by_work[work] = end
-            return
-        self.busy_ns += max(0, end - self.until)
-        self.until = max(end, self.until)
-        until = self.until_by_work[work]
-        new_from = min(max(start, until), end)
-        self.by_work[work] += end - new_from
-        self.until_by_work[work] = max(end, until)
-        other = _BESIDE[work]
-        if other is not None:
-            # After this start, the other kind covers one piece, up to its end: all earlier intervals have begun. A
-            # later one of the other kind will add its own overlap with this one.
-            self.overlap_ns += max(0, min(end, self.until_by_work[other]) - new_from)
-
-    def kinds(self) -> tuple[int, int, int, int]:
-        """The times: busy, computing, communicating, copying."""
-        computing, communication, copying = self.by_work
-        return self.busy_ns, computing, communication, copying
-
-
-class DeviceTimes:
-    """Observes kernels: the busy time of each device and stream. Kernels of one device must come in the order of their
-    start."""
-
-    def __init__(self, rank: int = 0) -> None:
-        self._rank = rank
-        self._devices: dict[str, _Times] = {}
-        self._streams: dict[tuple[str, int], tuple[_Times, _Times]] = {}  # (of the device, of the stream)
-        self._works: dict[str, int] = {}  # by name
-
-    def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
-        for item in stream:
-            yield item
-            if isinstance(item, Attributed) and item.event.kind is Kind.KERNEL:
-                self._note(item.event)
-
-    def _note(self, event: Event) -> None:
-        name, start, end, device = event.name, event.start_ns, event.end_ns, event.device
-        work = self._works.get(name)
-        if work is None:
-            work = self._works[name] = kind_of_work(name).value
-        times = self._streams.get((device, event.thread))
-        if times is None:
-            whole = self._devices.setdefault(device, _Times(start))
-            times = self._streams[device, event.thread] = whole, _Times(start)
-        for stream in times:
-            stream.add(work, start, end)
-
-    def result(self) -> dict[str, tuple[DeviceTime, ...]]:
-        """The times of each device that ran any work."""
-        streams: defaultdict[str, list[StreamTime]] = defaultdict(list)
-        for (device, number), (_, times) in sorted(self._streams.items(), key=itemgetter(0)):
-            streams[device].append(StreamTime(number, times.kernels, *times.kinds()))
-        device_times = []
-        for device, times in sorted(self._devices.items(), key=itemgetter(0)):
-            lasted, of_streams = times.until - times.start_ns, tuple(streams[device])
-            device_times.append(DeviceTime(device, self._rank, lasted, *times.kinds(), times.overlap_ns, of_streams))
-        return {"device_times": tuple(device_times)}

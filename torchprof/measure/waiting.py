@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_right, insort
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from operator import itemgetter
+from operator import attrgetter
+from typing import NamedTuple
 
 from torchprof.attribute.events import Attributed, Place
 from torchprof.run.collectives import (
@@ -47,54 +47,6 @@ def _has_communication_name(kind: FrameKind, name: str) -> bool:
     return name.startswith(_COMMUNICATION) or is_collective(name)
 
 
-class Intervals:
-    """A union of intervals. They must be added in the order of their start."""
-
-    def __init__(self) -> None:
-        self._starts = array("q")
-        self._ends = array("q")
-
-    def add(self, start: int, end: int) -> None:
-        if self._ends and start <= self._ends[-1]:
-            self._ends[-1] = max(self._ends[-1], end)
-        else:
-            self._starts.append(start)
-            self._ends.append(end)
-
-    def within(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """The pieces of the union inside an interval, in reverse order."""
-        index = bisect_right(self._starts, end) - 1
-        while index >= 0 and self._ends[index] > start:
-            yield max(start, self._starts[index]), min(end, self._ends[index])
-            index -= 1
-
-
-class Covered:
-    """The length of a union of intervals, which must be added in the order of their start. ``until``: its end."""
-
-    __slots__ = ("ns", "start_ns", "until")
-
-    def __init__(self, start: int) -> None:
-        self.ns = 0
-        self.start_ns = self.until = start
-
-    def add(self, start: int, end: int) -> int:
-        """Add an interval. The length that this adds."""
-        new = max(0, end - max(start, self.until))
-        self.ns += new
-        self.until = max(self.until, end)
-        return new
-
-
-def covered_ns(pieces: Iterable[tuple[int, int]]) -> int:
-    """The length of the union of intervals."""
-    covered = until = 0
-    for start, end in sorted(pieces):
-        covered += max(0, end - max(start, until))
-        until = max(until, end)
-    return covered
-
-
 class Waiting:
     """Finds the times in which CPU threads waited for exchanges between ranks that run on the CPU.
 
@@ -113,64 +65,82 @@ class Waiting:
     """
 
     def __init__(self) -> None:
-        self._by_end: list[tuple[int, int, bool]] = []
+        self._exchanges: list[_Exchange] = []  # sorted
 
     def add(self, start: int, end: int, is_collective: bool) -> None:
-        insort(self._by_end, (end, start, is_collective))
+        insort(self._exchanges, _Exchange(end, start, is_collective))
 
     def within(self, start: int, end: int, for_any: bool) -> list[tuple[int, int]]:
-        """The parts of a gap in which its thread waited. ``for_any``: any collective that ended in the gap counts."""
+        """The parts of a gap in which its thread waited. ``for_any``: any collective that ended in the gap counts.
+
+        Example, in ms: an all_reduce runs from 2 to 8. In a gap from 1 to 8.5, the thread waited from 2 to 8. In one
+        from 1 to 12, it waited then only if ``for_any``.
+        """
         late = max(_RECORDED_LATE_NS, min((end - start) // 10, PROMPTLY_NS))
-        index = bisect_right(self._by_end, (end + late, end, True))
+        index = bisect_right(self._exchanges, (end + late, end, True))
         ended = []
-        while index and self._by_end[index - 1][0] > start:
+        while index and self._exchanges[index - 1].end_ns > start:
             index -= 1
+            exchange = self._exchanges[index]
             # The recorded end of a receive is when a thread waits for it. That may be soon after a gap without waits.
-            until, begun, is_collective = self._by_end[index]
-            if begun < end and (is_collective or until <= end):
-                ended.append(self._by_end[index])
-        if not ended or ended[0][0] < end - PROMPTLY_NS:
-            ended = [call for call in ended if for_any and call[2]]
-        return [(max(start, begun), min(until, end)) for until, begun, _ in ended]
+            if exchange.start_ns < end and (exchange.is_collective or exchange.end_ns <= end):
+                ended.append(exchange)
+        if not ended or ended[0].end_ns < end - PROMPTLY_NS:
+            ended = [exchange for exchange in ended if for_any and exchange.is_collective]
+        return [(max(start, exchange.start_ns), min(exchange.end_ns, end)) for exchange in ended]
+
+
+class _Exchange(NamedTuple):
+    """An exchange that ran on the CPU. They are sorted by their end."""
+
+    end_ns: int
+    start_ns: int
+    is_collective: bool
 
 
 # What a rank did since its last step ended
 
-_Interval = tuple[int, int, "Place | None", bool]
-"""An interval in which a thread began nothing new: its length and start; the place of the thread (None: in no range);
-whether the last action of the thread was to request an exchange."""
-
 
 class ThreadState:
     """A thread. ``until``: its time is counted up to here. ``innermost``: its innermost range that has not ended then.
-    ``has_requested``: whether its last action was to request a collective. ``first`` and ``began``: the starts of its
-    first and of its last range."""
+    ``has_requested``: whether its last action was to request a collective. ``first_start``, ``last_start``: the starts
+    of its first and of its last range."""
 
-    __slots__ = ("began", "first", "has_requested", "innermost", "until")
+    __slots__ = ("first_start", "has_requested", "innermost", "last_start", "until")
 
     def __init__(self, until: int) -> None:
         self.innermost: Attributed | None = None
-        self.first = self.began = self.until = until
+        self.first_start = self.last_start = self.until = until
         self.has_requested = False
 
 
-class LastStep:
-    """If the recording ends in a hang, this shows where.
+class Stall(NamedTuple):
+    """An interval in which a thread began nothing new. ``place``: that of its innermost range; None if it is in none.
+    ``has_requested``: whether the last action of the thread was to request an exchange."""
 
-    ``longest`` is the longest time in which the thread with the steps began nothing new.
+    ns: int
+    start_ns: int
+    place: Place | None
+    has_requested: bool
+
+
+class LastStep:
+    """What a rank did since its last step ended. If the recording ends in a hang, this shows where.
+
+    ``longest``: the longest stall of the thread with the steps; ``longest_elsewhere``: of all other threads.
+    ``exchanges``: start, end and place of those that ran on the CPU.
     """
 
     def __init__(self) -> None:
-        self.longest: _Interval = (0, 0, None, False)
-        self.longest_elsewhere: _Interval = (0, 0, None, False)  # the same on all other threads
-        self._entered: Counter[tuple[int, str, str]] = Counter()
-        self._request: Place | None = None  # the last one
+        self.longest = self.longest_elsewhere = Stall(0, 0, None, False)
         self.exchanges: list[tuple[int, int, Place]] = []
+        self._entered: Counter[tuple[int, str, str]] = Counter()  # calls of collectives by layer, phase and name
+        self._last_request: Place | None = None
 
     def note_request(self, place: Place) -> None:
         """An op or range of communication begins. torch's ops request a collective."""
         if place.name.startswith(C10D_OPS):
-            self._request = place
+            self._last_request = place
             name = name_of_collective(place.name)
             if not name.startswith(POINT_TO_POINT):
                 self._entered[place.layer, place.phase, name] += 1
@@ -178,44 +148,46 @@ class LastStep:
     def unfinished(
         self, rank: int, threads: Mapping[int, ThreadState], main: int, since: int | None, ended: int | None
     ) -> tuple[Unfinished, ...]:
+        """The state of the rank when the recording ``ended``: its longest stall, and what it waits for. Empty if its
+        thread with the steps, ``main``, was not recorded. ``since``: when the last step ended, None without steps."""
         if main not in threads:
             return ()
-        since = min(thread.first for thread in threads.values()) if since is None else since
+        since = min(thread.first_start for thread in threads.values()) if since is None else since
         ends = [*map(open_until, threads.values()), *(end for _, end, _ in self.exchanges)]
         ended = max([since, *ends, *([] if ended is None else [ended])])
         longest, elsewhere = self.longest, self.longest_elsewhere
         for number, thread in threads.items():
-            for interval in _intervals_at_end(thread, since, ended):
+            for stall in _stalls_at_end(thread, since, ended):
                 if number == main:
-                    longest = max(longest, interval, key=itemgetter(0))
-                elif interval[2] is not None:
-                    elsewhere = max(elsewhere, interval, key=itemgetter(0))
-        if longest[2] is None and 2 * elsewhere[0] > longest[0]:
+                    longest = max(longest, stall, key=attrgetter("ns"))
+                elif stall.place is not None:
+                    elsewhere = max(elsewhere, stall, key=attrgetter("ns"))
+        if longest.place is None and 2 * elsewhere.ns > longest.ns:
             longest = elsewhere  # autograd's thread, for example: the main thread waits for it
-        ns, start, place, has_requested = longest
-        waits = self._waits_for(ns, start, place, has_requested)
-        owner = waits or place
+        exchange = self._exchange_awaited_in(longest)
+        owner = exchange or longest.place
         entered = tuple(Entered(*key, times) for key, times in self._entered.items())
         layer, phase, name = (OUTSIDE, FORWARD, "") if owner is None else (owner.layer, owner.phase, owner.name)
-        name = name if waits is None else name_of_collective(name)
-        return (Unfinished(rank, ended - since, ns, layer, phase, name, waits is not None, entered),)
+        name = name if exchange is None else name_of_collective(name)
+        return (Unfinished(rank, ended - since, longest.ns, layer, phase, name, exchange is not None, entered),)
 
-    def _waits_for(self, ns: int, start: int, place: Place | None, has_requested: bool) -> Place | None:
+    def _exchange_awaited_in(self, stall: Stall) -> Place | None:
         """The exchange that the rank waits for: one that it called, or one that runs for most of this time. None if it
         does not wait. Sends and receives that run do not count: they start ahead of time."""
+        place = stall.place
         if place is not None and is_communication(place.frames):
             return place
-        if has_requested and self._request is not None:
-            return self._request
+        if stall.has_requested and self._last_request is not None:
+            return self._last_request
         if place is not None and place.kind == FrameKind.OP and "::" in place.name:
             return None
         overlaps = [
-            (min(end, start + ns) - max(begun, start), number)
-            for number, (begun, end, of) in enumerate(self.exchanges)
-            if not name_of_collective(of.name).startswith(POINT_TO_POINT)
+            (min(end, stall.start_ns + stall.ns) - max(start, stall.start_ns), number)
+            for number, (start, end, exchange) in enumerate(self.exchanges)
+            if not name_of_collective(exchange.name).startswith(POINT_TO_POINT)
         ]
         most, number = max(overlaps, default=(0, 0))
-        return self.exchanges[number][2] if 2 * most > ns else None
+        return self.exchanges[number][2] if 2 * most > stall.ns else None
 
 
 def open_until(thread: ThreadState) -> int:
@@ -226,16 +198,16 @@ def open_until(thread: ThreadState) -> int:
     return end
 
 
-def _intervals_at_end(thread: ThreadState, since: int, ended: int) -> Iterator[_Interval]:
-    """The intervals of a thread after its last range began: one for each range that was open then, inner to outer."""
-    time = max(thread.began, since)
+def _stalls_at_end(thread: ThreadState, since: int, ended: int) -> Iterator[Stall]:
+    """The stalls of a thread after its last range began: one for each range that was open then, inner to outer."""
+    time = max(thread.last_start, since)
     has_requested = thread.has_requested
     item = thread.innermost
     while item is not None:
         if item.end_ns > time:
-            yield item.end_ns - time, time, item.place, has_requested
+            yield Stall(item.end_ns - time, time, item.place, has_requested)
             time = item.end_ns
         has_requested = is_communication(item.place.frames)
         item = item.outer
     if ended > time:
-        yield ended - time, time, None, has_requested
+        yield Stall(ended - time, time, None, has_requested)

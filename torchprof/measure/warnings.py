@@ -13,9 +13,10 @@ from torchprof.run.sentences import WITHOUT_SHAPES
 from torchprof.run.torch_names import ON_PARAMETERS
 from torchprof.run.words import NOT_SELECTED, OUTSIDE, FrameKind
 
-_CLOCK_JUMP, _CLOCK_JUMP_NS = 0.01, 1_000_000  # a jump up to this share of the time, or up to this time, is no warning
-_CALLS_MATTER = 0.01  # the share of the recorded time in calls that bypass a layer: from this on it is a warning
-_LABELS_MATTER = 0.02  # warn if labels take more than this share of the recorded time
+_CALLS_MATTER = 0.01
+"""From this share of the recorded time on, calls that bypass a layer are a warning."""
+_LABELS_MATTER = 0.02
+"""The time of labels is a warning if it is more than this share of the recorded time."""
 
 
 def recorded_warnings(run: Run, observations: Observations) -> Iterator[RunWarning]:
@@ -44,6 +45,7 @@ def recorded_warnings(run: Run, observations: Observations) -> Iterator[RunWarni
 
 
 def about_modules(added: Sequence[str], removed: Sequence[str]) -> Iterator[RunWarning]:
+    """Modules that were added to or removed from the models during the recording."""
     if added:
         yield RunWarning.of("modules_added", added)
     if removed:
@@ -69,10 +71,10 @@ def about_uncalled(rows: Rows, layers: Sequence[Layer], called: Set[int], silent
     ``called``: the layers with recorded calls. ``silent``: those whose calls would have been recorded.
     """
     tree = Layers.of(layers)
-    busy = {layers[index].path[:depth] for index in called for depth in range(1, len(layers[index].path))}
-    busy |= {path for index in called for path in layers[index].shared_with}
-    idle = {index for index in silent if layers[index].path not in busy}
-    if not idle:
+    used = {layers[index].path[:depth] for index in called for depth in range(1, len(layers[index].path))}
+    used |= {path for index in called for path in layers[index].shared_with}
+    unused = {index for index in silent if layers[index].path not in used}
+    if not unused:
         return
     params = tree.roll_up([layer.params != 0 for layer in layers])
     with_ops = rows.summed("layer", "calls", frames=lambda chain: any(frame.name in ON_PARAMETERS for frame in chain))
@@ -80,13 +82,13 @@ def about_uncalled(rows: Rows, layers: Sequence[Layer], called: Set[int], silent
 
     def matters(index: int) -> bool:
         *above, _ = tree.lineage(index)
-        if not above or not idle.isdisjoint(above):
+        if not above or not unused.isdisjoint(above):
             return not above
         caller = next((layer for layer in reversed(above) if layer in called), OUTSIDE)
         is_tied = (layers[index].kind, layers[index].settings) in tied
         return bool(params[index]) and caller not in with_ops and not is_tied
 
-    names = [layers[index].name for index in sorted(idle) if matters(index)]
+    names = [layers[index].name for index in sorted(unused) if matters(index)]
     if names:
         yield RunWarning.of("never_called", names)
 
@@ -138,16 +140,15 @@ def _about_shapes(rows: Rows) -> Iterator[RunWarning]:
     """The operators that were not counted only because their shapes were not recorded. The number and layers of their
     calls follow from the run."""
     uncounted = rows.of_recording.summed("frames", "uncounted")
-    last = (rows.frames[chain][-1] for chain, calls in uncounted.items() if calls)
-    without = {
-        name: None
-        for kind, name, signature in last
-        if kind != FrameKind.KERNEL and not (signature and signature.shapes)
-    }
-    if without:
+    without_shapes: dict[str, None] = {}  # names of operators, in order
+    for chain in (chain for chain, calls in uncounted.items() if calls):
+        kind, name, signature = rows.frames[chain][-1]
+        if kind != FrameKind.KERNEL and not (signature and signature.shapes):
+            without_shapes[name] = None
+    if without_shapes:
         from torchprof.measure.flops.torch_registry import has_formula  # imports torch
 
-        names = tuple(filter(has_formula, without))
+        names = tuple(filter(has_formula, without_shapes))
         if names:
             yield RunWarning.of(WITHOUT_SHAPES, names=names)
 
@@ -166,6 +167,9 @@ def own_ns_of_layers(rows: Rows) -> int:
 
 
 # What the observations do not have: ``profile`` adds these warnings itself
+
+_CLOCK_JUMP, _CLOCK_JUMP_NS = 0.01, 1_000_000
+"""A jump of the clock up to this share of the recorded time, or up to this time, gives no warning."""
 
 
 def about_buckets(unordered: Sequence[str]) -> Iterator[RunWarning]:

@@ -20,7 +20,7 @@ from torchprof.run.meta import RunWarning
 
 AUTO = "auto"
 """The value of ``device`` for what the model is on."""
-_DEVICES = ("cuda", "xpu", "mps", "mtia", "hpu")
+_TORCHS_DEVICES = ("cuda", "xpu", "mps", "mtia", "hpu")
 _ACTIONS = (ProfilerAction.NONE, ProfilerAction.WARMUP, ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 """The actions that a schedule may return. torch has one more action, which is private."""
 _USE_SCHEDULE = "use for example torch.profiler.schedule(wait=1, warmup=1, active=3)."
@@ -76,19 +76,20 @@ def checked_device(
         raise TorchprofError(f"use_device={use_device!r} is not a kind of device. {choices}")
     if use_cuda and use_device not in (None, "cuda"):
         raise TorchprofError(f"use_cuda=True and use_device={use_device!r} contradict each other: give only one.")
-    said = use_device or (None if use_cuda is None else "cuda" if use_cuda else "cpu")
+    older_kind = use_device or (None if use_cuda is None else "cuda" if use_cuda else "cpu")
     kind = _kind_of(device, known)
     if kind == AUTO:
-        kind = said or device_of(models)
-    elif said not in (None, kind):
+        kind = older_kind or device_of(models)
+    elif older_kind not in (None, kind):
         older = f"use_cuda={bool(use_cuda)}" if use_device is None else f"use_device={use_device!r}"
         raise TorchprofError(f"device={str(device)!r} and {older} contradict each other: leave {older} out.")
     return None if kind == "cpu" else kind
 
 
 def _known_devices() -> tuple[str, ...]:
+    """The kinds of devices that torch's profiler records, with the one that an extension of torch may have added."""
     backend = optional("torch._C._get_privateuse1_backend_name", lambda: "privateuseone")()
-    return (*_DEVICES, *([backend] if backend != "privateuseone" else []))
+    return (*_TORCHS_DEVICES, *([backend] if backend != "privateuseone" else []))
 
 
 def _kind_of(device: Any, known: Sequence[str]) -> str:

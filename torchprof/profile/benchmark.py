@@ -31,7 +31,7 @@ from torchprof.run.run import output
 
 _pytree = needed("torch.utils._pytree")
 _USE_A_FUNCTION = "Give a function instead that makes the inputs of a batch size: inputs=lambda size: (...)."
-_SHOWN_EVERY = 0.1  # seconds between two updates of the progress: writing to a terminal takes CPU time
+_UPDATE_S = 0.1  # the time between two updates of the progress: writing to a terminal takes CPU time
 
 
 @dataclass(frozen=True)
@@ -148,11 +148,21 @@ def benchmark(
     """
     train = bool(train)
     _check(model, batch_sizes, warmup, repeat, train, loss, optimizer)
-    batch_of, parameters = batches_of(inputs), _parameters(model, loss, optimizer)
+    batch_of, parameters = _batches_of(inputs), _parameters(model, loss, optimizer)
     # The caller may be in inference mode: tensors copied there could not be used for training.
     with torch.inference_mode(False), _in_mode(model, train, parameters) as warnings, _progress() as show:
-        timing = _Timing(model, parameters, train, loss, optimizer, warmup, repeat, show, warnings)
-        rows = tuple(timing.row(size, batch_of) for size in batch_sizes)
+        timing = _Timing(
+            model=model,
+            parameters=parameters,
+            train=train,
+            loss=loss,
+            optimizer=optimizer,
+            warmup=warmup,
+            repeat=repeat,
+            show=show,
+            warnings=warnings,
+        )
+        rows = tuple(timing.latency(size, batch_of) for size in batch_sizes)
     step = "inference" if not train else "training step"
     return BenchmarkResult(
         model=type(model).__name__,
@@ -192,30 +202,30 @@ def _check(model: Any, batch_sizes: Any, warmup: Any, repeat: Any, train: bool, 
 # The batches: the user's inputs, cut or repeated to fit each batch size
 
 
-class Batch:
+class _Batch:
     """The arguments of a call. The tensors are copies, so that the model cannot change the user's tensors."""
 
     def __init__(self, inputs: Any, copied: Callable[[Tensor], Tensor]) -> None:
         arguments = _pytree.tree_map_only(Tensor, copied, arguments_of(inputs))
         self.args, self.kwargs = arguments
-        self.tensors = tensors_in(arguments)
+        self.tensors = _tensors_in(arguments)
         if any(tensor.is_meta for tensor in self.tensors):
             raise TorchprofError("inputs are on the meta device, which computes nothing: there is no time to measure.")
 
 
-def batches_of(inputs: Any) -> Callable[[int], Batch]:
+def _batches_of(inputs: Any) -> Callable[[int], _Batch]:
     """A function that makes the batch of a given size from the user's ``inputs``."""
     if callable(inputs) and not isinstance(inputs, Tensor):
-        return lambda size: Batch(inputs(size), _copied)
+        return lambda size: _Batch(inputs(size), _copied)
     # size(0), since a nested tensor in strided layout has no ``shape``.
-    lengths = [tensor.size(0) for tensor in tensors_in(arguments_of(inputs)) if tensor.dim()]
+    lengths = [tensor.size(0) for tensor in _tensors_in(arguments_of(inputs)) if tensor.dim()]
     if not lengths or not lengths[0]:
         what = "an empty batch" if lengths else "no tensor with a dimension"
         raise TorchprofError(f"inputs holds {what}, so there is nothing to resize. {_USE_A_FUNCTION}")
-    return lambda size: Batch(inputs, partial(_resized, length=lengths[0], size=size))
+    return lambda size: _Batch(inputs, partial(_resized, length=lengths[0], size=size))
 
 
-def tensors_in(tree: Any) -> list[Tensor]:
+def _tensors_in(tree: Any) -> list[Tensor]:
     return [leaf for leaf in _pytree.tree_flatten(tree)[0] if isinstance(leaf, Tensor)]
 
 
@@ -236,20 +246,13 @@ def _resized(tensor: Tensor, length: int, size: int) -> Tensor:
             pieces.append(data[: size % length])
         return torch.cat(pieces).requires_grad_(tensor.requires_grad)
     except RuntimeError as error:
-        if ran_out_of_memory(error):
+        if _ran_out_of_memory(error):
             raise
         kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
         raise TorchprofError(
             f"torch can neither cut nor repeat this {kind} tensor, so that its batch of {length} cannot become one of "
             f"{size}. {_USE_A_FUNCTION}"
         ) from error
-
-
-def ran_out_of_memory(error: Exception) -> bool:
-    words = ("out of memory", "can't allocate memory", "not enough memory")
-    if isinstance(error, RuntimeError):  # torch.cuda.OutOfMemoryError is one
-        return isinstance(error, torch.cuda.OutOfMemoryError) or any(word in str(error).lower() for word in words)
-    return isinstance(error, MemoryError)
 
 
 # The calls
@@ -290,7 +293,8 @@ def _in_mode(model: nn.Module, train: bool, parameters: Sequence[Tensor]) -> Ite
 
 @dataclass
 class _Timing:
-    """Times the calls of a model, and collects ``devices`` and ``warnings`` while it does."""
+    """Times the calls of a model, and collects ``devices`` and ``warnings`` while it does. The gradients of
+    ``parameters`` are cleared before each step. ``show`` shows the progress."""
 
     model: nn.Module
     parameters: Sequence[Tensor]
@@ -304,35 +308,37 @@ class _Timing:
     devices: tuple[torch.device, ...] = ()
 
     def __post_init__(self) -> None:
-        self.grad_mode: Callable[[], Any] = torch.enable_grad if self.train else torch.inference_mode
+        self._grad_mode: Callable[[], Any] = torch.enable_grad if self.train else torch.inference_mode
 
-    def row(self, size: int, batch_of: Callable[[int], Batch]) -> Latency:
-        """Time the calls at one batch size."""
+    def latency(self, size: int, batch_of: Callable[[int], _Batch]) -> Latency:
+        """Time the calls at one batch size. Being out of memory is a result, too."""
         try:
             return Latency(size, self._seconds_in_some_mode(size, batch_of(size)))
         except (RuntimeError, MemoryError) as error:
-            if not ran_out_of_memory(error):
+            if not _ran_out_of_memory(error):
                 raise
             return Latency(size, error=_first_line(error))
 
-    def _seconds_in_some_mode(self, size: int, batch: Batch) -> tuple[float, ...]:
-        if self.grad_mode is torch.inference_mode:
+    def _seconds_in_some_mode(self, size: int, batch: _Batch) -> tuple[float, ...]:
+        """``_seconds`` under ``inference_mode``, or if the model fails there, under ``no_grad``."""
+        if self._grad_mode is torch.inference_mode:
             try:
                 return self._seconds(size, batch)
             except RuntimeError as error:
-                if ran_out_of_memory(error):
+                if _ran_out_of_memory(error):
                     raise
                 reason = _first_line(error)
             # Some models need autograd in forward (forces of a molecule). A broken model fails again under no_grad.
-            self.grad_mode = torch.no_grad
+            self._grad_mode = torch.no_grad
             self.warnings.append(f"Ran under torch.no_grad(): under torch.inference_mode() the model failed: {reason}")
         return self._seconds(size, batch)
 
-    def _seconds(self, size: int, batch: Batch) -> tuple[float, ...]:
+    def _seconds(self, size: int, batch: _Batch) -> tuple[float, ...]:
+        """The duration of each call after the warm-up, in seconds."""
         seconds = []
         calls = self.warmup + self.repeat
         now = self._clock(batch)
-        collecting = gc.isenabled()
+        had_gc = gc.isenabled()
         try:
             for number in range(calls):
                 self.show(f"batch size {size}, call {number + 1} of {calls}")
@@ -340,26 +346,26 @@ class _Timing:
                     for tensor in (*self.parameters, *batch.tensors):
                         tensor.grad = None
                 torch.clear_autocast_cache()  # under autocast, each call casts the weights, as in a training loop
-                with self.grad_mode():
+                with self._grad_mode():
                     gc.disable()
                     start = now()
                     self._step(batch)
                     end = now()
-                if collecting:
+                if had_gc:
                     gc.enable()
                 seconds.append(end - start)
         finally:
-            if collecting:
+            if had_gc:
                 gc.enable()
         return tuple(seconds[self.warmup :])
 
-    def _clock(self, batch: Batch) -> Callable[[], float]:
+    def _clock(self, batch: _Batch) -> Callable[[], float]:
         used = {tensor.device: None for tensor in (*self.model.parameters(), *self.model.buffers(), *batch.tensors)}
         devices = [device for device in used if device.type not in ("cpu", "meta")]
         self.devices = tuple(dict.fromkeys((*self.devices, *devices)))
         return clock_that_waits(devices, timer)
 
-    def _step(self, batch: Batch) -> None:
+    def _step(self, batch: _Batch) -> None:
         output = self.model(*batch.args, **batch.kwargs)
         if self.train:
             _loss_of(output, self.loss).backward()
@@ -374,13 +380,21 @@ def _loss_of(output: Any, loss: Callable[[Any], Tensor] | None) -> Tensor:
         if isinstance(value, Tensor) and value.requires_grad:
             return value
         raise TorchprofError(f"loss returned {value!r:.80}; backward needs a tensor with one number and a gradient.")
-    sums = [tensor.sum() for tensor in tensors_in(output) if tensor.requires_grad]
+    sums = [tensor.sum() for tensor in _tensors_in(output) if tensor.requires_grad]
     if not sums:
         raise TorchprofError(
             "No output of the model has a gradient for backward to start from. Give loss=, a function of the output, "
             "and make sure that a parameter has requires_grad."
         )
     return sum(sums[1:], sums[0])
+
+
+def _ran_out_of_memory(error: Exception) -> bool:
+    """Whether an error says that a device, or the machine, has no memory left."""
+    words = ("out of memory", "can't allocate memory", "not enough memory")
+    if isinstance(error, RuntimeError):  # torch.cuda.OutOfMemoryError is one
+        return isinstance(error, torch.cuda.OutOfMemoryError) or any(word in str(error).lower() for word in words)
+    return isinstance(error, MemoryError)
 
 
 def _first_line(error: Exception) -> str:
@@ -399,7 +413,7 @@ def _progress() -> Iterator[Callable[[str], None]]:
 
     def show(text: str) -> None:
         nonlocal last
-        if time.monotonic() - last >= _SHOWN_EVERY:
+        if time.monotonic() - last >= _UPDATE_S:
             stream.write(f"\r\033[K{text} ")
             stream.flush()
             last = time.monotonic()

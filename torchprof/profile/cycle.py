@@ -17,7 +17,8 @@ from torch.autograd.profiler_util import EventList
 
 from torchprof.attribute.events import Attributed, Kind
 from torchprof.measure.assemble import assemble, attribution_of, wanted_detail
-from torchprof.measure.recording import NOT_MEASURED, CycleEnd, Observations, Options, Recording
+from torchprof.measure.memory_blocks import NOT_MEASURED
+from torchprof.measure.recording import CycleEnd, Observations, Options, Recording
 from torchprof.measure.warnings import about_clock
 from torchprof.record.compiled.dynamo_code import StackWarning, compilations, compiled_regions, forwards_under_compile
 from torchprof.record.compiled.inductor import CalledGraphs, Provenance
@@ -25,7 +26,7 @@ from torchprof.record.labels import Labels, Target, label_of
 from torchprof.record.plan import Plan
 from torchprof.record.python_lines import Sampler
 from torchprof.record.session import Session, is_profiled
-from torchprof.record.this_process import Job, held_now, this_job, this_process
+from torchprof.record.this_process import Job, live_memory, this_job, this_process
 from torchprof.run.layers import Layer
 from torchprof.run.meta import RunWarning
 from torchprof.run.run import Run
@@ -55,16 +56,26 @@ class Cycle:
     """One recording: a session of torch's profiler, the memory of the model at its start and its stop, the code that
     torch.compile made, and the job that this process is a rank of.
 
-    ``seen``: the observations of this cycle alone. After an error, ``read`` may be repeated.
+    The life of a cycle, in this order::
+
+        session.prepare()   only in the warm-up of a schedule: what the first recorded step should not pay for
+        start()             torch's session starts
+        session.begin()     right before the user's code: recorded time begins
+        session.end()       right after the user's code: recorded time ends
+        stop()              torch's session stops
+        read()              the events become a run; after an error, this may be repeated
+
+    A prepared cycle that is not started ends with ``session.discard``, a started one that will not be read with
+    ``abandon``. ``observations``: of this cycle alone.
     """
 
     def __init__(
-        self, setup: Setup, *, with_stack: bool = False, before: Job | None = None, end: CycleEnd | None = None
+        self, setup: Setup, *, with_stack: bool = False, last_job: Job | None = None, last_end: CycleEnd | None = None
     ) -> None:
-        """``before``: the job as the previous cycle saw it. ``end``: of that cycle, if this one begins there."""
+        """``last_job``: the job as the last cycle saw it. ``last_end``: where that ended, if this one begins there."""
         asked = setup.asked
-        self.seen = Observations()
-        self.job = this_job(setup.plan.models, before)
+        self.observations = Observations()
+        self.job = this_job(setup.plan.models, last_job)
         self.session = Session(
             setup.device,
             profile_memory=asked.profile_memory,
@@ -77,20 +88,20 @@ class Cycle:
         self._compiled: dict[str, Any] = {}  # the parts of a Recording that say what torch.compile made
         self._stack_warning = StackWarning()
         self._sampler: Sampler | None = None
-        self._called = CalledGraphs()
-        self._end_before = end
-        if end is not None:
-            self.session.loop_before = end.loop
+        self._called_graphs = CalledGraphs()
+        self._last_end = last_end
+        if last_end is not None:
+            self.session.loop_before = last_end.loop
 
     def start(self) -> None:
-        """Start recording. If this fails, all that was switched on is switched off again."""
+        """Start torch's session. If this fails, all that was switched on is switched off again."""
         setup = self._setup
         try:
             if setup.asked.profile_memory:
-                self._start_memory = held_now(setup.plan.models, watch=True)
+                self._start_memory = live_memory(setup.plan.models, watch=True)
             if setup.samples_python:
                 self._sampler = Sampler(get_ident())
-            self._called.on()
+            self._called_graphs.on()
             self.session.start(step_begins=setup.from_first_mark)
             if self._sampler is not None:
                 self._sampler.start()
@@ -108,45 +119,54 @@ class Cycle:
             self._stop_watching()
 
     def stop(self) -> None:
-        """Stop recording. torch's session is stopped even if something else raises an error."""
+        """Stop torch's session, even if something else raises an error, and note the state at the end."""
         setup = self._setup
         try:
             self._stop_watching()
-            self.look_at_job()
+            self.update_job()
         finally:
             self.session.stop(self.job.metadata)
-        self.seen.warnings += about_clock(self.session.clock_jump_ns, self.session.wall_ns)
-        if self._called.knows_parameters:
-            self.seen.warnings.append(RunWarning.of("layers_by_parameters", asked=setup.provenance is not None))
+        self.observations.warnings += about_clock(self.session.clock_jump_ns, self.session.wall_ns)
+        if self._called_graphs.knows_parameters:
+            asked = setup.provenance is not None
+            self.observations.warnings.append(RunWarning.of("layers_by_parameters", asked=asked))
         self._compiled = {
             "regions": compiled_regions(),
             "compilations": compilations(self.session.step_starts),
             "under_compile": forwards_under_compile(setup.plan.under_compile),
         }
         if setup.asked.profile_memory:
-            self._end_memory = held_now(setup.plan.models)
+            self._end_memory = live_memory(setup.plan.models)
 
-    def look_at_job(self) -> None:
+    def _stop_watching(self) -> None:
+        with ExitStack() as each:  # all are called, even if one raises an error
+            each.callback(self._stack_warning.off)
+            each.callback(self._called_graphs.off)
+            each.callback(self._start_memory.stop_watching)
+            if self._sampler is not None:
+                each.callback(self._sampler.stop)
+
+    def update_job(self) -> None:
         """Note which rank of which job this is: a process group may be made or destroyed while we record."""
         self.job = this_job(self._setup.plan.models, self.job)
 
-    def read(self, layers: tuple[Layer, ...], seen: Observations) -> Run:
-        """Make the run of this cycle, without warnings. What is observed while reading is added to ``seen``."""
+    def read(self, layers: tuple[Layer, ...], observations: Observations) -> Run:
+        """Make the run of this cycle, without warnings. What is observed while reading is added to ``observations``."""
         setup, session = self._setup, self.session
         recording = Recording(
-            session,
-            partial(session.columns, wanted_detail(setup.asked), setup.asked.profile_memory),
-            layers,
-            this_process(self.job),
-            seen,
+            source=session,
+            columns=partial(session.columns, wanted_detail(setup.asked), setup.asked.profile_memory),
+            layers=layers,
+            origin=this_process(self.job),
+            observations=observations,
             group=self.job.group,
-            graphs=self._called.layers(setup.plan, setup.provenance),
-            called=self._called.by_key,
+            graphs=self._called_graphs.layers(setup.plan, setup.provenance),
+            called=self._called_graphs.by_key,
             **self._compiled,
             start=self._start_memory,
             end=self._end_memory,
             has_steps=session.steps > 0,
-            before=self._end_before,
+            before=self._last_end,
             from_first_mark=setup.from_first_mark,
             python_samples=None if self._sampler is None else self._sampler.samples(),
             began_ns=session.began_ns,
@@ -170,18 +190,10 @@ class Cycle:
             lists[paths[call.thread, call.start_ns]].append(events)
         return lists
 
-    def _stop_watching(self) -> None:
-        with ExitStack() as each:  # all are called, even if one raises an error
-            each.callback(self._stack_warning.off)
-            each.callback(self._called.off)
-            each.callback(self._start_memory.stop_watching)
-            if self._sampler is not None:
-                each.callback(self._sampler.stop)
-
 
 # The cost of a label
 
-_BLOCKS, _CALLS = 10, 20
+_BLOCKS, _CALLS = 10, 20  # how many blocks are timed, and the calls in one
 _calibration = threading.Lock()
 _calibrated: list[float] = []
 
@@ -189,28 +201,31 @@ _calibrated: list[float] = []
 def label_ns() -> float | None:
     """The time that one label takes inside a session, in nanoseconds; None if another session is active.
 
-    It is measured once in a process, in a session of its own, right after one of ours has ended: calls of a module that
-    does nothing, with a label and without. Of the blocks of calls the shortest counts, since other processes and
-    threads interrupt some.
+    It is measured once in a process, in a session of its own: calls of a module that does nothing, with a label and
+    without. Of the blocks of calls the shortest counts, since other processes and threads interrupt some.
     """
     with _calibration:
         if not _calibrated and not is_profiled():
             module = nn.Identity()
-            call = partial(module, None)
-            shortest = []
+            label = Target(ref(module), label_of(("calibration",)))
             session = Session(None)
             session.start()
             session.begin()
             try:
-                for targets in ([], [Target(ref(module), label_of(("calibration",)))]):
-                    labels = Labels(targets)
-                    labels.attach()
-                    try:
-                        call()
-                        shortest.append(min(repeat(call, repeat=_BLOCKS, number=_CALLS)))
-                    finally:
-                        labels.detach()
+                without_s, with_s = _seconds_of_calls(module, []), _seconds_of_calls(module, [label])
             finally:
                 session.stop()
-            _calibrated.append(max(shortest[1] - shortest[0], 0) * 1e9 / _CALLS)
+            _calibrated.append(max(with_s - without_s, 0) * 1e9 / _CALLS)
         return _calibrated[0] if _calibrated else None
+
+
+def _seconds_of_calls(module: nn.Module, targets: list[Target]) -> float:
+    """The time of the shortest block of calls of a module that has these labels."""
+    call = partial(module, None)
+    labels = Labels(targets)
+    labels.attach()
+    try:
+        call()
+        return min(repeat(call, repeat=_BLOCKS, number=_CALLS))
+    finally:
+        labels.detach()

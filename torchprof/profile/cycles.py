@@ -1,4 +1,4 @@
-"""The cycles of a ``Profile`` or of a ``Program``, and their sum. These decide what is labelled."""
+"""The cycles of a ``Profile`` or of a ``Program``, and their sum."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchprof.measure.assemble import with_warnings
 from torchprof.measure.recording import CycleEnd, Observations
 from torchprof.measure.warnings import about_buckets
 from torchprof.profile.cycle import Cycle, Setup
-from torchprof.profile.sigterm import DelayedSignals
+from torchprof.profile.signals import DelayedSignals
 from torchprof.record.compiled.dynamo_code import about_left_out_stacks, awaiting_compilation
 from torchprof.record.labels import Labels
 from torchprof.record.ranges import SplitRanges
@@ -30,18 +30,21 @@ _RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 class Cycles:
     """The cycles of one recording, one after the other, and their sum.
 
-    ``run``: the sum of all cycles that ``end`` has ended, without warnings; None before the first. ``seen``: the
-    observations of these cycles. ``last``: the cycle that is recording, or else the last one that recorded.
-    ``prepared``: the next cycle; its session was made ready during the warm-up of a schedule. ``end_of_last``: where
-    the last cycle ended; None if the next one does not begin there. ``split_ranges``: of the user, if cycles may end
-    inside them.
+    A cycle goes through the calls that ``Cycle`` lists: ``start``, ``begin_recording``, ``end_recording``, and then
+    either ``stop``, which leaves it to be read by ``result``, or ``stop_and_add``, after which the next may start.
+    ``finish`` follows the last cycle.
+
+    ``run``: the sum of all cycles that were added, without warnings; None before the first. ``observations``: of these
+    cycles. ``last``: the cycle that is recording, or else the last one that recorded. ``prepared``: the next cycle; its
+    session was made ready during the warm-up of a schedule. ``end_of_last``: where the last cycle ended; None if the
+    next one does not begin there. ``split_ranges``: of the user, if cycles may end inside them.
     """
 
     def __init__(self, setup: Setup, warnings: list[RunWarning], labels: Labels) -> None:
         """``warnings``: warnings about the recording as a whole. They come before all others."""
         self.setup = setup
         self.labels = labels
-        self.seen = Observations(warnings=[*warnings])
+        self.observations = Observations(warnings=[*warnings])
         self.run: Run | None = None
         self.last: Cycle | None = None
         self.prepared: Cycle | None = None
@@ -49,29 +52,28 @@ class Cycles:
         self.split_ranges = SplitRanges()
         self.end_of_last = None if setup.has_gaps else CycleEnd()
         self._is_lost = False
-        self._is_added = True  # whether ``seen`` includes the observations of the last cycle
+        self._is_observed = True  # whether ``observations`` include those of the last cycle
 
     @property
     def session(self) -> Session | None:
         return None if self.last is None else self.last.session
 
-    def _new(self, with_stack: bool) -> Cycle:
-        job = None if self.last is None else self.last.job
-        return Cycle(self.setup, with_stack=with_stack, before=job, end=self.end_of_last)
+    def start(self) -> None:
+        """Start the next cycle."""
+        self._start(with_stack=False, warnings=())
 
-    def discard_prepared(self) -> None:
-        prepared, self.prepared = self.prepared, None
-        if prepared is not None:
-            prepared.session.discard()
-
-    def start(self, with_stack: bool = False, warnings: Sequence[RunWarning] = ()) -> None:
+    def _start(self, *, with_stack: bool, warnings: Sequence[RunWarning]) -> None:
         """Start the prepared cycle, or a new one. ``warnings``: warnings about this cycle."""
         cycle, self.prepared = self.prepared or self._new(with_stack), None
-        cycle.seen.warnings += warnings
+        cycle.observations.warnings += warnings
         self.last = cycle  # frees the previous cycle now, and not while this one is recording
-        self._is_lost = self._is_added = False
+        self._is_lost = self._is_observed = False
         cycle.start()
         self.is_recording = True
+
+    def _new(self, with_stack: bool) -> Cycle:
+        job = None if self.last is None else self.last.job
+        return Cycle(self.setup, with_stack=with_stack, last_job=job, last_end=self.end_of_last)
 
     def begin_recording(self) -> None:
         """Begin the recording of a cycle that was just started. Call it last, right before the user's code."""
@@ -100,24 +102,24 @@ class Cycles:
             if self.last.session.is_lost:
                 self._is_lost, self.last.session = True, Session(None)
 
-    def end(self) -> Run:
-        """Stop the cycle that is recording, and add its run, which is returned without warnings, to the sum at once, to
-        free its memory for the next one."""
+    def stop_and_add(self) -> Run:
+        """Stop the cycle that is recording, read it, and add its run to the sum at once: the next cycle needs the
+        memory. Returns the run of the cycle, without warnings."""
         self.stop()
         assert self.last is not None
-        cycle = self.last.read(self.setup.plan.layers(), self.last.seen)
+        cycle = self.last.read(self.setup.plan.layers(), self.last.observations)
         self.run = add_cycle(self.run, cycle)
-        self.end_of_last = self.last.seen.end
-        self.seen.add(self.last.seen)
-        self._is_added = True
+        self.end_of_last = self.last.observations.end
+        self.observations.add(self.last.observations)
+        self._is_observed = True
         return cycle
 
-    def close(self) -> None:
-        """Add the observations of the last cycle, whether it was read or not. No further cycle may follow."""
-        if self.last is not None and not self._is_added:
-            self.seen.add(self.last.seen)
+    def finish(self) -> None:
+        """Complete the observations after the last cycle, whether it was added or only stopped."""
+        if self.last is not None and not self._is_observed:
+            self.observations.add(self.last.observations)
         self.split_ranges.off()
-        self.note_labels()
+        self._observe_labels()
 
     def abandon(self) -> None:
         """Switch everything off; the current cycle will not be read."""
@@ -128,46 +130,53 @@ class Cycles:
             self.discard_prepared()
         self.last, self.is_recording = None, False
 
-    def note_labels(self) -> None:
-        """Note the calls that were not recorded, and the modules that were added or removed."""
-        plan = self.setup.plan
+    def discard_prepared(self) -> None:
+        prepared, self.prepared = self.prepared, None
+        if prepared is not None:
+            prepared.session.discard()
+
+    def _observe_labels(self) -> None:
+        """Observe, from the start to now, the calls that were not recorded, and the modules without a label, added or
+        removed."""
+        plan, observations = self.setup.plan, self.observations
         # Copies, since other threads may add calls.
         unobserved, unlabelled = self.labels.unobserved.copy(), {*self.labels.unlabelled}
-        self.seen.unobserved, self.seen.unlabelled = Counter(), set()
+        observations.unobserved, observations.unlabelled = Counter(), set()
         for label in plan.sites.keys() & {*unobserved, *unlabelled}:
             layers = plan.sites[label].layers
-            if plan.selected is None or not plan.selected.isdisjoint(layers):
-                if label in unobserved:
-                    self.seen.unobserved[layers[0]] += unobserved[label]
-                if label in unlabelled:
-                    self.seen.unlabelled.add(layers[0])
-        self.seen.added, self.seen.removed = plan.changes()
+            if plan.selected is not None and plan.selected.isdisjoint(layers):
+                continue
+            if label in unobserved:
+                observations.unobserved[layers[0]] += unobserved[label]
+            if label in unlabelled:
+                observations.unlabelled.add(layers[0])
+        observations.added, observations.removed = plan.changes()
 
     def result(self, layers: tuple[Layer, ...], why_nothing: RunWarning) -> Run:
-        """The sum of the cycles, with its warnings; or the run of a single cycle, if it was stopped and not ended.
+        """The sum of the cycles, with its warnings; or the run of a single cycle, if it was stopped and not added.
         ``why_nothing``: the warning if nothing was recorded. This may be called again after an error."""
-        run, seen = self.run, deepcopy(self.seen)
+        run, observations = self.run, deepcopy(self.observations)
         if run is None:
             cycle = self.last
             if cycle is None or not cycle.session.started:  # no device was recorded, either
                 cycle = Cycle(dataclasses.replace(self.setup, device=None))
-                seen.nothing = _LOST if self._is_lost else why_nothing
-            run = cycle.read(layers, seen)
+                observations.nothing = _LOST if self._is_lost else why_nothing
+            run = cycle.read(layers, observations)
         elif self._is_lost:
-            seen.warnings.append(_LOST)
-        return with_warnings(run, seen)
+            observations.warnings.append(_LOST)
+        return with_warnings(run, observations)
 
 
 class ScheduledCycles(Cycles):
-    """Cycles that start and end, step by step, as a schedule says; the rules are those of ``torch.profiler.profile``.
+    """The cycles of a ``Profile``. They start and end, step by step, as a schedule says; the rules are those of
+    ``torch.profiler.profile``. Without a schedule there is a single cycle, from ``start`` to ``stop``.
 
-    Without a schedule there is a single cycle: ``start_cycle`` starts it, and ``stop`` ends it. ``ended``: the run of
-    the last ended cycle with its warnings, until the Profile takes it; None without ``keeps_runs``.
+    ``run_of_last``: of the last added cycle, with warnings, until the Profile takes it; None without ``keeps_runs``.
     """
 
-    def __init__(self, setup: Setup, warnings: list[RunWarning], labels: Labels, keeps_runs: bool) -> None:
+    def __init__(self, setup: Setup, warnings: list[RunWarning], labels: Labels, *, keeps_runs: bool) -> None:
         super().__init__(setup, warnings, labels)
-        self.ended: Run | None = None
+        self.run_of_last: Run | None = None
         self._general_warnings = warnings
         self._keeps_runs = keeps_runs
         self._action = ProfilerAction.NONE
@@ -179,27 +188,26 @@ class ScheduledCycles(Cycles):
         before, self._action = self._action, action
         if self.is_recording and (before is ProfilerAction.RECORD_AND_SAVE or action not in _RECORDING):
             self.split_recording()
-            self.end_cycle()
+            self.stop_and_add()
 
     def begin_step(self) -> None:
         """Do what the action of the step that begins requires: warm up, record, or neither."""
         action = self._action
         if action is ProfilerAction.WARMUP and self.prepared is None:
             with DelayedSignals():
-                if is_profiled():
-                    refuse_if_profiled()
+                _refuse_active_profiler()
                 # Prepared now, so that the first recorded step does not include the time for that.
                 self.prepared = self._new(self.setup.asked.with_stack)
                 self.prepared.session.prepare()
         elif action in _RECORDING and not self.is_recording:
             with DelayedSignals():
-                self.start_cycle()
+                self.start()
         elif action is ProfilerAction.NONE and self.prepared is not None:
             with DelayedSignals():
                 self.discard_prepared()
 
-    def start_cycle(self) -> None:
-        """Start a cycle. Source lines are left out while code waits to be compiled; a warning says so."""
+    def start(self) -> None:
+        """Start the next cycle. Source lines are left out while code waits to be compiled; a warning says so."""
         warnings: list[RunWarning] = []
         with_stack = self.setup.asked.with_stack
         waiting = awaiting_compilation(self.setup.plan.models) if with_stack else []
@@ -208,20 +216,26 @@ class ScheduledCycles(Cycles):
             self.discard_prepared()
         if self.last is None:
             warnings += about_buckets(self.setup.plan.unordered())
-        if self.prepared is None and is_profiled():
-            refuse_if_profiled()
-        self.start(with_stack and not waiting, warnings)
+        if self.prepared is None:  # else a guard has kept others out since then
+            _refuse_active_profiler()
+        self._start(with_stack=with_stack and not waiting, warnings=warnings)
 
-    def end_cycle(self) -> None:
-        """Read what was recorded and add it to the sum at once: the next cycle needs the memory."""
+    def stop_and_add(self) -> Run:
+        """Do the same as for other cycles, and keep the run of the cycle, with its warnings, for on_trace_ready."""
         with DelayedSignals():
-            unobserved_before = self.seen.unobserved
-            cycle = self.end()
-            self.note_labels()
+            unobserved_before = self.observations.unobserved
+            cycle = super().stop_and_add()
+            self._observe_labels()
             if self._keeps_runs and self.last is not None:
-                seen = self.last.seen
-                seen.warnings[:0] = self._general_warnings
-                seen.unobserved = self.seen.unobserved - unobserved_before
-                seen.unlabelled = self.seen.unlabelled
-                seen.added, seen.removed = self.seen.added, self.seen.removed
-                self.ended = with_warnings(cycle, seen)
+                observations = self.last.observations
+                observations.warnings[:0] = self._general_warnings
+                observations.copy_labels(self.observations, unobserved_before)
+                self.run_of_last = with_warnings(cycle, observations)
+            return cycle
+
+
+def _refuse_active_profiler() -> None:
+    """Raise TorchprofError if another profiler is active inside the block. ``refuse_if_profiled`` alone would also
+    search all objects of the process for a prepared one. That takes long, and was done at the start of the block."""
+    if is_profiled():
+        refuse_if_profiled()

@@ -53,7 +53,6 @@ def flops_of_call(model: nn.Module, method: str, args: Sequence[Any], kwargs: Ma
         raise TorchprofError(f"flops needs a torch.nn.Module and the arguments to call it with, not {model!r:.80}.")
     twin = without_data(model)
     args, kwargs = _pytree.tree_map(shape_of, (args, kwargs), is_leaf=lambda value: isinstance(value, PackedSequence))
-    failure = None
     with _Untimed(twin, device="cpu", with_flops=True) as prof, torch.device("meta"):
         try:
             result = (twin if method == "forward" else getattr(twin, method))(*args, **kwargs)
@@ -64,14 +63,20 @@ def flops_of_call(model: nn.Module, method: str, args: Sequence[Any], kwargs: Ma
                 f"The {method} of {type(twin).__name__} does not run on the meta device, where tensors have no values: "
                 f"{first_line(error)} {ON_DATA}"
             ) from error
-        leaves = _pytree.tree_leaves(result)
-        outputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-        if outputs and torch.is_grad_enabled():
-            try:
-                torch.autograd.backward(outputs, [torch.empty_like(output) for output in outputs])
-            except (RuntimeError, NotImplementedError) as error:
-                failure = error
+        failure = _run_backward(result) if torch.is_grad_enabled() else None
     if failure is None:
         return prof.run
     incomplete = RunWarning.of("backward_incomplete", error=first_line(failure))
     return replace(prof.run, metas=(replace(prof.run.meta, warnings=(*prof.run.meta.warnings, incomplete)),))
+
+
+def _run_backward(result: Any) -> Exception | None:
+    """Run backward from all outputs that require a gradient. Returns the error that ended it; None without one."""
+    leaves = _pytree.tree_leaves(result)
+    outputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    try:
+        if outputs:
+            torch.autograd.backward(outputs, [torch.empty_like(output) for output in outputs])
+    except (RuntimeError, NotImplementedError) as error:
+        return error
+    return None

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from torchprof.errors import TorchprofError, some
-from torchprof.profile.sigterm import DelayedSigterm
+from torchprof.profile.signals import DelayedSigterm
 from torchprof.record.torch_internals import needed
 from torchprof.run.file import run_of, zipped_json
 from torchprof.run.formats import ranks_in_words
@@ -51,13 +51,14 @@ def gather(
     group: Any,
     dst: int,
     timeout: float | timedelta | None,
-    whole: str | Iterable[int] | None,
+    wanted: str | Iterable[int] | None,
     *,
     failed: bool,
     sigterm: DelayedSigterm,
 ) -> Run | None:
-    """See ``Profile.gather``. ``run`` is None if profiling was switched off. ``failed``: whether an error has ended the
-    recording, or is being handled. ``sigterm`` delays SIGTERM; this function sets how long."""
+    """See ``Profile.gather``; ``wanted`` are its ``ranks``. ``run`` is None if profiling was switched off. ``failed``:
+    whether an error has ended the recording, or is being handled. ``sigterm`` delays SIGTERM; this function sets how
+    long."""
     seconds = None if timeout is None else _seconds(timeout)
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
@@ -76,7 +77,7 @@ def gather(
         return None
     if isinstance(dst, bool) or dst not in ranks:
         raise TorchprofError(f"dst={dst!r} is not a rank of the group. Its ranks in the job are {_rank_list(ranks)}.")
-    wanted = _wanted(whole, ranks)
+    whole = _wanted_ranks(wanted, ranks)
     name = (needed("torch.distributed.distributed_c10d._get_default_group")() if group is None else group).group_name
     store = store_of_job(f"torchprof/gather/{name}/{dst}/{_gathers[name, dst]}")
     _gathers[name, dst] += 1
@@ -86,7 +87,8 @@ def gather(
         if failed:
             seconds = min(seconds, _GRACE_S)
     sigterm.expected = failed
-    gathered = exchange(None if is_of_other_rank else run, store, rank, dst, ranks, wanted, seconds, sigterm)
+    own = None if is_of_other_rank else run
+    gathered = exchange(own, store, rank=rank, dst=dst, ranks=ranks, whole=whole, seconds=seconds, sigterm=sigterm)
     if is_of_other_rank:
         assert run is not None
         raise TorchprofError(
@@ -99,47 +101,52 @@ def gather(
 def exchange(
     run: Run | None,
     store: Any,
+    *,
     rank: int,
     dst: int,
     ranks: Collection[int],
-    wanted: Collection[int] | None,
+    whole: Collection[int] | None,
     seconds: float,
     sigterm: DelayedSigterm,
 ) -> Run | None:
     """The part of one rank in a gather: write its run into the store, or as ``dst`` merge the runs of the others, for
-    which it waits ``seconds``, and return the merged run; None if there is no run. ``wanted``: the ranks to gather;
-    None if ``dst`` chooses them from a comparison of all."""
+    which it waits ``seconds``, and return the merged run; None if there is no run. ``whole``: the ranks whose runs are
+    gathered; None if ``dst`` chooses them from a comparison of all."""
     table = RunsInStore(store, seconds, sigterm, len(ranks))
     if rank != dst:
-        if wanted is None:
+        if whole is None:
             table.put_comparison(rank, run)
-            wanted = table.wait_for_choice()
-        if rank in wanted:
+            whole = table.wait_for_choice()
+        if rank in whole:
             table.put(rank, run)
         if rank == 0:  # this process may host the store, so it must not end before all runs were taken
             table.wait_until_closed()
         return None
     sigterm.later_s = _GRACE_S
-    own = () if run is None else (run,)
-    comparison = None
     try:
-        if wanted is None:
-            others = [other for other in ranks if other != rank]
-            there = table.wait_for_comparisons(others, len(others))
-            if len(there) < len(others):
-                table.note_missing({*others} - {*there})
-            comparison = _merged(chain((run.to_compare() for run in own), table.take_comparisons(there)))
-            wanted = () if comparison is None else output("chosen_ranks")(comparison)
-            table.choose(wanted)
-        runs = table.take(other for other in wanted if other != rank)
-        gathered = _merged(chain(own if rank in wanted else (), runs))
-        if gathered is None and comparison is not None:  # the chosen ranks have died: better this run than none
-            gathered = run
+        comparison = None
+        if whole is None:
+            comparison = _compared(run, table, [other for other in ranks if other != rank])
+            whole = () if comparison is None else output("chosen_ranks")(comparison)
+            table.choose(whole)
+        own = () if run is None or rank not in whole else (run,)
+        gathered = _merged(chain(own, table.take(other for other in whole if other != rank)))
     finally:
         table.close()
-    if gathered is None or comparison is None:
+    if comparison is None:
         return gathered
-    return output("with_comparison")(gathered, comparison)  # type: ignore[no-any-return]
+    if gathered is None:  # the chosen ranks have died: better this run than none
+        gathered = run
+    return None if gathered is None else output("with_comparison")(gathered, comparison)
+
+
+def _compared(run: Run | None, table: RunsInStore, others: list[int]) -> Run | None:
+    """The comparison of all ranks that have something to compare in time; None if there is none."""
+    arrived = table.wait_for_comparisons(others, len(others))
+    if len(arrived) < len(others):
+        table.note_missing({*others} - {*arrived})
+    own = () if run is None else (run.to_compare(),)
+    return _merged(chain(own, table.take_comparisons(arrived)))
 
 
 def _merged(runs: Iterator[Run]) -> Run | None:
@@ -147,19 +154,19 @@ def _merged(runs: Iterator[Run]) -> Run | None:
     return None if first is None else merge(chain((first,), runs))
 
 
-def _wanted(whole: str | Iterable[int] | None, ranks: list[int]) -> Collection[int] | None:
-    """The ranks of a group to gather; None if they are to be chosen."""
-    if whole == "all" or (whole is None and len(ranks) <= _ALL_UP_TO):
+def _wanted_ranks(wanted: str | Iterable[int] | None, ranks: list[int]) -> Collection[int] | None:
+    """The ranks of a group whose runs are gathered; None if they are to be chosen."""
+    if wanted == "all" or (wanted is None and len(ranks) <= _ALL_UP_TO):
         return ranks
-    if whole is None:
+    if wanted is None:
         return None
-    wanted = () if isinstance(whole, (str, int)) else tuple(dict.fromkeys(whole))
-    if not wanted or not {*wanted} <= {*ranks}:
+    numbers = () if isinstance(wanted, (str, int)) else tuple(dict.fromkeys(wanted))
+    if not numbers or not {*numbers} <= {*ranks}:
         raise TorchprofError(
-            f'ranks={whole!r:.60} does not say which runs to gather: give "all", or some ranks of the group. Its ranks '
-            f"in the job are {_rank_list(ranks)}."
+            f'ranks={wanted!r:.60} does not say which runs to gather: give "all", or some ranks of the group. '
+            f"Its ranks in the job are {_rank_list(ranks)}."
         )
-    return wanted
+    return numbers
 
 
 def _seconds(timeout: float | timedelta) -> float:
@@ -184,7 +191,11 @@ def _ranks_of(group: Any) -> list[int]:
 
 
 def _rank_list(ranks: list[int]) -> str:
+    """The first eight ranks, and how many more there are."""
     return some([*map(str, ranks)], 8)
+
+
+# The store
 
 
 def store_of_job(prefix: str) -> Any:
@@ -194,11 +205,6 @@ def store_of_job(prefix: str) -> Any:
         backend = torch.distributed.get_backend()
         raise TorchprofError(f"A job with the backend {backend} has no key-value store to gather over. {_INSTEAD}")
     return torch.distributed.distributed_c10d.PrefixStore(prefix, store)
-
-
-def _sent(run: Run | None) -> bytes:
-    """What of a run is written into the store; nothing if there is none."""
-    return b"" if run is None else zipped_json(run, level=1)
 
 
 class RunsInStore:
@@ -219,7 +225,7 @@ class RunsInStore:
 
     def put(self, rank: int, run: Run | None) -> None:
         """Write the run of a rank into the store. Warns if it is too late."""
-        data = _sent(run)
+        data = _zipped(run)
         pieces = range(0, len(data), _PIECE_BYTES)
         try:
             if self._store.check(["closed"]):
@@ -235,7 +241,7 @@ class RunsInStore:
     def put_comparison(self, rank: int, run: Run | None) -> None:
         """Write what is compared of the run of a rank into the store."""
         with suppress(RuntimeError):  # the store is gone: nothing will be chosen
-            self._store.set(f"{rank}/compared", _sent(None if run is None else run.to_compare()))
+            self._store.set(f"{rank}/compared", _zipped(None if run is None else run.to_compare()))
             self._store.add("compared", 1)
 
     def wait_for_comparisons(self, ranks: list[int], enough: int) -> list[int]:
@@ -251,8 +257,8 @@ class RunsInStore:
     def take_comparisons(self, ranks: list[int]) -> Iterator[Run]:
         """Yield what is compared of these ranks, which have written it."""
         for first in range(0, len(ranks), _TOGETHER):
-            some_ranks = ranks[first : first + _TOGETHER]
-            for rank, data in zip(some_ranks, self._values([f"{rank}/compared" for rank in some_ranks])):
+            together = ranks[first : first + _TOGETHER]
+            for rank, data in zip(together, self._values([f"{rank}/compared" for rank in together])):
                 if data:
                     yield run_of(data, f"the comparison of rank {rank}")
 
@@ -287,12 +293,12 @@ class RunsInStore:
         missing = list(ranks)
         silent_until = time.monotonic() + _SILENT_S
         for is_last_look in self._looks():
-            there = [rank for rank in missing if self._has(f"{rank}/pieces")]
-            for rank in there:
+            arrived = [rank for rank in missing if self._has(f"{rank}/pieces")]
+            for rank in arrived:
                 data = self._data(rank)
                 if data:
                     yield run_of(data, f"the run of rank {rank}")
-            missing = [rank for rank in missing if rank not in there]
+            missing = [rank for rank in missing if rank not in arrived]
             if is_last_look and missing:
                 self.note_missing(missing)
             if is_last_look or not missing:
@@ -358,3 +364,8 @@ class RunsInStore:
         [count] = self._values([f"{rank}/pieces"])
         pieces = [self._values([f"{rank}/{number}"])[0] for number in range(int(count or 0))]
         return b"" if b"" in pieces else b"".join(pieces)
+
+
+def _zipped(run: Run | None) -> bytes:
+    """A run as it is written into the store; nothing if there is none."""
+    return b"" if run is None else zipped_json(run, level=1)

@@ -26,7 +26,7 @@ from torchprof.profile.arguments import AUTO, action_of, checked_device, checked
 from torchprof.profile.cycle import Setup, label_ns
 from torchprof.profile.cycles import ScheduledCycles
 from torchprof.profile.gather import gather
-from torchprof.profile.sigterm import DelayedSignals, DelayedSigterm, uninterrupted
+from torchprof.profile.signals import DelayedSignals, DelayedSigterm, uninterrupted
 from torchprof.record.compiled.inductor import Provenance
 from torchprof.record.labels import Labels
 from torchprof.record.modules import Trace, checked_models
@@ -75,8 +75,8 @@ class Profile:
     (a RuntimeError) on entry for a path that matches nothing, while another profiler is active, and the second time.
     """
 
-    _open: ClassVar[Profile | None] = None  # one block at a time in a process, in any thread
-    _turn: ClassVar[threading.Lock] = threading.Lock()
+    _open: ClassVar[Profile | None] = None  # the Profile whose block is open: one in a process, in any thread
+    _opening: ClassVar[threading.Lock] = threading.Lock()
     _timed: ClassVar[bool] = True  # whether times are measured
 
     def __init__(
@@ -118,14 +118,14 @@ class Profile:
         self.entered = False
         self.exited = False
         self.traces: tuple[Trace, ...] = ()
-        self._result: Run | None = None  # of all cycles, made when it is first asked for
-        self._shown: Run | None = None  # a cycle, while on_trace_ready is called for it
+        self._run: Run | None = None  # of all cycles, made when it is first asked for
+        self._run_of_cycle: Run | None = None  # while on_trace_ready is called for this cycle
         self.step_num = 0
         self._layers: tuple[Layer, ...] = ()  # at the end of the block; empty if they could not be read then
         self._failed = False  # whether an error ended the block
         self._plan = Plan([], None)
         self._labels = Labels(())
-        self._cycles = ScheduledCycles(Setup(self._plan, Options()), [], self._labels, False)
+        self._cycles = ScheduledCycles(Setup(self._plan, Options()), [], self._labels, keeps_runs=False)
         self._guard = Guard()
         self._provenance: Provenance | None = None
 
@@ -152,14 +152,36 @@ class Profile:
             raise
 
     def _enter(self) -> None:
-        with Profile._turn:
+        self._open_block()
+        self._models = checked_models(self._model)
+        self._set_up()
+        refuse_if_profiled()
+        self._warmup_left = self.warmup
+        if self.warmup:
+            self._labels.trigger = self._models
+            self._labels.before_first = self._before_call
+        self._labels.attach()
+        if self._provenance is not None:
+            self._provenance.on()
+        if self.schedule is not None:
+            self._guard.on()
+            self._begin_step(action_of(self.schedule, 0))
+        elif not self.warmup:
+            self._cycles.start()
+        self.entered = True
+        self.traces = self._plan.traces
+
+    def _open_block(self) -> None:
+        with Profile._opening:
             if Profile._open is not None:
                 raise TorchprofError(
                     "Another torchprof.Profile block is open, or another of its integrations' profilers: end it first. "
                     "One block can hold several models."
                 )
             Profile._open = self
-        self._models = checked_models(self._model)
+
+    def _set_up(self) -> None:
+        """Check the options, and plan the labels and the cycles."""
         warnings: list[RunWarning] = []
         self._provenance = checked_provenance(self.compile_layers, warnings)
         checked_schedule(self.schedule, self.warmup, self.on_trace_ready)
@@ -176,25 +198,10 @@ class Profile:
         missing = missing_device(asked.device) if asked.device else None
         warnings += [missing] if missing else []
         self._plan = Plan(self._models, self.paths, self._model)
-        device = None if missing else asked.device
-        setup = Setup(self._plan, asked, device, self._provenance, from_first_mark=not self.warmup)
+        kind = None if missing else asked.device
+        setup = Setup(self._plan, asked, kind, self._provenance, from_first_mark=not self.warmup)
         self._labels = Labels(self._plan.targets)
         self._cycles = ScheduledCycles(setup, warnings, self._labels, keeps_runs=self.on_trace_ready is not None)
-        refuse_if_profiled()
-        self._warmup_left = self.warmup
-        if self.warmup:
-            self._labels.trigger = self._models
-            self._labels.before_first = self._warm
-        self._labels.attach()
-        if self._provenance is not None:
-            self._provenance.on()
-        if self.schedule is not None:
-            self._guard.on()
-            self._begin_step(action_of(self.schedule, 0))
-        elif not self.warmup:
-            self._cycles.start_cycle()
-        self.entered = True
-        self.traces = self._plan.traces
 
     def _device(self) -> str | None:
         use_cuda = True if self.use_cuda else False if self._refuses_cuda else None
@@ -202,12 +209,12 @@ class Profile:
 
     def _undo_enter(self) -> None:
         self.entered = False
-        self._take_off(self._cycles.abandon)
+        self._detach_and(self._cycles.abandon)
 
-    def _take_off(self, *steps: Callable[[], None]) -> None:
-        """Detach the labels, take these steps, and allow other profilers. All is done, even after an error."""
+    def _detach_and(self, *steps: Callable[[], None]) -> None:
+        """Detach the labels, do these steps, and allow other profilers. All is done, even after an error."""
         with ExitStack() as last:
-            last.callback(self._release)
+            last.callback(self._close_block)
             last.callback(self._guard.off)
             for step in reversed(steps):
                 last.callback(step)
@@ -215,8 +222,7 @@ class Profile:
                 last.callback(self._provenance.off)
             self._labels.detach()
 
-    def _release(self) -> None:
-        """Allow another block to be entered."""
+    def _close_block(self) -> None:
         if Profile._open is self:
             Profile._open = None
 
@@ -227,7 +233,7 @@ class Profile:
             self._cycles.end_recording()
             self._failed = exc_type is not None
         finally:
-            uninterrupted(functools.partial(self._take_off, self._end_session, self._note_end))
+            uninterrupted(functools.partial(self._detach_and, self._end_session, self._complete_observations))
         if self.schedule is not None:
             self._show_cycle()
         elif self.on_trace_ready is not None and self._session is not None:
@@ -236,24 +242,24 @@ class Profile:
     def _end_session(self) -> None:
         cycles = self._cycles
         if cycles.is_recording and self.schedule is not None:
-            cycles.end_cycle()
+            cycles.stop_and_add()
         elif cycles.is_recording:
             cycles.stop()
         else:
             cycles.discard_prepared()
         if self._timed and cycles.session is not None and cycles.session.started:
-            cycles.seen.label_ns = label_ns()
+            cycles.observations.label_ns = label_ns()
 
-    def _note_end(self) -> None:
-        """Note the layers of the model at the end of the block, and the observations of the last cycle."""
+    def _complete_observations(self) -> None:
+        """Read the layers of the model at the end of the block, and complete the observations."""
         self.exited = True
         try:
             self._layers = self._plan.layers()
         finally:
-            device = self._device()
-            if self._cycles.setup.asked.device is None and device is not None:  # "auto" would choose it now
-                self._cycles.seen.warnings.append(RunWarning.of("moved_to_device", device=device.upper(), kind=device))
-            self._cycles.close()
+            kind, observations = self._device(), self._cycles.observations
+            if self._cycles.setup.asked.device is None and kind is not None:  # "auto" would choose it now
+                observations.warnings.append(RunWarning.of("moved_to_device", device=kind.upper(), kind=kind))
+            self._cycles.finish()
 
     def start(self) -> None:
         """Do what entering the block does."""
@@ -301,30 +307,30 @@ class Profile:
 
     def _show_cycle(self) -> None:
         """Call on_trace_ready if a cycle has ended for which it was not called yet. Signals are not delayed here."""
-        if self.on_trace_ready is None or self._cycles.ended is None:
+        if self.on_trace_ready is None or self._cycles.run_of_last is None:
             return
-        self._shown, self._cycles.ended = self._cycles.ended, None
+        self._run_of_cycle, self._cycles.run_of_last = self._cycles.run_of_last, None
         try:
             self.on_trace_ready(self)
         finally:
-            self._shown = None
+            self._run_of_cycle = None
 
-    def _warm(self) -> bool:
-        """Count a warm-up call, or start to record; returns whether recording started. It runs before each call."""
+    def _before_call(self) -> bool:
+        """Before a call of a model: count a warm-up call, or start to record. Returns whether recording started."""
         if self._warmup_left:
             self._warmup_left -= 1
             return False
         with DelayedSignals():
             refuse_if_profiled()
-            self._cycles.start_cycle()
+            self._cycles.start()
         self._cycles.begin_recording()
         return True
 
     # The result
 
     @property
-    def _readable(self) -> bool:
-        return self.exited or self._shown is not None
+    def _has_run(self) -> bool:
+        return self.exited or self._run_of_cycle is not None
 
     @property
     def _session(self) -> Session | None:
@@ -335,17 +341,17 @@ class Profile:
         """The result. Raises TorchprofError before the block has ended, and with ``enabled=False``."""
         if not self.enabled:
             raise TorchprofError("This Profile was made with enabled=False: nothing was recorded.")
-        if self._shown is not None:
-            return self._shown
+        if self._run_of_cycle is not None:
+            return self._run_of_cycle
         if not self.exited:
             raise TorchprofError("The block of this Profile has not ended: there is no run yet.")
-        if self._result is None:  # without a schedule, events are read only now; after Ctrl-C, again
+        if self._run is None:  # without a schedule, events are read only now; after Ctrl-C, again
             why_nothing = RunWarning.of("nothing_after_steps", steps=self.step_num)
             if self.schedule is None:
                 calls = self.warmup - self._warmup_left
                 why_nothing = RunWarning.of("nothing_after_warmup", warmup=self.warmup, calls=calls)
-            self._result = self._cycles.result(self._layers or self._plan.layers(), why_nothing)
-        return self._result
+            self._run = self._cycles.result(self._layers or self._plan.layers(), why_nothing)
+        return self._run
 
     def display(
         self,
@@ -368,7 +374,7 @@ class Profile:
         if file is not None and not hasattr(file, "write"):
             raise TorchprofError(f"file={file!r} is not an open text file: use `open(path, 'w')`, or sys.stdout.")
         text = _UNFINISHED
-        if self._readable:
+        if self._has_run:
             text = self.run.report(
                 "tree",
                 show_events=show_events,
@@ -385,11 +391,11 @@ class Profile:
 
     def __str__(self) -> str:
         """The headline, the largest places and the layers in few rows; ``display`` shows the whole tree."""
-        return output("printed")(self.run, "prof.display() shows all.") if self._readable else _UNFINISHED
+        return output("printed")(self.run, "prof.display() shows all.") if self._has_run else _UNFINISHED
 
     def _repr_html_(self) -> str:
         """What a notebook shows for a Profile."""
-        return self.run.report("notebook") if self._readable else f"<pre>{escape(_UNFINISHED)}</pre>"
+        return self.run.report("notebook") if self._has_run else f"<pre>{escape(_UNFINISHED)}</pre>"
 
     def metrics(self, layers: int | str | Iterable[str | tuple[str, ...]] | None = None) -> dict[str, int | float]:
         """The run as a flat dict of numbers; see ``Run.metrics``."""
@@ -434,13 +440,13 @@ class Profile:
         ``event_lists[path]`` has torch's own ``EventList`` for each finished call of that module, in order. It has the
         selected modules, or the leaves if no paths were given. It is made when it is first asked for.
         """
-        return (self.traces, self.trace_profile_events) if self._readable else None
+        return (self.traces, self.trace_profile_events) if self._has_run else None
 
     @property
     def trace_profile_events(self) -> defaultdict[tuple[str, ...], list[EventList]]:
         """The ``event_lists`` of ``raw()``; empty before the end."""
         cycle = self._cycles.last
-        return defaultdict(list) if not self._readable or cycle is None else cycle.event_lists
+        return defaultdict(list) if not self._has_run or cycle is None else cycle.event_lists
 
     def key_averages(self, *args: Any, **kwargs: Any) -> EventList:
         """torch's own averages over all events, with torch's arguments; empty with ``enabled=False``.
@@ -448,7 +454,7 @@ class Profile:
         ``group_by_input_shape`` needs ``record_shapes=True``, ``group_by_stack_n`` needs ``with_stack=True``. Raises
         TorchprofError before the end.
         """
-        if self.enabled and not self._readable:
+        if self.enabled and not self._has_run:
             raise TorchprofError("The block of this Profile has not ended: there are no averages yet.")
         if self._session is None:
             return empty_event_list()
@@ -467,7 +473,7 @@ class Profile:
         """
         if not self.enabled:
             return
-        if not self._readable:
+        if not self._has_run:
             raise TorchprofError("The block of this Profile has not ended: there is no trace yet.")
         if self._session is None or not self._session.started:
             raise TorchprofError("Nothing was recorded: there is no trace.")

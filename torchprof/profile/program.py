@@ -20,7 +20,7 @@ from torchprof.measure.recording import CycleEnd, Options
 from torchprof.profile.arguments import check_count
 from torchprof.profile.cycle import Cycle, Setup
 from torchprof.profile.cycles import Cycles
-from torchprof.profile.sigterm import DelayedSignals, uninterrupted
+from torchprof.profile.signals import DelayedSignals, uninterrupted
 from torchprof.record.compiled.inductor import Provenance
 from torchprof.record.forwards import OutermostCalls, backward_task
 from torchprof.record.labels import Labels
@@ -36,12 +36,12 @@ _CYCLE_S, _CYCLE_EVENTS = 10.0, 100_000
 """After so many seconds, or about so many events, a cycle ends as soon as no backward is outstanding. An event takes 2
 to 3 KB until the cycle is read."""
 _PATIENCE = 5  # after this many times these limits, a cycle ends at the next call of a model in any case
-_FIRST_GUESS = 30.0  # events for each call of a module, before the first cycle was read
+_EVENTS_A_MODULE = 30.0  # a guess of the events of one call of a module, until the first cycle is read
 _LONG_START = 0.1  # a larger share of the time before the first call of a model gives a warning
-_WORTH_SAYING = 0.01  # a larger share of start-up, which is left out, gives a warning
-# The range around our work before the first call of a model that is found inside a recording: some 17 us a module.
+_LARGE_START_UP = 0.01  # a larger share of start-up, which is left out, gives a warning
+_FOLLOWING_CALLS = 3  # the first step is start-up only if at least this many calls of models follow it
 _LABELING = "torchprof: labels a model"
-_FOLLOWING = 3  # the first step is start-up only if at least this many calls of models follow it
+"""The range around our work before the first call of a model that is found inside a recording: some 17 us a module."""
 
 _tracing_state: Callable[[], Any] = optional("torch._C._get_tracing_state", lambda: None)
 
@@ -91,7 +91,9 @@ class Program:
             compile_layers=self._provenance is not None,
         )
         self._warmup_calls = warmup_calls or 0
-        self._start_up = None if warmup_calls is not None else _StartUp(min(_FOLLOWING, max_calls or _FOLLOWING))
+        self._start_up = (
+            None if warmup_calls is not None else _StartUp(min(_FOLLOWING_CALLS, max_calls or _FOLLOWING_CALLS))
+        )
         self._max_calls = max_calls
         self._plan = Plan([], None)
         kind = None if missing else device
@@ -101,18 +103,18 @@ class Program:
         self._labels = Labels(())
         self._cycles = Cycles(setup, warnings, self._labels)
         self._run: Run | None = None
-        self._calls = 0
-        self._elsewhere: Counter[str] = Counter()  # by class, calls of modules on threads that are not recorded
+        self._calls = 0  # of models
+        self._calls_elsewhere: Counter[str] = Counter()  # of modules, on threads that are not recorded, by class
         self._start_ns = 0  # the recorded time before the first call of a model
-        self._events_a_call = _FIRST_GUESS
-        self._since = 0.0  # when the cycle began, by time.perf_counter()
-        self._modules_before = 0  # the calls of modules before the cycle
+        self._events_a_module = _EVENTS_A_MODULE
+        self._cycle_began_s = 0.0  # by time.perf_counter()
+        self._modules_before_cycle = 0  # calls of modules
         self._models = 0
         self._guard = Guard(self._stop_for_other_profiler)
-        self._outermost = OutermostCalls(self._before_call, self._note_elsewhere)
+        self._outermost = OutermostCalls(self._before_call, self._count_elsewhere)
         self._undo = ExitStack()
-        self._over = False
-        self._settled = True  # whether all backward of the calls so far has probably run
+        self._has_ended = False
+        self._is_settled = True  # whether all backward of the calls so far has probably run
 
     def __enter__(self) -> Program:
         refuse_if_profiled()
@@ -162,13 +164,14 @@ class Program:
     # While it runs
 
     def _before_call(self, module: nn.Module) -> None:
+        """Before a call of a module that is in no other module's call: start or end cycles, or end the recording."""
         # A recomputation by a checkpoint is part of backward. While TorchScript traces, nothing may be added.
         if backward_task() != -1 or _tracing_state() is not None:
             return
-        if not self._is_known(module):
+        if not self._ensure_labelled(module):
             return
-        first_calls = self._warmup_calls if self._start_up is None else self._start_up.calls
-        if self._cycles.is_recording and self._calls - first_calls == self._max_calls:
+        left_out = self._warmup_calls if self._start_up is None else self._start_up.calls
+        if self._cycles.is_recording and self._calls - left_out == self._max_calls:
             self._cycles.end_recording()
             uninterrupted(functools.partial(self._end, RunWarning.of("calls_reached", calls=self._max_calls)))
             return
@@ -178,11 +181,11 @@ class Program:
         elif self._calls > self._warmup_calls:
             self._start_cycle()
         if torch.is_grad_enabled():
-            self._settled = False
+            self._is_settled = False
         self._cycles.begin_recording()
 
-    def _is_known(self, module: nn.Module) -> bool:
-        """Whether a module is a model, or part of a model. A new model is labelled."""
+    def _ensure_labelled(self, module: nn.Module) -> bool:
+        """Label a new model. Returns whether the module is a model, or part of one."""
         if self._plan.knows(module):
             return True
         if self._models >= _MOST_MODELS or not _is_model(module):
@@ -193,47 +196,37 @@ class Program:
             self._labels.add(self._plan.add(module))
             self._models += 1
         if self._models == _MOST_MODELS:
-            self._cycles.seen.warnings.append(RunWarning.of("too_many_models", count=_MOST_MODELS))
+            self._cycles.observations.warnings.append(RunWarning.of("too_many_models", count=_MOST_MODELS))
         return True
 
-    def _note_elsewhere(self, module: nn.Module) -> None:
+    def _count_elsewhere(self, module: nn.Module) -> None:
+        """Count a call on a thread that is not recorded."""
         if not self._plan.knows(module) and not is_observed() and _is_model(module):
-            self._elsewhere[type(module).__name__] += 1
+            self._calls_elsewhere[type(module).__name__] += 1
 
     def _after_step(self, *_: Any) -> None:
-        self._settled = True
+        self._is_settled = True
 
     # Cycles
 
     def _maybe_end_cycle(self, cycle: Cycle, module: nn.Module) -> None:
         """Before a call of a model: end this cycle and start the next one, if this one has recorded enough."""
         if cycle.job.metadata is None:  # the script may destroy its process group soon
-            cycle.look_at_job()
-        age = time.perf_counter() - self._since
+            cycle.update_job()
+        age_s = time.perf_counter() - self._cycle_began_s
         if self._calls == 1:
-            self._start_ns = round(age * 1e9)
-        if self._start_up is not None and self._start_up.ends_before(module, self._settled):
+            self._start_ns = round(age_s * 1e9)
+        if self._start_up is not None and self._start_up.ends_before(module, self._is_settled):
             self._cycles.split_recording()
             with DelayedSignals():
                 self._set_start_up_aside(self._start_up)
             return
-        modules = self._modules_called - self._modules_before
-        much = max(age / _CYCLE_S, modules * self._events_a_call / _CYCLE_EVENTS)
-        if much > _PATIENCE or (much > 1 and self._settled):
+        fill = max(age_s / _CYCLE_S, self._modules_in_cycle * self._events_a_module / _CYCLE_EVENTS)
+        if fill > _PATIENCE or (fill > 1 and self._is_settled):
             self._cycles.split_recording()
             with DelayedSignals():
                 self._end_cycle()
                 self._start_cycle()
-
-    def _start_cycle(self) -> None:
-        with DelayedSignals():
-            self._modules_before = self._modules_called
-            self._cycles.start()
-            self._since = time.perf_counter()
-
-    @property
-    def _modules_called(self) -> int:
-        return self._calls + self._outermost.inner
 
     def _set_start_up_aside(self, start_up: _StartUp) -> None:
         """Before the first call of a model, and before the first call after the first step: start to record anew."""
@@ -246,10 +239,24 @@ class Program:
             self._cycles.end_of_last = CycleEnd()  # the step that is open there is not whole in the run
         self._start_cycle()
 
+    def _start_cycle(self) -> None:
+        with DelayedSignals():
+            self._modules_before_cycle = self._modules_called
+            self._cycles.start()
+            self._cycle_began_s = time.perf_counter()
+
     def _end_cycle(self) -> None:
-        cycle = self._cycles.end()
-        modules = self._modules_called - self._modules_before
-        self._events_a_call = cycle.rows.total("calls") / max(modules, 1)
+        cycle = self._cycles.stop_and_add()
+        self._events_a_module = cycle.rows.total("calls") / max(self._modules_in_cycle, 1)
+
+    @property
+    def _modules_in_cycle(self) -> int:
+        """How often modules were called in this cycle."""
+        return self._modules_called - self._modules_before_cycle
+
+    @property
+    def _modules_called(self) -> int:
+        return self._calls + self._outermost.inner
 
     # The end
 
@@ -258,44 +265,44 @@ class Program:
 
     def _end(self, why: RunWarning | None = None) -> None:
         """Switch everything off and make the run. Later calls do nothing."""
-        if self._over:
+        if self._has_ended:
             return
-        self._over = True
+        self._has_ended = True
         self._cycles.end_recording()
         with ExitStack() as last:  # all are called, even if one raises an error
             last.callback(self._guard.off)
             if self._cycles.is_recording:
                 last.callback(self._end_cycle)
             self._undo.close()
-        start_up, run = self._start_up, self._cycles.run
-        if start_up is not None and start_up.first is not None and self._calls - start_up.calls < start_up.following:
-            # The first step is not start-up, but a part of the run.
-            self._cycles.run = start_up.first if run is None else add_cycle(start_up.first, run)
-            start_up.first = None
-        self._cycles.close()
+        if self._start_up is not None:
+            self._add_short_start_up(self._start_up)
+        self._cycles.finish()
         self._add_warnings(why)
         why_nothing = RunWarning.of("nothing_after_calls", warmup=self._warmup_calls, calls=self._calls)
         self._run = self._cycles.result(self._plan.layers(), why_nothing)
 
+    def _add_short_start_up(self, start_up: _StartUp) -> None:
+        """Put the first step back into the run if too few calls followed it: then it is not start-up."""
+        first, run = start_up.first, self._cycles.run
+        if first is not None and self._calls - start_up.calls < start_up.following:
+            self._cycles.run = first if run is None else add_cycle(first, run)
+            start_up.first = None
+
     def _add_warnings(self, why: RunWarning | None) -> None:
         """Add the warnings about the recording as a whole. ``why``: the reason if it ended before the program."""
-        warnings, recorded = self._cycles.seen.warnings, self._cycles.run
+        warnings, recorded = self._cycles.observations.warnings, self._cycles.run
         if why is not None:
             warnings.insert(0, why)
         if recorded is not None and not self._models:
             warnings.append(RunWarning.of("no_model_called"))
         elif recorded is not None and self._start_up is not None:
-            first, before_ns = self._start_up.first, self._start_ns
-            first_ns, calls = (0, 0) if first is None else (first.meta.wall_ns, self._start_up.calls)
-            all_ns = before_ns + first_ns + recorded.meta.wall_ns
-            if before_ns + first_ns > _WORTH_SAYING * all_ns:
-                what = RunWarning.of("start_up", before_ns=before_ns, first_ns=first_ns, calls=calls, all_ns=all_ns)
-                warnings.insert(0, what)
+            warnings[:0] = self._start_up.warnings(self._start_ns, recorded)
         elif recorded is not None and self._start_ns > _LONG_START * recorded.meta.wall_ns:
             wall_ns = recorded.meta.wall_ns  # by torch's clock, which may be a little slower
             warnings.append(RunWarning.of("long_start", start_ns=min(self._start_ns, wall_ns), wall_ns=wall_ns))
-        if self._elsewhere:
-            warnings.append(RunWarning.of("calls_on_other_threads", classes=tuple(self._elsewhere.most_common())))
+        if self._calls_elsewhere:
+            classes = tuple(self._calls_elsewhere.most_common())
+            warnings.append(RunWarning.of("calls_on_other_threads", classes=classes))
 
 
 @dataclass
@@ -309,16 +316,24 @@ class _StartUp:
     following: int
     first: Run | None = None
     calls: int = 0
-    model: Callable[[], nn.Module | None] | None = None
+    model: weakref.ref[nn.Module] | None = None
 
-    def ends_before(self, module: nn.Module, settled: bool) -> bool:
+    def ends_before(self, module: nn.Module, is_settled: bool) -> bool:
         """Whether a part of start-up ends before this call of a model. The first step ends where the model that was
-        called first is called again, if an optimizer has made a step or there are no gradients (``settled``): between
-        the calls of other models, backward through its output may follow."""
+        called first is called again, if an optimizer has made a step or there are no gradients (``is_settled``):
+        between the calls of other models, backward through its output may follow."""
         if self.model is None:
             self.model = weakref.ref(module)
             return True
-        return self.first is None and settled and self.model() is module
+        return self.first is None and is_settled and self.model() is module
+
+    def warnings(self, before_ns: int, recorded: Run) -> list[RunWarning]:
+        """How long start-up was, if that is worth a warning. ``before_ns``: the time before the first call."""
+        first_ns, calls = (0, 0) if self.first is None else (self.first.meta.wall_ns, self.calls)
+        all_ns = before_ns + first_ns + recorded.meta.wall_ns
+        if before_ns + first_ns <= _LARGE_START_UP * all_ns:
+            return []
+        return [RunWarning.of("start_up", before_ns=before_ns, first_ns=first_ns, calls=calls, all_ns=all_ns)]
 
 
 def _is_model(module: nn.Module) -> bool:

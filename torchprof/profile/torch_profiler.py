@@ -2,42 +2,26 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import socket
-import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
-from itertools import count
-from os import PathLike
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from typing import Any
 
-import torch
 from torch import nn
 
 from torchprof.errors import TorchprofError
 from torchprof.measure.assemble import assemble, wanted_detail, with_warnings
-from torchprof.measure.recording import NOT_MEASURED, Observations, Options, Recording
-from torchprof.profile.gather import RunsInStore, store_of_job
-from torchprof.profile.sigterm import DelayedSignals, DelayedSigterm, uninterrupted
+from torchprof.measure.memory_blocks import NOT_MEASURED
+from torchprof.measure.recording import Observations, Options, Recording
+from torchprof.profile.signals import DelayedSignals, uninterrupted
 from torchprof.record.compiled.dynamo_code import compiled_regions
 from torchprof.record.labels import Labels
 from torchprof.record.modules import checked_models
 from torchprof.record.plan import Plan
+from torchprof.record.session import CustomOps
 from torchprof.record.session_events import SessionEvents, ended_session
-from torchprof.record.this_process import held_now, this_job, this_process
-from torchprof.record.torch_internals import CustomOps
-from torchprof.run.formats import ranks_in_words
-from torchprof.run.merge import merge
-from torchprof.run.run import Run, output
-
-if TYPE_CHECKING:
-    from torchprof.profile.profile import Profile
+from torchprof.record.this_process import live_memory, this_job, this_process
+from torchprof.run.run import Run
 
 
 @contextmanager
@@ -97,113 +81,16 @@ def from_profiler(profiler: Any, model: nn.Module | Sequence[nn.Module], *, path
         record_shapes=has["record_shapes"],
         with_stack=has["with_stack"],
     )
-    seen = Observations()
+    observations = Observations()
     job = this_job(plan.models)
     recording = Recording(
-        session,
-        partial(session.columns, wanted_detail(asked), asked.profile_memory),
-        plan.layers(),
-        this_process(job),
-        seen,
-        end=held_now(plan.models) if asked.profile_memory else NOT_MEASURED,
+        source=session,
+        columns=partial(session.columns, wanted_detail(asked), asked.profile_memory),
+        layers=plan.layers(),
+        origin=this_process(job),
+        observations=observations,
+        end=live_memory(plan.models) if asked.profile_memory else NOT_MEASURED,
         group=job.group,
         regions=compiled_regions(),
     )
-    return with_warnings(assemble(recording, plan, asked), seen)
-
-
-# Functions for ``on_trace_ready``, at the end of each cycle of recorded steps
-
-_LOG = logging.getLogger("torchprof")
-# How long rank 0 waits for the others at most. It rarely does: ranks that exchange gradients end a cycle together.
-_PATIENCE_S = 5.0
-_KEPT = 2  # the number of comparisons of a rank that stay in the store if rank 0 does not take them
-
-
-def tensorboard_trace_handler(
-    dir_name: str | PathLike[str], worker_name: str | None = None, use_gzip: bool = False
-) -> Callable[[Profile], None]:
-    """Make a function for ``on_trace_ready`` that writes the trace of each cycle into a folder.
-
-    It corresponds to torch's function of the same name. The file is ``<worker_name>.<time in ns>.pt.trace.json``, with
-    ``.gz`` appended for ``use_gzip``. The folder is created if it does not exist. ``worker_name`` must be different in
-    each process of a job; the default is ``<host name>_<process id>``. The returned function raises TorchprofError if
-    the folder cannot be created, and OSError if the file cannot be written.
-    """
-
-    def write_trace(profile: Profile) -> None:
-        folder = Path(dir_name)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise TorchprofError(f"No folder for traces can be made at {folder}: {error.strerror}.") from error
-        worker = worker_name or f"{socket.gethostname()}_{os.getpid()}"
-        profile.export_chrome_trace(folder / f"{worker}.{time.time_ns()}.pt.trace.json{'.gz' if use_gzip else ''}")
-
-    return write_trace
-
-
-def log_stragglers(prof: Profile) -> None:
-    """Compare the ranks of the job in the steps of the last cycle, and log on rank 0 which of them is slow.
-
-    It is a function for ``on_trace_ready``; see docs/ranks-in-a-job.md. Every rank calls it, and sends a kilobyte or
-    two to the job's store without waiting. Rank 0 waits for the others, 5 s at most, and compares what has come. It
-    logs one line with the logger "torchprof": a warning if a rank is slow or sent nothing, else an info. It does not
-    wait again for a rank that sent nothing in the cycle before.
-
-    Without a process group, and for a cycle without a whole step, nothing is compared. Why ranks could not be compared,
-    as in a process group without a key-value store (MPI), is logged as a warning: no error ends a training. Raises
-    TorchprofError for a Profile that has no run yet.
-    """
-    distributed = torch.distributed
-    run = prof.run
-    steps = run.meta.marked_steps
-    if not steps or not (distributed.is_available() and distributed.is_initialized()):
-        return
-    comparisons = _of_profile.get(prof) or _of_profile.setdefault(prof, _Comparisons())
-    try:
-        comparisons.add(run, prof.step_num - steps, distributed.get_rank(), distributed.get_world_size())
-    except TorchprofError as error:
-        _LOG.warning("Ranks were not compared: %s", error)
-
-
-class _Comparisons:
-    """The part of this rank in the comparisons of the cycles of one Profile. What a rank wrote too late for rank 0 to
-    take is deleted two cycles later, so that the store does not grow."""
-
-    def __init__(self) -> None:
-        self._number = next(_numbers)  # the same on all ranks, which profile in the same order
-        self._written: deque[RunsInStore] = deque()
-        self._missing: set[int] = set()  # the ranks that sent nothing for the last cycle
-
-    def add(self, run: Run, first: int, rank: int, ranks: int) -> None:
-        """Compare the ranks in the steps of this cycle, of which ``first`` is the number of the first. Log a line."""
-        store = store_of_job(f"torchprof/steps/{self._number}/{first}")
-        table = RunsInStore(store, _PATIENCE_S, DelayedSigterm(), ranks)
-        self._written.append(table)
-        if len(self._written) > _KEPT:
-            self._written.popleft().delete_comparison(rank)
-        if rank != 0:
-            table.put_comparison(rank, run)
-            return
-        others = [*range(1, ranks)]
-        there = table.wait_for_comparisons(others, len(others) - len(self._missing))
-        # Without the job's name: the ranks of a process group are one job, though each node may name it.
-        comparison = merge(
-            replace(of_rank, metas=tuple(replace(meta, job="") for meta in of_rank.metas))
-            for of_rank in (run.to_compare(), *table.take_comparisons(there))
-        )
-        self._missing = {*others} - {meta.rank for meta in comparison.metas}
-        has_stragglers, verdict = False, "there is no other rank to compare."
-        if len(comparison.metas) > 1:
-            has_stragglers, verdict = output("verdict_on_ranks")(comparison)
-        if self._missing:
-            which = ranks_in_words(self._missing).capitalize()
-            verdict += f" {which} sent nothing in time: each rank has to record the same steps with log_stragglers."
-        last = first + comparison.meta.marked_steps - 1
-        level = logging.WARNING if has_stragglers or self._missing else logging.INFO
-        _LOG.log(level, "Steps %d to %d: %s", first, last, verdict)
-
-
-_numbers = count()
-_of_profile: WeakKeyDictionary[Profile, _Comparisons] = WeakKeyDictionary()
+    return with_warnings(assemble(recording, plan, asked), observations)

@@ -44,8 +44,8 @@ class _Source(Enum):
 
 
 class _Use(NamedTuple):
-    """A row of the run that is a collective. ``on_host``: it runs on the CPU. ``ns``: its duration, of its kernels or
-    of its range on the host; None if unknown."""
+    """A row of the run that is a collective. ``on_host``: the CPU runs it. ``ns``: how long it took, as kernels or as a
+    range on the host; None if unknown."""
 
     row: Row
     collective: Collective
@@ -136,34 +136,44 @@ def collectives(run: Run) -> Part:
     return spaced([tables.by_collective(), tables.by_layer(), stacked([*tables.sentences(), *warnings])])
 
 
+class _Line(NamedTuple):
+    """A line of a table: the cells of its ``key``, that of where it ran if the table has it, its sum, and the cells of
+    its calls and time."""
+
+    key: tuple[Cell, ...]
+    ran_on: list[Cell]
+    total: _Sum
+    calls_and_time: list[Cell]
+
+
 class _Tables:
     """The two tables of the uses of a run, at least one. If a run has both kinds, a column says where each ran."""
 
     def __init__(self, run: Run, uses: Sequence[_Use]) -> None:
         self._uses = uses
-        self._names = {False: run.meta.device_heading, True: "CPU"}  # by ``on_host``
-        self._wholes = {of: sum(use.ns or 0 for use in uses if use.on_host is of) for of in self._names}
+        # By ``on_host``:
+        self._names = {False: run.meta.device_heading, True: "CPU"}
+        self._wholes = {on_host: sum(use.ns or 0 for use in uses if use.on_host is on_host) for on_host in self._names}
         present = [self._names[on_host] for on_host in sorted({use.on_host for use in uses})]
         self._on, self._time = (["On"], "Time") if len(present) > 1 else ([], f"{present[0]} time")
 
     def by_collective(self) -> ReportTable:
-        rows = [
-            [*of[: len(_WHAT)], *map(_size_text, total.sizes), *of[len(_WHAT) :], *took, total.bandwidth_text]
-            for of, total, took in self._summed(_what, _sizes)
-        ]
+        rows = []
+        for line in self._summed(_what, _sizes):
+            sizes = map(_size_text, line.total.sizes)
+            rows.append([*line.key, *sizes, *line.ran_on, *line.calls_and_time, line.total.bandwidth_text])
         headings = [*_WHAT, "In", "Out", *self._on, "Calls", self._time, "Avg", "Share", "Bandwidth"]
         return ReportTable.of_cells(headings, rows).of("by_collective")
 
     def by_layer(self) -> ReportTable:
-        rows = [[*of, total.bytes_text, *took] for of, total, took in self._summed(_where)]
+        rows = [[*line.key, *line.ran_on, line.total.bytes_text, *line.calls_and_time] for line in self._summed(_where)]
         headings = ["Module", "Phase", *self._on, "Bytes", "Calls", self._time, "Avg", "Share"]
         return ReportTable.of_cells(headings, rows).of("by_layer")
 
     def _summed(
         self, key: Callable[[_Use], tuple[Cell, ...]], apart: Callable[[_Use], tuple[str, ...]] = lambda use: ()
-    ) -> Iterator[tuple[list[Cell], _Sum, list[Cell]]]:
-        """For each row the cells of its key, its sum, and the cells of calls and time; largest first. Equal texts are
-        one row, unless ``apart`` keeps them apart."""
+    ) -> Iterator[_Line]:
+        """The lines of a table, the largest first. Equal texts are one line, unless ``apart`` keeps them apart."""
         sums: dict[tuple[bool, tuple[str, ...], tuple[str, ...]], tuple[tuple[Cell, ...], _Sum]] = {}
         for use in self._uses:
             cells = key(use)
@@ -171,16 +181,16 @@ class _Tables:
             sums.setdefault(texts, (cells, _Sum()))[1].add(use)
         largest_first = sorted(sums.items(), key=lambda item: (item[1][1].ns, item[1][1].nbytes), reverse=True)
         for (on_host, *_), (cells, total) in largest_first:
-            on: list[Cell] = [self._names[on_host]] if self._on else []
-            yield [*cells, *on], total, total.texts(self._wholes[on_host])
+            ran_on: list[Cell] = [self._names[on_host]] if self._on else []
+            yield _Line(cells, ran_on, total, total.texts(self._wholes[on_host]))
 
     def sentences(self) -> Iterator[str]:
         wholes = [f"{format_time(ns)} {self._names[on_host]} time" for on_host, ns in self._wholes.items() if ns]
         if wholes:
             yield f"100 % is all communication: {', '.join(wholes)}."
         if self._wholes[True]:
-            of = "the time from its beginning to its end, with the waiting for the slowest rank"
-            yield f"CPU time of a collective is {of}."
+            span = "the time from its beginning to its end, with the waiting for the slowest rank"
+            yield f"CPU time of a collective is {span}."
         if any(use.ns is None and not use.on_host for use in self._uses):
             yield f"{UNKNOWN} under {self._time}: no kernel of it was recorded, only its range on the CPU."
         if any(use.ns is None and use.on_host for use in self._uses):
@@ -242,5 +252,5 @@ def _where(use: _Use) -> tuple[Cell, ...]:
     """The key of the second table: the layer, and the phase."""
     no_layer = OUTSIDE_NAME if use.row.selected else NOT_SELECTED_NAME
     name = use.row.layer.name if use.row.layer else no_layer
-    served = len(use.row.shared_by)
-    return (f"{name} ({served} layers below)" if served else name, phase_cell(use.row.phase))
+    layers = len(use.row.shared_by)
+    return (f"{name} ({layers} layers below)" if layers else name, phase_cell(use.row.phase))

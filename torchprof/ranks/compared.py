@@ -72,27 +72,28 @@ class OverRanks:
 
 @dataclass(frozen=True)
 class OneRank:
-    """The figures of one rank. Times are per step, the mean over the ``steps``; None: unknown.
+    """The figures of one rank. Times are per step, the mean over the ``steps``; None: unknown. A field that ends in
+    ``is_lower_bound`` says so of the figure that its name begins with.
 
     - ``work_ns``: its own work, in layers or not. ``typical_ns``: the median of that over the steps.
-    - ``slowest``: in how many steps all others were faster, None if the steps of ranks cannot be paired.
-    - ``waiting_ns``: its waiting in collectives for the last rank; a lower bound if ``waits_longer``, because not every
-      collective can be measured. ``last``: how often it was that last rank.
+    - ``slowest_in``: in how many steps all others were faster; None if the steps of ranks cannot be paired.
+    - ``waiting_ns``: its waiting in collectives for the last rank; ``waiting_is_lower_bound`` if not every collective
+      can be measured. ``last_in``: in how many calls of collectives it was that last rank.
     - ``peaks``: (kind of device, peak bytes above the start), the largest if there are several devices of a kind.
-    - ``flops``: of the whole recording, a lower bound if ``has_more_flops``.
+    - ``flops``: of the whole recording.
     """
 
     rank: int
     steps: int
     work_ns: int | None = None
     typical_ns: int | None = None
-    slowest: Times | None = None
+    slowest_in: Times | None = None
     waiting_ns: int | None = None
-    waits_longer: bool = False
-    last: Times | None = None
+    waiting_is_lower_bound: bool = False
+    last_in: Times | None = None
     peaks: tuple[tuple[str, int], ...] = ()
     flops: int | None = None
-    has_more_flops: bool = False
+    flops_is_lower_bound: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,23 +102,23 @@ class OneLayer:
 
     All figures are per step.
 
-    - ``work``: own work in ns, the mean over the steps. ``slowest``: how often the rank with the most work was the
-      slowest.
-    - ``flops``: a lower bound if ``has_more_flops``. ``peak``: peak bytes above the start of a call.
-    - ``waiting``: ns in the ``collectives`` of the layer and of those below, for the ranks that took part; None if
-      unknown or without collectives; a lower bound if ``waits_longer``.
+    - ``work``: own work in ns, the mean over the steps. ``slowest_in``: in how many of them the rank with the most work
+      was the slowest.
+    - ``flops``: floating-point operations. ``peak``: peak bytes above the start of a call.
+    - ``has_collectives``: the layer, or one below, called collectives. ``waiting``: ns in these, for the ranks that
+      took part; None if unknown.
     """
 
     layer: int
     phase: str
     work: OverRanks | None = None
-    slowest: Times | None = None
+    slowest_in: Times | None = None
     flops: OverRanks | None = None
-    has_more_flops: bool = False
+    flops_is_lower_bound: bool = False
     peak: OverRanks | None = None
-    collectives: bool = False
+    has_collectives: bool = False
     waiting: OverRanks | None = None
-    waits_longer: bool = False
+    waiting_is_lower_bound: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,10 +127,10 @@ class OneCollective:
 
     - ``ranks``: those that recorded it. ``calls``: of all ranks.
     - ``waiting``: ns per step of each rank; None if the calls of different ranks cannot be paired. It is a lower bound
-      for the ranks in ``waits_longer_on``: for all ranks if ranks of the group are missing, else for those on which
+      for the ranks in ``lower_bound_on``: for all ranks if ranks of the group are missing, else for those on which
       several of these collectives overlapped.
-    - ``beside``: for how long per step another collective may have overlapped, which is not part of ``waiting``.
-    - ``times_last``: how often each rank came last, in ``paired_calls``; if several came last together, none counts.
+    - ``beside``: for how many ns per step another collective may have overlapped it, on each rank.
+    - ``came_last``: how often each rank came last, in ``paired_calls``; if several came last together, none counts.
     """
 
     layer: int
@@ -139,22 +140,25 @@ class OneCollective:
     ranks: tuple[int, ...]
     calls: int
     waiting: OverRanks | None = None
-    waits_longer_on: tuple[int, ...] = ()
+    lower_bound_on: tuple[int, ...] = ()
     beside: tuple[int, ...] = ()
-    times_last: OverRanks | None = None
+    came_last: OverRanks | None = None
     paired_calls: int = 0
 
     @property
-    def waits_longer(self) -> bool:
-        return bool(self.waits_longer_on)
+    def waiting_is_lower_bound(self) -> bool:
+        """Whether it is one for any rank."""
+        return bool(self.lower_bound_on)
 
 
 class Compared:
     """Ranks of a run that are compared with each other.
 
-    ``measured_on``: where the time that counts was measured, "cpu" or "device"; None for nowhere. ``step_work``: the
-    own work of the ranks in whole steps, on that. ``ranks_of_job``: how many ranks the job has, also those that are
-    missing.
+    - ``metas``, ``ranks``: the metadata and the numbers of these ranks, ascending. ``steps``: how many steps each
+      recorded; without steps, how many cycles.
+    - ``ranks_of_job``: how many ranks the job has, also those that are missing.
+    - ``measured_on``: where the time that counts was measured, "cpu" or "device"; None for nowhere. ``step_work``: the
+      own work of the ranks in whole steps, on that. ``are_paired``: whether these steps can be matched.
     """
 
     def __init__(self, run: Run, ranks: Collection[int], measured_on: str | None, step_work: Lockstep) -> None:
@@ -176,7 +180,8 @@ class Compared:
             work = run.lockstep.get(LockstepKey(OUTSIDE, FORWARD, device, STEP))
             if work is not None and any(work.ns) and all(field in meta.measured for meta in run.metas):
                 return cls(run, ranks, device, work)
-        return cls(run, ranks, None, Lockstep((), (), (), (), (), ()))
+        nothing = Lockstep(ranks=(), counts=(), ns=(), beside_ns=(), last_ns=(), last_rank=())
+        return cls(run, ranks, None, nothing)
 
     def among(self, ranks: Collection[int]) -> Compared:
         """The same, of some of the ranks: they are compared with each other alone."""
@@ -213,13 +218,11 @@ class Compared:
 
     def medians(self, times: Lockstep) -> dict[int, int]:
         """The median over the steps, by rank; empty if single steps were not kept."""
-        if len(times.ranks) == 1 and times.last_ns:
-            return {times.ranks[0]: median_low(times.last_ns)}
-        return dict(zip(times.ranks, times.medians))
+        return dict(zip(times.ranks, (median_low(times.own_ns),) if times.own_ns else times.medians))
 
     def typical(self, times: Lockstep) -> dict[int, int]:
         """The median over the steps, by rank; the mean if the median is unknown."""
-        return self.medians(times) or dict(zip(times.ranks, map(self.per_step, times.ranks, times.ns)))
+        return self.medians(times) or dict(zip(times.ranks, self.each_per_step(times.ranks, times.ns)))
 
     @cached_property
     def all_ranks(self) -> GroupOfRanks | None:
@@ -248,6 +251,10 @@ class Compared:
         """A sum over all steps of a rank, per step."""
         return round(value / max(self.steps[rank], 1))
 
+    def each_per_step(self, ranks: Sequence[int], values: Sequence[int]) -> tuple[int, ...]:
+        """A sum over all steps of each of these ranks, per step."""
+        return tuple(map(self.per_step, ranks, values))
+
     def over_those_with(self, layer: int, values: Mapping[int, int]) -> OverRanks:
         """The values of the ranks that have the layer; 0 for a rank that did nothing in it."""
         ranks = (self.run.layers[layer].ranks if layer >= 0 else ()) or self.ranks
@@ -266,33 +273,43 @@ class Compared:
         """A column of the rows per step, by layer (with all layers below it), phase and rank, where it is not 0."""
         if name not in self.run.rows.nonzero:
             return {}
-        place = {rank: position for position, rank in enumerate(self.ranks)}
-        sums: dict[tuple[int, int], list[int]] = {}
+        position_of = {rank: position for position, rank in enumerate(self.ranks)}
+        sums: dict[tuple[int, int], list[int]] = {}  # one for each rank
         for (layer, phase, rank), value in self.run.rows.summed(("layer", "phase", "rank"), name).items():
             if value and layer >= 0:
-                sums.setdefault((layer, phase), [0] * len(place))[place[rank]] = value
+                sums.setdefault((layer, phase), [0] * len(position_of))[position_of[rank]] = value
         totals = self.run.layers.roll_up_by_phase(sums, lambda first, other: [*map(add, first, other)])
         return {
-            (layer, PHASES[phase]): dict(zip(self.ranks, map(self.per_step, self.ranks, values)))
+            (layer, PHASES[phase]): dict(zip(self.ranks, self.each_per_step(self.ranks, values)))
             for (layer, phase), values in sorted(totals.items())
             if any(values)
         }
 
 
+def last_of(ranks: Sequence[int], times: Sequence[int], ns: int) -> int:
+    """The rank that took ``ns``; ``NO_LAST_RANK`` if several did."""
+    return ranks[times.index(ns)] if times.count(ns) == 1 else NO_LAST_RANK
+
+
 def _of_some(times: Lockstep, ranks: Collection[int]) -> Lockstep:
     """The times of some ranks. Without the single times of each rank, those of the last rank are unknown."""
     chosen = set(ranks)
-    places = [index for index, rank in enumerate(times.ranks) if rank in chosen]
+    indices = [index for index, rank in enumerate(times.ranks) if rank in chosen]
 
     def some(values: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(values[place] for place in places) if values else ()
+        return tuple(values[index] for index in indices) if values else ()
 
-    of_some, values = some(times.ranks), some(times.values)
+    some_ranks, values = some(times.ranks), some(times.values)
     steps = [*zip(*values)]
     last_ns = tuple(map(max, steps))
-    last_rank = tuple(
-        of_some[step.index(ns)] if step.count(ns) == 1 else NO_LAST_RANK for step, ns in zip(steps, last_ns)
+    return Lockstep(
+        ranks=some_ranks,
+        counts=some(times.counts),
+        ns=some(times.ns),
+        beside_ns=some(times.beside_ns),
+        last_ns=last_ns,
+        last_rank=tuple(last_of(some_ranks, step, ns) for step, ns in zip(steps, last_ns)),
+        times=times.times if steps else (),
+        medians=some(times.medians),
+        values=values,
     )
-    of_each = (some(times.counts), some(times.ns), some(times.beside_ns))
-    kept = times.times if steps else ()
-    return Lockstep(of_some, *of_each, last_ns, last_rank, kept, medians=some(times.medians), values=values)

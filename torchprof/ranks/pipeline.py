@@ -26,16 +26,15 @@ class Action(NamedTuple):
 Order = Sequence[Action]
 """The actions of a rank in the order in which it runs them."""
 
-_OUTER = 3
-"""Of the steps, in the order of their length, this part is left out at each end."""
+_TYPICAL = 3  # one step in so many is typical: of the steps in the order of their length, the middle part
 _MOST_STEPS = 9  # of a pipeline that are simulated
-_MOST_PIPELINES = 16  # of those that do the same
+_MOST_PIPELINES = 16  # of those that do the same that are simulated
 
 
 @dataclass(frozen=True)
 class OnePipeline:
-    """The ranks that run a model together. ``members``: those in this run, in their order in the pipeline. ``ranks``:
-    all of them; () if unknown: then they may be of several pipelines."""
+    """The ranks that run a model together. ``members``: what those in this run did, in their order in the pipeline.
+    ``ranks``: all of them; ``()`` if unknown, and then the members may be of several pipelines."""
 
     members: tuple[Pipeline, ...]
     ranks: tuple[int, ...]
@@ -47,11 +46,12 @@ class OnePipeline:
     @cached_property
     def is_complete(self) -> bool:
         """Whether all its ranks are in this run, and each stage is on one of them."""
-        known = sorted(stage for member in self.members for stage in {action.stage for action in member.actions})
-        return 0 < len(self.members) == len(self.ranks) and known == [*range(self.stages)]
+        stages = sorted(stage for member in self.members for stage in {action.stage for action in member.actions})
+        return 0 < len(self.members) == len(self.ranks) and stages == [*range(self.stages)]
 
     @cached_property
     def orders(self) -> list[Order]:
+        """The actions of each member."""
         return [[Action(*action[:3]) for action in member.actions] for member in self.members]
 
     @cached_property
@@ -60,15 +60,18 @@ class OnePipeline:
 
     @cached_property
     def step_ns(self) -> tuple[int, ...]:
-        """The duration of each step, from the first action to the end of the last rank; () if steps cannot be paired. A
-        rank that begins early only waits for the rank with the first stage, which starts everything."""
+        """The duration of each step, from the first action to the end of the last rank; ``()`` if steps cannot be
+        paired. A rank that begins early only waits for the rank with the first stage, which starts everything: that
+        time is not part of the step."""
         if len({(member.steps, len(member.step_ns)) for member in self.members}) > 1:
             return ()
         times = [[ns - early for ns, early in zip(member.step_ns, self.early_ns(member))] for member in self.members]
         return tuple(map(max, zip(*times)))
 
     def early_ns(self, member: Pipeline) -> list[int]:
-        """How long before the others a rank began each step: what it waited longer than the stages before it took."""
+        """How long before the others a rank began each step: what it waited longer than the stages before it took. If
+        the rank with stage 2 waits for 50 ms before its first forward, and the forwards of that microbatch in the
+        stages 0 and 1 took 20 ms each, it began 10 ms early."""
         first = member.actions[0]
         before = [
             action.took_ns
@@ -90,8 +93,8 @@ class OnePipeline:
         """The numbers of steps of usual length: the middle third, of these at most 9. Empty if the pipeline is not
         complete, or if its steps are unknown."""
         ordered = self.steps_by_length if self.is_complete else []
-        outer = len(ordered) // _OUTER
-        middle = ordered[outer : len(ordered) - outer]
+        left_out = len(ordered) // _TYPICAL  # at each end
+        middle = ordered[left_out : len(ordered) - left_out]
         return middle[:: ceil(len(middle) / _MOST_STEPS)] if middle else []
 
     def took(self, step: int) -> dict[Action, float]:
@@ -107,14 +110,14 @@ class OnePipeline:
 class StageTimes:
     """A stage over the ranks that have it. All times are medians, in ns, over steps, microbatches and ranks.
 
-    ``root``: the model that it calls, by its index; negative if unknown. ``by_what``: the time of an action by what it
-    is: "F", "B", "I", "W". ``microbatch_ns``: of a microbatch, forward and backward; ``backward_ns``: its backward, in
-    one part or in two, None without. ``of_rank``, ``of_microbatch``: ``microbatch_ns`` of each rank, and of each
-    microbatch.
-
-    ``step_ns``: all its actions in a step. ``before_ns``, ``after_ns``, ``other_ns``: the waiting in a step before
-    forwards that need the stage before; before backwards that need the stage after; before actions that need nothing
-    from another rank. The last two are None if the number of stages is unknown: the last stage needs no gradients.
+    - ``root``: the model that it calls, by its index; negative if unknown.
+    - ``by_what``: the time of an action by what it is: "F", "B", "I", "W".
+    - ``microbatch_ns``: of a microbatch, forward and backward; ``backward_ns``: its backward, in one part or in two,
+      None without. ``of_rank``, ``of_microbatch``: ``microbatch_ns`` of each rank, and of each microbatch.
+    - ``step_ns``: all its actions in a step.
+    - ``inputs_ns``, ``gradients_ns``, ``other_ns``: the waiting in a step before forwards that need the stage before;
+      before backwards that need the stage after; before actions that need nothing from another rank. The last two are
+      None if the number of stages is unknown: the last stage needs no gradients.
     """
 
     stage: int
@@ -126,19 +129,19 @@ class StageTimes:
     of_rank: dict[int, float]
     of_microbatch: dict[int, float]
     step_ns: float
-    before_ns: float
-    after_ns: float | None
+    inputs_ns: float
+    gradients_ns: float | None
     other_ns: float | None
 
     @property
-    def slowest(self) -> int:
+    def slowest_rank(self) -> int:
         """The rank on which a microbatch takes longest."""
         return max(self.of_rank, key=self.of_rank.__getitem__)
 
 
 @dataclass(frozen=True)
-class AlikePipelines:
-    """Pipelines that do the same: with the same schedule, stages and actions."""
+class ReplicaPipelines:
+    """Pipelines that do the same: with the same schedule, stages and actions. One alone is its own replica."""
 
     pipelines: tuple[OnePipeline, ...]
 
@@ -178,36 +181,58 @@ def stages_of(pipeline: Pipeline) -> tuple[int, ...]:
     return tuple(sorted({stage for stage, _ in pipeline.roots} | {action.stage for action in pipeline.actions}))
 
 
-def pipelines_of(run: Run) -> list[AlikePipelines]:
+def pipelines_of(run: Run) -> list[ReplicaPipelines]:
     """The pipelines of a run, replicas together, in the order of their lowest rank."""
-    replicas: list[tuple[list[OnePipeline], dict[tuple[int, ...], object]]] = []  # with what their ranks do, by stages
+    groups: list[_Group] = []
     for pipeline in _pipelines(run):
-        first = pipeline.members[0]
-        common = (first.device.partition(":")[0], first.schedule, first.stages, bool(pipeline.ranks))
-        roots = (member.roots for member in pipeline.members)
-        does = {(): common, **dict(zip(map(stages_of, pipeline.members), zip(roots, pipeline.orders)))}
-        alike = next((of for of in replicas if all(of[1].get(key, what) == what for key, what in does.items())), None)
-        if alike is None:
-            replicas.append(alike := ([], {}))
-        alike[0].append(pipeline)
-        alike[1].update(does)
-    return [AlikePipelines(tuple(pipelines)) for pipelines, _ in replicas]
+        traits = _traits(pipeline)
+        group = next((group for group in groups if group.fits(traits)), None)
+        if group is None:
+            group = _Group([], {})
+            groups.append(group)
+        group.pipelines.append(pipeline)
+        group.traits.update(traits)
+    return [ReplicaPipelines(tuple(group.pipelines)) for group in groups]
+
+
+_Traits = dict[tuple[int, ...], object]
+"""What pipelines that do the same have in common: for the stages of a rank, what that rank does; and for ``()``, the
+kind of device, the schedule and the number of stages."""
+
+
+class _Group(NamedTuple):
+    """The replicas so far. ``traits``: of all of them; one pipeline may lack ranks that another has."""
+
+    pipelines: list[OnePipeline]
+    traits: _Traits
+
+    def fits(self, traits: _Traits) -> bool:
+        """Whether a pipeline with these traits is one of them: what is known of both is equal."""
+        return all(self.traits.get(stages, trait) == trait for stages, trait in traits.items())
+
+
+def _traits(pipeline: OnePipeline) -> _Traits:
+    first = pipeline.members[0]
+    traits: _Traits = {(): (first.device.partition(":")[0], first.schedule, first.stages, bool(pipeline.ranks))}
+    for member, order in zip(pipeline.members, pipeline.orders):
+        traits[stages_of(member)] = member.roots, order
+    return traits
 
 
 def _pipelines(run: Run) -> Iterator[OnePipeline]:
     """Each pipeline. Ranks that do not know theirs are one if they have each stage once, and no rank is missing; else
     those that do the same are together, of pipelines that are unknown."""
-    groups: dict[tuple[int, ...], list[Pipeline]] = {}
+    groups: dict[tuple[int, ...], list[Pipeline]] = {}  # by the ranks of the pipeline, () if unknown
     for member in sorted(_of_one_device(run), key=lambda member: min(stages_of(member), default=0)):
         groups.setdefault(member.group if member.rank in member.group else (), []).append(member)
     unknown = groups.pop((), [])
-    alike = {(member.schedule, member.stages) for member in unknown}
+    schedules = {(member.schedule, member.stages) for member in unknown}
     stages = sorted(stage for member in unknown for stage in stages_of(member))
     pipelines = [
         OnePipeline(tuple(sorted(members, key=lambda member: group.index(member.rank))), group)
         for group, members in groups.items()
     ]
-    if len(alike) == 1 and stages == [*range(unknown[0].stages)] and not run.missing_ranks:
+    if len(schedules) == 1 and stages == [*range(unknown[0].stages)] and not run.missing_ranks:
         pipelines.append(OnePipeline(tuple(unknown), tuple(member.rank for member in unknown)))
     else:
         similar: dict[object, list[Pipeline]] = {}
@@ -221,46 +246,51 @@ def _pipelines(run: Run) -> Iterator[OnePipeline]:
 def _of_one_device(run: Run) -> Iterable[Pipeline]:
     """The pipeline of each rank, in the time of its device (of several, that with most work); in that of the CPU if a
     rank has no other."""
-    known = [pipeline for pipeline in run.pipelines if pipeline.actions]
-    known.sort(key=lambda pipeline: sum(sum(action.took_ns) for action in pipeline.actions))
-    on_device = [pipeline for pipeline in known if pipeline.device != "cpu"]
-    on_cpu = [pipeline for pipeline in known if pipeline.device == "cpu"]
-    everywhere = {pipeline.rank for pipeline in on_device} >= {pipeline.rank for pipeline in known}
-    return {pipeline.rank: pipeline for pipeline in (on_device if everywhere else on_cpu)}.values()
+    recorded = [pipeline for pipeline in run.pipelines if pipeline.actions]
+    recorded.sort(key=lambda pipeline: sum(sum(action.took_ns) for action in pipeline.actions))
+    on_device = [pipeline for pipeline in recorded if pipeline.device != "cpu"]
+    on_cpu = [pipeline for pipeline in recorded if pipeline.device == "cpu"]
+    all_on_device = {pipeline.rank for pipeline in on_device} >= {pipeline.rank for pipeline in recorded}
+    by_rank = {pipeline.rank: pipeline for pipeline in (on_device if all_on_device else on_cpu)}  # the last one counts
+    return by_rank.values()
 
 
 def _times_of_stage(stage: int, members: Sequence[Pipeline]) -> StageTimes:
-    own = {member.rank: [action for action in member.actions if action.stage == stage] for member in members}
-    all_actions = [action for actions in own.values() for action in actions]
-    last = members[0].stages - 1
-    on_ranks = {member.rank: stages_of(member) for member in members}
+    """The times of a stage. ``members``: the ranks that have it."""
+    by_rank = {member.rank: [action for action in member.actions if action.stage == stage] for member in members}
+    all_actions = [action for actions in by_rank.values() for action in actions]
+    last_stage = members[0].stages - 1
+    stages_on = {member.rank: stages_of(member) for member in members}
 
-    def waited(rank: int, action: StageAction) -> str:
-        """Which stage this action needs, if that is on another rank."""
-        before = action.what == "F" and stage > 0 and stage - 1 not in on_ranks[rank]
-        after = action.what in "BI" and stage < last and stage + 1 not in on_ranks[rank]
-        return "before" if before else "after" if after else "other"
+    def needs(rank: int, action: StageAction) -> str:
+        """What this action needs from another rank: the "inputs" of a forward, the "gradients" of a backward, or
+        "other" for nothing."""
+        if action.what == "F" and stage > 0 and stage - 1 not in stages_on[rank]:
+            return "inputs"
+        if action.what in "BI" and stage < last_stage and stage + 1 not in stages_on[rank]:
+            return "gradients"
+        return "other"
 
-    def waiting(why: str) -> float:
+    def waiting_ns(need: str) -> float:
         return _per_step(
-            [action.waited_ns for action in actions if waited(rank, action) == why] for rank, actions in own.items()
+            [action.waited_ns for action in actions if needs(rank, action) == need] for rank, actions in by_rank.items()
         )
 
     of_microbatch = _by_microbatch(all_actions)
     backward = _by_microbatch(action for action in all_actions if action.what != "F")
     return StageTimes(
-        stage,
-        tuple(sorted(own)),
-        next((root for of, root in members[0].roots if of == stage), NOT_SELECTED),
-        _medians(all_actions, lambda action: action.what),
-        median(of_microbatch.values()),
-        median(backward.values()) if backward else None,
-        {rank: median(_by_microbatch(actions).values()) for rank, actions in sorted(own.items())},
-        of_microbatch,
-        _per_step([action.took_ns for action in actions] for actions in own.values()),
-        waiting("before"),
-        waiting("after") if members[0].stages else None,
-        waiting("other") if members[0].stages else None,
+        stage=stage,
+        ranks=tuple(sorted(by_rank)),
+        root=dict(members[0].roots).get(stage, NOT_SELECTED),
+        by_what=_medians(all_actions, lambda action: action.what),
+        microbatch_ns=median(of_microbatch.values()),
+        backward_ns=median(backward.values()) if backward else None,
+        of_rank={rank: median(_by_microbatch(actions).values()) for rank, actions in sorted(by_rank.items())},
+        of_microbatch=of_microbatch,
+        step_ns=_per_step([action.took_ns for action in actions] for actions in by_rank.values()),
+        inputs_ns=waiting_ns("inputs"),
+        gradients_ns=waiting_ns("gradients") if members[0].stages else None,
+        other_ns=waiting_ns("other") if members[0].stages else None,
     )
 
 
@@ -272,7 +302,7 @@ def _medians(actions: Iterable[StageAction], key: Callable[[StageAction], _Key])
     times: defaultdict[_Key, list[int]] = defaultdict(list)
     for action in actions:
         times[key(action)] += action.took_ns
-    return {of: median(ns) for of, ns in times.items()}
+    return {value: median(ns) for value, ns in times.items()}
 
 
 def _by_microbatch(actions: Iterable[StageAction]) -> dict[int, float]:
@@ -284,6 +314,7 @@ def _by_microbatch(actions: Iterable[StageAction]) -> dict[int, float]:
 
 
 def _per_step(times: Iterable[Sequence[Sequence[int]]]) -> float:
-    """The median over steps and ranks of the sum of some actions of a step. ``times``: those of each rank."""
+    """The median over steps and ranks of the sum of some actions of a step. ``times``: for each rank, for each of its
+    actions, the time in each step. A rank with two actions, ``[[1, 2, 3], [10, 10, 10]]``, has the sums 11, 12, 13."""
     sums = [sum(step) for of_rank in times for step in zip(*of_rank)]
     return median(sums) if sums else 0.0

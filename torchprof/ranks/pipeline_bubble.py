@@ -9,7 +9,7 @@ from statistics import fmean, median, median_low
 from typing import NamedTuple
 
 from torchprof.analyze.report import kept_with_run
-from torchprof.ranks.pipeline import Action, AlikePipelines, OnePipeline, Order, pipelines_of, stages_of
+from torchprof.ranks.pipeline import Action, OnePipeline, Order, ReplicaPipelines, pipelines_of, stages_of
 from torchprof.ranks.significance import stragglers
 from torchprof.run.run import Run
 
@@ -18,7 +18,7 @@ OVERLAP = 0.02
 _FEW_STEPS = 3
 _SLOWER = 0.05  # than the other ranks: less is the usual difference between equal layers
 
-_Place = tuple[int, ...]  # the stages of a rank
+_Stages = tuple[int, ...]  # of a rank, ascending
 
 
 class Bubble(NamedTuple):
@@ -41,17 +41,19 @@ class Bubble(NamedTuple):
 
 @dataclass(frozen=True)
 class SlowStages:
-    """The ``stages`` of the ranks of a pipeline that take longest, of several if they take equally long; and all
-    ``ranks`` that have them, of ``places`` in each pipeline.
+    """The stages of a pipeline that take longest.
 
-    ``own_ns``: a microbatch in the stages of such a rank, of the slowest one, forward and backward. ``others_ns``: the
-    median of the other ranks. In ``times`` of the ``steps``, all other ranks took less, in the median replica.
-    ``may_be_chance``: there are too few steps to exclude chance.
+    - ``stages``: those of the slowest rank, or of several ranks that take equally long. ``ranks``: all that have them,
+      ``ranks_per_pipeline`` in each replica.
+    - ``own_ns``: the time of a microbatch, forward and backward, in the stages of the slowest rank. ``others_ns``: the
+      median of the other ranks.
+    - ``times``: in how many of the ``steps`` all other ranks took less, in the median replica.
+    - ``may_be_chance``: there are too few steps to exclude chance.
     """
 
     stages: tuple[int, ...]
     ranks: tuple[int, ...]
-    places: int
+    ranks_per_pipeline: int
     own_ns: float
     others_ns: float
     times: int
@@ -61,10 +63,13 @@ class SlowStages:
 
 @dataclass(frozen=True)
 class Judged:
-    """Pipelines that do the same. ``bubbles``: of those that are judged; why it is unknown, as the end of a sentence.
-    ``slow``: their slow stages; None if no bubble is known, or if no rank takes clearly longer than the others."""
+    """Pipelines that do the same.
 
-    replicas: AlikePipelines
+    - ``bubbles``: of each pipeline of ``replicas.judged``; or why it is unknown, as the end of a sentence.
+    - ``slow``: their slow stages; None if no bubble is known, or if no rank takes clearly longer than the others.
+    """
+
+    replicas: ReplicaPipelines
     bubbles: tuple[Bubble | str, ...]
     slow: SlowStages | None
 
@@ -83,13 +88,13 @@ def judged_pipelines(run: Run) -> list[Judged]:
     for replicas in pipelines_of(run):
         launches = replicas.device == "cpu" and _used_a_device(run, replicas)
         bubbles = tuple(only_launches if launches else _bubble_of(pipeline) for pipeline in replicas.judged)
-        known = (pipeline for pipeline, of in zip(replicas.judged, bubbles) if isinstance(of, Bubble))
-        slow = next((_slow_stages(replicas, pipeline) for pipeline in known), None)
+        known = [pipeline for pipeline, bubble in zip(replicas.judged, bubbles) if isinstance(bubble, Bubble)]
+        slow = _slow_stages(replicas, known[0]) if known else None
         judged.append(Judged(replicas, bubbles, slow))
     return judged
 
 
-def _used_a_device(run: Run, replicas: AlikePipelines) -> bool:
+def _used_a_device(run: Run, replicas: ReplicaPipelines) -> bool:
     """Whether a rank used a device: one whose times were not recorded, or on which something ran."""
     ranks = {member.rank for member in replicas.members}
     return any(
@@ -112,7 +117,7 @@ def _bubble_of(pipeline: OnePipeline) -> Bubble | str:
         return "without backward, steps overlap: a rank begins the next one while others do this one"
     if not pipeline.typical_steps:
         return "its ranks recorded different numbers of steps"
-    bubbles = []
+    idle_shares = []  # for each step: as measured, and in each of the simulations
     for step in pipeline.typical_steps:
         took = pipeline.took(step)
         step_ns: list[float] = [pipeline.step_ns[step]]
@@ -125,11 +130,17 @@ def _bubble_of(pipeline: OnePipeline) -> Bubble | str:
             if ends is None:
                 return "its actions do not fit together in the recorded order"
             step_ns.append(max(ends.values()))
-        bubbles.append([1 - sum(took.values()) / (len(pipeline.members) * max(ns, 1)) for ns in step_ns])
-    measured, equal, own, varying = map(fmean, zip(*bubbles))
-    if measured < 1 - (1 - varying) / (1 - OVERLAP):
+        idle_shares.append([1 - sum(took.values()) / (len(pipeline.members) * max(ns, 1)) for ns in step_ns])
+    measured, equal_stages, own_of_stages, own_of_actions = map(fmean, zip(*idle_shares))
+    if measured < 1 - (1 - own_of_actions) / (1 - OVERLAP):
         return "a step is shorter than its actions one after the other: some run at the same time"
-    return Bubble(measured, equal, own - equal, varying - own, measured - varying)
+    return Bubble(
+        measured=measured,
+        schedule=equal_stages,
+        stages=own_of_stages - equal_stages,
+        microbatches=own_of_actions - own_of_stages,
+        rest=measured - own_of_actions,
+    )
 
 
 def _means(took: Mapping[Action, float], key: Callable[[Action], Hashable]) -> dict[Action, float]:
@@ -153,6 +164,12 @@ def simulated(orders: Sequence[Order], took: Mapping[Action, float], stages: int
     its stage; all of the same microbatch. What is sent arrives at once.
 
     None if an action needs one that no rank has, or one that would run only after it.
+
+    Two ranks with a stage each and the order F0 F1 B0 B1, in which F takes 1 and B takes 2::
+
+        start    0  1  2  3  4  5  6  7  8
+        stage 0  F0 F1          B0 B0 B1 B1
+        stage 1     F0 F1 B0 B0 B1 B1
     """
     needs = _needs(orders, stages)
     if needs is None:
@@ -204,59 +221,61 @@ def _needs(orders: Sequence[Order], stages: int) -> dict[Action, list[Action]] |
 # The slow stages
 
 
-def _slow_stages(replicas: AlikePipelines, pipeline: OnePipeline) -> SlowStages | None:
+def _slow_stages(replicas: ReplicaPipelines, pipeline: OnePipeline) -> SlowStages | None:
     """The slow stages, if they are on at most half of the ranks. ``pipeline``: a complete one of the replicas.
 
     They take longer than the median of the other ranks by at least ``_SLOWER``, in the median microbatch (of two
     replicas in the faster one) and by the test of ``stragglers`` over the microbatches of all steps.
     """
-    busy = {
-        place: sum(median_low(replicas.times[stage].of_rank.values()) for stage in place)
-        for place in map(stages_of, pipeline.members)
+    busy = {  # by the stages of a rank
+        stages: sum(median_low(replicas.times[stage].of_rank.values()) for stage in stages)
+        for stages in map(stages_of, pipeline.members)
     }
     longest = max(busy.values())
-    slow = {place for place, ns in busy.items() if (1 + _SLOWER) * ns >= longest}
+    slow = {stages for stages, ns in busy.items() if (1 + _SLOWER) * ns >= longest}
     others_ns = _of_others(slow, busy)
-    if others_ns is None or min(busy[place] for place in slow) < (1 + _SLOWER) * others_ns:
+    if others_ns is None or min(busy[stages] for stages in slow) < (1 + _SLOWER) * others_ns:
         return None
     complete = (pipeline for pipeline in replicas.judged if pipeline.is_complete and pipeline.step_ns)
-    in_replicas = [[*_busy_by_microbatch(pipeline)] for pipeline in complete]
-    times = [microbatch for of_replica in in_replicas for microbatch in of_replica]
-    own = [min(ns[place] for place in slow) for ns in times]
-    others = [round(_of_others(slow, ns) or 0) for ns in times]
+    by_replica = [[*_busy_by_microbatch(pipeline)] for pipeline in complete]
+    microbatches = [microbatch for of_replica in by_replica for microbatch in of_replica]
+    own = [min(ns[stages] for stages in slow) for ns in microbatches]
+    others = [round(_of_others(slow, ns) or 0) for ns in microbatches]
     tested = stragglers([own, others], least=_SLOWER, of=len(busy))
     if tested is not None and tested.slow != (0,):
         return None
-    are_slowest = (_are_slowest(slow, of_replica, pipeline.microbatches) for of_replica in in_replicas)
-    slowest_in = [median_low(of_step) for of_step in zip(*are_slowest)]
+    are_slowest = (_are_slowest(slow, of_replica, pipeline.microbatches) for of_replica in by_replica)
+    slowest_in = [median_low(of_step) for of_step in zip(*are_slowest)]  # for each step, in the median replica
     return SlowStages(
-        tuple(sorted(stage for place in slow for stage in place)),
-        tuple(sorted(member.rank for member in replicas.members if stages_of(member) in slow)),
-        len(slow),
-        longest,
-        others_ns,
-        sum(slowest_in),
-        len(slowest_in),
-        tested is None or tested.may_be_chance or len(slowest_in) < _FEW_STEPS,
+        stages=tuple(sorted(stage for stages in slow for stage in stages)),
+        ranks=tuple(sorted(member.rank for member in replicas.members if stages_of(member) in slow)),
+        ranks_per_pipeline=len(slow),
+        own_ns=longest,
+        others_ns=others_ns,
+        times=sum(slowest_in),
+        steps=len(slowest_in),
+        may_be_chance=tested is None or tested.may_be_chance or len(slowest_in) < _FEW_STEPS,
     )
 
 
-def _of_others(slow: Collection[_Place], busy: Mapping[_Place, float]) -> float | None:
+def _of_others(slow: Collection[_Stages], busy: Mapping[_Stages, float]) -> float | None:
     """The median of the other ranks; None if these are fewer than half of all."""
-    others = [ns for place, ns in busy.items() if place not in slow]
+    others = [ns for stages, ns in busy.items() if stages not in slow]
     return median(others) if 2 * len(others) >= len(busy) else None
 
 
-def _are_slowest(slow: Collection[_Place], busy: Sequence[Mapping[_Place, int]], microbatches: int) -> list[bool]:
+def _are_slowest(slow: Collection[_Stages], busy: Sequence[Mapping[_Stages, int]], microbatches: int) -> list[bool]:
     """Whether all other ranks took less, in each step. ``busy``: by microbatch, one step after the other."""
-    steps = [busy[first : first + microbatches] for first in range(0, len(busy), microbatches)]
-    sums = ({place: sum(microbatch[place] for microbatch in step) for place in step[0]} for step in steps)
-    return [
-        min(step[place] for place in slow) > max(ns for place, ns in step.items() if place not in slow) for step in sums
-    ]
+    are_slowest = []
+    for first in range(0, len(busy), microbatches):
+        step = busy[first : first + microbatches]
+        sums = {stages: sum(microbatch[stages] for microbatch in step) for stages in step[0]}
+        others = (ns for stages, ns in sums.items() if stages not in slow)
+        are_slowest.append(min(sums[stages] for stages in slow) > max(others))
+    return are_slowest
 
 
-def _busy_by_microbatch(pipeline: OnePipeline) -> Iterator[dict[_Place, int]]:
+def _busy_by_microbatch(pipeline: OnePipeline) -> Iterator[dict[_Stages, int]]:
     """The time of each rank of a complete pipeline in each microbatch, by its stages, one step after the other."""
     numbers = sorted({action.microbatch for action in pipeline.members[0].actions})
     of_ranks = {}  # by the stages of the rank, in the order of steps and microbatches

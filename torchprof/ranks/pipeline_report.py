@@ -18,7 +18,7 @@ from torchprof.analyze.report import (
     time_cell,
 )
 from torchprof.analyze.sentences import warnings_below
-from torchprof.ranks.pipeline import AlikePipelines, OnePipeline, StageTimes
+from torchprof.ranks.pipeline import OnePipeline, ReplicaPipelines, StageTimes
 from torchprof.ranks.pipeline_bubble import Bubble, Judged, SlowStages, judged_pipelines
 from torchprof.run.formats import (
     UNKNOWN,
@@ -35,8 +35,8 @@ from torchprof.run.run import Run
 # Sentences
 
 _WORTH_SAYING = 0.005  # of the time of all ranks
-_OUTLIER = 2.0  # times the other microbatches
-_OF_A_STEP = 0.01  # an outlier takes at least this share of a step longer
+_OUTLIER = 2.0  # an outlier takes so many times as long as the other microbatches
+_OF_A_STEP = 0.01  # and at least this share of a step longer
 _FEW_STEPS = 3
 _MOST_NAMED = 3  # microbatches, and pipelines
 _MAY_BE_CHANCE = "; that may be chance"
@@ -64,7 +64,7 @@ def pipelines_in_short(run: Run) -> Iterator[str]:
             yield f"{_about_bubble(judged, of_schedule=True)}{slow}"
 
 
-def _what_it_is(replicas: AlikePipelines) -> str:
+def _what_it_is(replicas: ReplicaPipelines) -> str:
     """The stages, the schedule and the ranks of pipelines that do the same."""
     first = replicas.first
     about = _schedule_of(replicas)
@@ -82,7 +82,7 @@ def _what_it_is(replicas: AlikePipelines) -> str:
     return f"{len(ranks)} pipelines of {stages} ({about}): {'; '.join([*ranks[:_MOST_NAMED], *more])}."
 
 
-def _schedule_of(replicas: AlikePipelines) -> str:
+def _schedule_of(replicas: ReplicaPipelines) -> str:
     """As in "8 microbatches, 1F1B"."""
     count = replicas.first.microbatches
     schedule = printable(replicas.first.members[0].schedule.removeprefix("Schedule"))
@@ -93,8 +93,8 @@ def _about_bubble(judged: Judged, *, of_schedule: bool = False) -> str:
     """How long the ranks are idle in a step, and why. ``of_schedule``: with the schedule."""
     bubble = judged.bubble
     if bubble is None:
-        whys = dict.fromkeys(of for of in judged.bubbles if isinstance(of, str))
-        return f"How long its ranks are idle (the bubble) is unknown: {'; '.join(whys)}."
+        reasons = dict.fromkeys(bubble for bubble in judged.bubbles if isinstance(bubble, str))
+        return f"How long its ranks are idle (the bubble) is unknown: {'; '.join(reasons)}."
     of = f" ({judged.replicas.stages} stages, {_schedule_of(judged.replicas)})" if of_schedule else ""
     parts = [f"{bubble.schedule:.0%} is the schedule's own{of}"]
     for what, share in (("unequal stages", bubble.stages), ("microbatches that differ", bubble.microbatches)):
@@ -104,7 +104,7 @@ def _about_bubble(judged: Judged, *, of_schedule: bool = False) -> str:
         parts.append(f"the rest, {bubble.rest:.0%}, is communication, the loss and the host")
     elif bubble.rest <= -_WORTH_SAYING:
         parts.append(f"the rest takes away {-bubble.rest:.0%}: steps were shorter than in the simulation")
-    known = sum(isinstance(of, Bubble) for of in judged.bubbles)
+    known = sum(isinstance(bubble, Bubble) for bubble in judged.bubbles)
     pipelines = len(judged.replicas.pipelines)
     mean = f" (mean of {known}{f' of {pipelines}' if known < pipelines else ''} pipelines)" if pipelines > 1 else ""
     return f"Ranks are idle for {bubble.measured:.0%} of a step, the bubble{mean}: {'; '.join(parts)}."
@@ -113,13 +113,13 @@ def _about_bubble(judged: Judged, *, of_schedule: bool = False) -> str:
 def _about_slow_stages(slow: SlowStages) -> str:
     """The stages that take longest, and how long; the ranks, if these have several stages each."""
     stages, ranks = ranks_in_words(slow.stages, "stage"), ranks_in_words(slow.ranks)
-    if len(slow.stages) > slow.places:  # ranks have several stages, and are compared by the sum of them
+    if len(slow.stages) > slow.ranks_per_pipeline:  # ranks have several stages, and are compared by the sum of them
         which, is_one = f"{ranks.capitalize()} ({stages})", len(slow.ranks) == 1
     else:
         which, is_one = f"{stages.capitalize()} ({ranks})", len(slow.stages) == 1
     are = "is the slow one" if is_one else "are the slow ones"
     often = f", in {slow.times} of {slow.steps} steps" if slow.steps > 1 else ""
-    up_to = "up to " if slow.places > 1 else ""
+    up_to = "up to " if slow.ranks_per_pipeline > 1 else ""
     may_be_chance = _MAY_BE_CHANCE if slow.may_be_chance else ""
     return (
         f"{which} {are}{often}: a microbatch takes {up_to}{format_time(slow.own_ns)} there, "
@@ -127,7 +127,7 @@ def _about_slow_stages(slow: SlowStages) -> str:
     )
 
 
-def _about_outliers(replicas: AlikePipelines) -> Iterator[str]:
+def _about_outliers(replicas: ReplicaPipelines) -> Iterator[str]:
     """Microbatches that take several times as long as the others."""
     step_ns = median(ns for member in replicas.members for ns in member.step_ns)
     times_longer: defaultdict[int, dict[int, float]] = defaultdict(dict)  # how many times, by microbatch and stage
@@ -171,21 +171,21 @@ def layers_of_stage(run: Run, root: int) -> str:
 def numbered_layers(layers: Layers, root: int) -> list[int]:
     """The numbered layers of a stage, in their order: the children of the container that has most of them, if all its
     children are numbered (``layers.4``)."""
-    best: list[int] = []
-    waiting = [root] if root >= 0 else []
-    while waiting:
-        children = layers.children[waiting.pop()]
+    longest: list[int] = []
+    remaining = [root] if root >= 0 else []
+    while remaining:
+        children = layers.children[remaining.pop()]
         numbered = [child for child in children if layers[child].path[-1].isdecimal()]
         if len(numbered) < len(children):
-            waiting += children
-        elif len(numbered) > len(best):
-            best = sorted(numbered, key=lambda child: int(layers[child].path[-1]))
-    return best
+            remaining += children
+        elif len(numbered) > len(longest):
+            longest = sorted(numbered, key=lambda child: int(layers[child].path[-1]))
+    return longest
 
 
 # Tables
 
-_ROWS = 16
+_ROWS = 16  # for microbatches
 _MOST_STAGES = 8  # with columns of their own
 
 
@@ -204,11 +204,11 @@ def pipeline(run: Run, *, top: int | None = None) -> Section:
             nothing = "A comparison of ranks has no times of pipelines: they are in the run of each rank."
         return stacked([nothing, warnings_below(run)])
     limit = _ROWS if top is None else top
-    sections = [about_alike(run, number, judged, limit) for number, judged in enumerate(pipelines)]
+    sections = [section_of_replicas(run, number, judged, limit) for number, judged in enumerate(pipelines)]
     return spaced([*sections, warnings_below(run)])
 
 
-def about_alike(run: Run, number: int, judged: Judged, limit: int = _ROWS) -> Section:
+def section_of_replicas(run: Run, number: int, judged: Judged, limit: int = _ROWS) -> Section:
     """The sentences and the three tables about pipelines that do the same, which have this ``number``."""
     return spaced(
         [
@@ -220,7 +220,7 @@ def about_alike(run: Run, number: int, judged: Judged, limit: int = _ROWS) -> Se
     )
 
 
-def _table_of_stages(run: Run, number: int, replicas: AlikePipelines) -> Section:
+def _table_of_stages(run: Run, number: int, replicas: ReplicaPipelines) -> Section:
     """A row for each stage, with the ranks that have it."""
     parts = [what for what in "IW" if any(what in times.by_what for times in replicas.times.values())]
     has_replicas = len(replicas.pipelines) > 1
@@ -232,8 +232,8 @@ def _table_of_stages(run: Run, number: int, replicas: AlikePipelines) -> Section
     def cells(stage: int, times: StageTimes) -> list[Cell]:
         slowest: list[Cell] = [UNKNOWN, UNKNOWN]
         if len(times.ranks) > 1:
-            is_one = len({*times.of_rank.values()}) > 1
-            slowest = [format_number(times.slowest) if is_one else "", format_time(times.of_rank[times.slowest])]
+            rank, differ = times.slowest_rank, len({*times.of_rank.values()}) > 1
+            slowest = [format_number(rank) if differ else "", format_time(times.of_rank[rank])]
         return [
             format_number(stage),
             numbers_in_words(times.ranks),
@@ -242,7 +242,7 @@ def _table_of_stages(run: Run, number: int, replicas: AlikePipelines) -> Section
             time_cell(times.backward_ns),
             *(time_cell(times.by_what.get(what)) for what in parts),
             *(slowest if has_replicas else []),
-            *map(time_cell, (times.step_ns, times.before_ns, times.after_ns, times.other_ns)),
+            *map(time_cell, (times.step_ns, times.inputs_ns, times.gradients_ns, times.other_ns)),
         ]
 
     stages = sorted({*range(replicas.stages), *replicas.times})
@@ -297,7 +297,7 @@ def _table_of_pipelines(number: int, judged: Judged) -> Section:
     return stacked([ReportTable.of_cells(headings, rows).of("pipelines", pipeline=number), *sentences])
 
 
-def _table_of_microbatches(number: int, replicas: AlikePipelines, limit: int) -> Section:
+def _table_of_microbatches(number: int, replicas: ReplicaPipelines, limit: int) -> Section:
     """A row for each microbatch, with its time in each stage. Of many, those that take longest."""
     stages = [*replicas.times.values()]
     shown = sorted(sorted(stages, key=lambda times: -times.microbatch_ns)[:_MOST_STAGES], key=lambda times: times.stage)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from statistics import median
 from typing import NamedTuple
 
@@ -42,19 +43,50 @@ from torchprof.run.lockstep import GroupOfRanks, Lockstep
 from torchprof.run.run import Run
 from torchprof.run.words import phase_of
 
+_LINES = 15  # of each table
+
+
+@report("ranks", "stragglers: which rank is slow, where, and how long others wait", answers="waits")
+def ranks(run: Run, *, sort_by: str | None = None, top: int | None = None, depth: int | None = None) -> Section:
+    """How work is balanced over the ranks of a job: sentences about stragglers and missing ranks, then three tables: by
+    rank, by layer and phase (with all layers below), and by collective of a layer.
+
+    Times are per step, the mean over the steps; without steps, per cycle. *Own work* is all work of a rank except
+    communication; on its device, if that was measured. Of more than 16 ranks the first table shows the 8 slowest and
+    the 2 fastest. docs/ranks.md describes the columns.
+
+    ``sort_by`` orders layers by another column, as ``flops_max/mean``, instead of by how much the slowest rank exceeds
+    the mean. ``top``: the number of rows of each table. Raises TorchprofError for an unknown column.
+    """
+    if len(run.metas) == 1:
+        return stacked([_of_one_rank(run)])
+    balance = balance_of(run)
+    limit = _LINES if top is None else top
+    sections = [Section([*sentences(run, balance)], " "), table_of_ranks(run, balance, top)]
+    if balance.layers or run.layers:  # not in a comparison, which has no layers
+        sections.append(table_of_layers(run, balance, sort_by, depth, limit))
+    if balance.collectives:
+        sections.append(table_of_collectives(run, balance, limit))
+    warnings = warnings_of(run)[1 if lacks_ranks(run) else 0 :]  # the sentences name missing ranks already
+    return spaced([*sections, Section([*map(printable, warnings)], has_warnings=True)])
+
+
+def _of_one_rank(run: Run) -> str:
+    """The sentence in place of the report of a run of one rank."""
+    meta = run.meta
+    of = f", of the {meta.world_size} of the job" if meta.world_size > 1 else ""
+    missing = f" {ranks_in_words(run.missing_ranks).capitalize()} gave no run, or was not merged." if of else ""
+    return (
+        f"This run has only rank {meta.rank}{of}: there is no other rank to compare.{missing} torchprof.merge, or "
+        "`torchprof show` with the files of all ranks, makes one run of them; prof.gather() does so inside "
+        "of the job."
+    )
+
+
+# The table of ranks
+
 _MANY_RANKS = 16  # with more ranks, only the slowest and the fastest are shown
 _SLOWEST, _FASTEST = 8, 2
-_OF_FLOPS = "FLOPs max/mean"
-
-
-class _LayerColumn(NamedTuple):
-    """A column of the table of layers: its cells, and the sort key ``value`` (None: no order by this column)."""
-
-    column: Column
-    text: Callable[[OneLayer], Cell]
-    value: Callable[[OneLayer], float | None] | None = None
-
-
 _STATISTICS: dict[str, Callable[[Sequence[int]], float]] = {"min": min, "median": median, "max": max}
 
 
@@ -126,17 +158,17 @@ def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:
     yield figures(f"Own work{unit_of(run)}", lambda rank: rank.work_ns, time_cell)
     if has_steps:
         yield figures("Median", lambda rank: rank.typical_ns, time_cell)
-    yield _RankColumn("Slowest", lambda rank: often(rank.slowest))
+    yield _RankColumn("Slowest", lambda rank: often(rank.slowest_in))
     if balance.collectives:
         yield _waiting_column(run, ranks)
-        yield _RankColumn("Last to arrive", lambda rank: often(rank.last))
+        yield _RankColumn("Last to arrive", lambda rank: often(rank.last_in))
     yield from map(peaks, dict.fromkeys(kind for rank in ranks for kind, _ in rank.peaks))
     if any("flops" in meta.requested for meta in run.metas):
-        flops, has_more = [rank.flops for rank in ranks], any(rank.has_more_flops for rank in ranks)
+        flops, is_bound = [rank.flops for rank in ranks], any(rank.flops_is_lower_bound for rank in ranks)
         yield _RankColumn(
             "FLOPs",
-            lambda rank: _counted(rank.flops, rank.has_more_flops),
-            lambda statistic: _counted(_over_all(statistic, flops), has_more),
+            lambda rank: _count_cell(rank.flops, rank.flops_is_lower_bound),
+            lambda statistic: _count_cell(_over_all(statistic, flops), is_bound),
         )
 
 
@@ -145,89 +177,71 @@ def _waiting_column(run: Run, ranks: Sequence[OneRank]) -> _RankColumn:
         waits = _over_all(statistic, [rank.waiting_ns for rank in ranks])
         # The minimum is exact if a rank with that value is exact; any other statistic is exact if all ranks are.
         if statistic == "min":
-            return _at_least(time_cell(waits), all(rank.waits_longer for rank in ranks if rank.waiting_ns == waits))
-        return _at_least(time_cell(waits), any(rank.waits_longer for rank in ranks))
+            return _bounded(
+                time_cell(waits), all(rank.waiting_is_lower_bound for rank in ranks if rank.waiting_ns == waits)
+            )
+        return _bounded(time_cell(waits), any(rank.waiting_is_lower_bound for rank in ranks))
 
     return _RankColumn(
-        f"Waiting{unit_of(run)}", lambda rank: _at_least(time_cell(rank.waiting_ns), rank.waits_longer), over_all
+        f"Waiting{unit_of(run)}",
+        lambda rank: _bounded(time_cell(rank.waiting_ns), rank.waiting_is_lower_bound),
+        over_all,
     )
 
 
 def _sentences_of_ranks(run: Run, balance: Balance) -> Iterator[str]:
     """Notes on the table of ranks: what its figures are, and which are lower bounds."""
     if any("flops" in meta.requested for meta in run.metas):
-        has_more = any(rank.has_more_flops for rank in balance.ranks) or bool(run.missing_ranks)
-        yield (f"FLOPs of all ranks together: {_counted(balance.flops, has_more)}.")
+        is_bound = any(rank.flops_is_lower_bound for rank in balance.ranks) or bool(run.missing_ranks)
+        yield f"FLOPs of all ranks together: {_count_cell(balance.flops, is_bound)}."
     if balance.measured_on is not None:
         where = "CPU" if balance.measured_on == "cpu" else run.meta.device_heading
         of = "" if unit_of(run) else " in all that was recorded"
-        yield (f"Own work is time of the {where}{of}, without communication.")
+        yield f"Own work is time of the {where}{of}, without communication."
     if any(lockstep.times for lockstep in run.lockstep.values()):
         yield (
             f"Slowest, How often, Last to arrive, Waiting and medians are of {Lockstep.SIZE} steps or calls: a random "
             "sample, the same on all ranks."
         )
-    if any(rank.waiting_ns is not None and rank.waits_longer for rank in balance.ranks):
+    if any(rank.waiting_ns is not None and rank.waiting_is_lower_bound for rank in balance.ranks):
         yield (
             f"{AT_LEAST}: a rank waited in several collectives at once, in unmatched calls, or for ranks that are not "
             "in this run."
         )
 
 
-def _layer_columns(run: Run, balance: Balance) -> list[_LayerColumn]:
-    """The columns of the table of layers. A measure that was not requested has no column."""
+# The table of layers
 
-    def text_column(heading: str, text: Callable[[OneLayer], Cell]) -> _LayerColumn:
-        return _LayerColumn(Column(heading), text)
+_FLOPS_HEADING = "FLOPs max/mean"
 
-    def column(
-        heading: str, over_ranks: str, name: str, text: Callable[[float], Cell], is_measured: bool = True
+
+class _LayerColumn(NamedTuple):
+    """A column of the table of layers: its cells, and the sort key ``value`` (None: no order by this column)."""
+
+    column: Column
+    text: Callable[[OneLayer], Cell]
+    value: Callable[[OneLayer], float | None] | None = None
+
+    @classmethod
+    def of_figure(
+        cls,
+        heading: str,
+        over_ranks: Callable[[OneLayer], OverRanks | None],
+        statistic: Callable[[OverRanks], float | None],
+        text: Callable[[float], Cell],
+        is_measured: bool = True,
     ) -> _LayerColumn:
-        """A figure of an ``OverRanks``, by their names."""
+        """The column of a statistic over the ranks."""
 
         def value(row: OneLayer) -> float | None:
-            over: OverRanks | None = getattr(row, over_ranks)
-            return None if over is None else getattr(over, name)
+            over = over_ranks(row)
+            return None if over is None else statistic(over)
 
         def cell(row: OneLayer) -> Cell:
-            known = value(row)
-            return UNKNOWN if known is None else text(known)
+            figure = value(row)
+            return UNKNOWN if figure is None else text(figure)
 
-        return _LayerColumn(Column(heading, measured=is_measured), cell, value)
-
-    def of_slowest(row: OneLayer, text: Callable[[OverRanks], Cell]) -> Cell:
-        if row.work is None or row.work.imbalance is None:
-            return UNKNOWN
-        return text(row.work) if row.work.max > row.work.min else ""  # blank if all ranks are equal
-
-    has_work = balance.measured_on is not None
-    columns = [
-        text_column("Module", lambda row: name_of(run, row.layer)),
-        text_column("Phase", lambda row: "" if row.layer == IN_NO_OP else phase_cell(phase_of(row.layer, row.phase))),
-        column("Min", "work", "min", format_time, has_work),
-        column("Median", "work", "median", format_time, has_work),
-        column("Max", "work", "max", format_time, has_work),
-        column("Max/mean", "work", "imbalance", _ratio, has_work),
-        text_column("Slowest rank", lambda row: of_slowest(row, lambda work: format_number(work.highest))),
-        text_column("How often", lambda row: of_slowest(row, lambda _: often(row.slowest))),
-    ]
-    for heading, over_ranks, fields in (
-        (_OF_FLOPS, "flops", {"flops"}),
-        ("Peak max/mean", "peak", {"cpu_allocated", "device_allocated"}),
-    ):
-        if any(fields & set(meta.requested) for meta in run.metas):
-            is_measured = all(fields & set(meta.measured) for meta in run.metas)
-            columns.append(column(heading, over_ranks, "imbalance", _ratio, is_measured))
-    if balance.collectives:
-        waiting = column("Waiting", "waiting", "sum", format_time)
-        columns.append(
-            waiting._replace(text=lambda row: _waiting(row.waiting, row.waits_longer) if row.collectives else "")
-        )
-        columns.append(text_column("Waits most", lambda row: _highest(row.waiting) if row.collectives else ""))
-    if any(layer.ranks for layer in run.layers):
-        ranks_of = [layer.ranks and numbers_in_words(layer.ranks) for layer in run.layers]
-        columns.append(text_column("Ranks", lambda row: (row.layer >= 0 and ranks_of[row.layer]) or "all"))
-    return columns
+        return cls(Column(heading, measured=is_measured), cell, value)
 
 
 def table_of_layers(run: Run, balance: Balance, sort_by: str | None, depth: int | None, limit: int) -> Section:
@@ -252,12 +266,61 @@ def table_of_layers(run: Run, balance: Balance, sort_by: str | None, depth: int 
     if len(listed) > limit:
         which = "by how far Max is above the mean" if order is None else f"by {order.heading}"
         sentences.append(f"{rows_hidden(len(listed) - limit, limit, 'largest')} {which}.")
-    if any(column.column.heading == _OF_FLOPS for column in columns) and any(
-        row.has_more_flops for row in balance.layers
+    if any(column.column.heading == _FLOPS_HEADING for column in columns) and any(
+        row.flops_is_lower_bound for row in balance.layers
     ):
         sentences.append("FLOPs are lower bounds: some operators have no formula.")
     headings = [column.column.heading for column in columns]
     return stacked([ReportTable.of_cells(headings, table).of("layers"), *sentences])
+
+
+def _layer_columns(run: Run, balance: Balance) -> list[_LayerColumn]:
+    """The columns of the table of layers. A measure that was not requested has no column."""
+
+    figure = _LayerColumn.of_figure
+
+    def text_column(heading: str, text: Callable[[OneLayer], Cell]) -> _LayerColumn:
+        return _LayerColumn(Column(heading), text)
+
+    def of_slowest(row: OneLayer, text: Callable[[OverRanks], Cell]) -> Cell:
+        if row.work is None or row.work.imbalance is None:
+            return UNKNOWN
+        return text(row.work) if row.work.max > row.work.min else ""  # blank if all ranks are equal
+
+    work, imbalance = attrgetter("work"), attrgetter("imbalance")
+    has_work = balance.measured_on is not None
+    columns = [
+        text_column("Module", lambda row: name_of(run, row.layer)),
+        text_column("Phase", lambda row: "" if row.layer == IN_NO_OP else phase_cell(phase_of(row.layer, row.phase))),
+        figure("Min", work, lambda over: over.min, format_time, has_work),
+        figure("Median", work, lambda over: over.median, format_time, has_work),
+        figure("Max", work, lambda over: over.max, format_time, has_work),
+        figure("Max/mean", work, imbalance, _ratio_cell, has_work),
+        text_column("Slowest rank", lambda row: of_slowest(row, lambda work: format_number(work.highest))),
+        text_column("How often", lambda row: of_slowest(row, lambda _: often(row.slowest_in))),
+    ]
+    for heading, over_ranks, fields in (
+        (_FLOPS_HEADING, lambda row: row.flops, {"flops"}),
+        ("Peak max/mean", lambda row: row.peak, {"cpu_allocated", "device_allocated"}),
+    ):
+        if any(fields & set(meta.requested) for meta in run.metas):
+            is_measured = all(fields & set(meta.measured) for meta in run.metas)
+            columns.append(figure(heading, over_ranks, imbalance, _ratio_cell, is_measured))
+    if balance.collectives:
+        waiting = figure("Waiting", lambda row: row.waiting, lambda over: over.sum, format_time)
+        columns.append(
+            waiting._replace(
+                text=lambda row: _waiting_cell(row.waiting, row.waiting_is_lower_bound) if row.has_collectives else ""
+            )
+        )
+        columns.append(text_column("Waits most", lambda row: _highest_cell(row.waiting) if row.has_collectives else ""))
+    if any(layer.ranks for layer in run.layers):
+        ranks_of = [layer.ranks and numbers_in_words(layer.ranks) for layer in run.layers]
+        columns.append(text_column("Ranks", lambda row: (row.layer >= 0 and ranks_of[row.layer]) or "all"))
+    return columns
+
+
+# The table of collectives
 
 
 def table_of_collectives(run: Run, balance: Balance, limit: int) -> Section:
@@ -268,45 +331,64 @@ def table_of_collectives(run: Run, balance: Balance, limit: int) -> Section:
 
     def cells(collective: OneCollective) -> list[Cell]:
         last: list[Cell] = [UNKNOWN] * 2
-        if collective.times_last is not None and len(collective.ranks) > 1:
-            last = [_highest(collective.times_last), often(Times(collective.times_last.max, collective.paired_calls))]
+        if collective.came_last is not None and len(collective.ranks) > 1:
+            last = [
+                _highest_cell(collective.came_last),
+                often(Times(collective.came_last.max, collective.paired_calls)),
+            ]
         return [
             name_of(run, collective.layer),
             phase_cell(phase_of(collective.layer, collective.phase)),
             printable(collective.name),
-            *_group(collective.group),
+            *_group_cells(collective.group),
             format_number(collective.calls),
-            _waiting(collective.waiting, collective.waits_longer),
-            _highest(collective.waiting),
+            _waiting_cell(collective.waiting, collective.waiting_is_lower_bound),
+            _highest_cell(collective.waiting),
             *last,
         ]
 
     listed = sorted(balance.collectives, key=size, reverse=True)
     headings = ["Module", "Phase", "Collective", "Group", "Ranks", "Calls of all"]
     headings += [f"Waiting{unit_of(run)}", "Waits most", "Last to arrive", "How often"]
-    sentences = [
-        "A collective waits for the last rank to arrive. A rank may compute, or wait in another one, meanwhile."
-    ]
+    table = [cells(collective) for collective in listed[:limit]]
+    sentences = _sentences_of_collectives(listed, limit)
+    return stacked([ReportTable.of_cells(headings, table).of("collectives"), *sentences])
+
+
+def _sentences_of_collectives(listed: Sequence[OneCollective], limit: int) -> Iterator[str]:
+    """Notes on the table of collectives: what waiting is, what is hidden, and what is unknown or a lower bound."""
+    yield "A collective waits for the last rank to arrive. A rank may compute, or wait in another one, meanwhile."
     if len(listed) > limit:
-        sentences.append(f"{rows_hidden(len(listed) - limit, limit, 'largest by waiting')}.")
+        yield f"{rows_hidden(len(listed) - limit, limit, 'largest by waiting')}."
     if any(collective.waiting is None for collective in listed):
-        sentences.append(
+        yield (
             f"{UNKNOWN} under Waiting: calls of different ranks could not be matched: their numbers differ, only one "
             "rank recorded them, or their group is unknown."
         )
     if any(collective.group is None for collective in listed):
-        sentences.append(
-            f"{UNKNOWN} under Group: the ranks are in several groups, and which it was is not recorded, as with gloo."
-        )
-    if any(collective.waits_longer for collective in listed):
-        sentences.append(
-            f"{AT_LEAST}: several ran at once, or a rank of the group is not in this run and may be the last to arrive."
-        )
-    table = [cells(collective) for collective in listed[:limit]]
-    return stacked([ReportTable.of_cells(headings, table).of("collectives"), *sentences])
+        yield f"{UNKNOWN} under Group: the ranks are in several groups, and which it was is not recorded, as with gloo."
+    if any(collective.waiting_is_lower_bound for collective in listed):
+        missing = "a rank of the group is not in this run and may be the last to arrive"
+        yield f"{AT_LEAST}: several ran at once, or {missing}."
 
 
-def _group(group: GroupOfRanks | None) -> list[Cell]:
+# Cells
+
+
+def _count_cell(count: float | None, is_bound: bool) -> Cell:
+    return UNKNOWN if count is None else Figure.of_sum(count, not is_bound).text(format_count)
+
+
+def _bounded(text: Cell, is_bound: bool) -> Cell:
+    """A figure, shown as a lower bound if it is one."""
+    return as_lower_bound(text) if is_bound and isinstance(text, ReportCell) else text
+
+
+def _ratio_cell(value: float) -> ReportCell:
+    return ReportCell(f"{value:.2f}", value, "ratio")
+
+
+def _group_cells(group: GroupOfRanks | None) -> list[Cell]:
     """Two cells of a group: its description or name; its ranks or their number."""
     if group is None:
         return [UNKNOWN] * 2
@@ -314,63 +396,12 @@ def _group(group: GroupOfRanks | None) -> list[Cell]:
     return [printable(group.description or group.name) or UNKNOWN, printable(group.ranks) or size]
 
 
-def _waiting(waiting: OverRanks | None, is_bound: bool) -> Cell:
-    return _at_least(time_cell(None if waiting is None else waiting.sum), is_bound)
+def _waiting_cell(waiting: OverRanks | None, is_bound: bool) -> Cell:
+    return _bounded(time_cell(None if waiting is None else waiting.sum), is_bound)
 
 
-def _highest(over: OverRanks | None) -> Cell:
+def _highest_cell(over: OverRanks | None) -> Cell:
     """The rank with the largest value, if any is not 0."""
     if over is None:
         return UNKNOWN
     return format_number(over.highest) if over.max else ""
-
-
-def _ratio(value: float) -> ReportCell:
-    return ReportCell(f"{value:.2f}", value, "ratio")
-
-
-def _counted(count: float | None, has_more: bool) -> Cell:
-    return UNKNOWN if count is None else Figure.of_sum(count, not has_more).text(format_count)
-
-
-def _at_least(text: Cell, is_bound: bool) -> Cell:
-    return as_lower_bound(text) if is_bound and isinstance(text, ReportCell) else text
-
-
-_LINES = 15
-
-
-@report("ranks", "stragglers: which rank is slow, where, and how long others wait", answers="waits")
-def ranks(run: Run, *, sort_by: str | None = None, top: int | None = None, depth: int | None = None) -> Section:
-    """How work is balanced over the ranks of a job: sentences about stragglers and missing ranks, then three tables: by
-    rank, by layer and phase (with all layers below), and by collective of a layer.
-
-    Times are per step, the mean over the steps; without steps, per cycle. *Own work* is all work of a rank except
-    communication; on its device, if that was measured. Of more than 16 ranks the first table shows the 8 slowest and
-    the 2 fastest. docs/ranks.md describes the columns.
-
-    ``sort_by`` orders layers by another column, as ``flops_max/mean``, instead of by how much the slowest rank exceeds
-    the mean. ``top``: the number of rows of each table. Raises TorchprofError for an unknown column.
-    """
-    if len(run.metas) == 1:
-        return stacked([_of_one_rank(run)])
-    balance = balance_of(run)
-    limit = _LINES if top is None else top
-    sections = [Section([*sentences(run, balance)], " "), table_of_ranks(run, balance, top)]
-    if balance.layers or run.layers:  # not in a comparison, which has no layers
-        sections.append(table_of_layers(run, balance, sort_by, depth, limit))
-    if balance.collectives:
-        sections.append(table_of_collectives(run, balance, limit))
-    warnings = warnings_of(run)[1 if lacks_ranks(run) else 0 :]  # the sentences name missing ranks already
-    return spaced([*sections, Section([*map(printable, warnings)], has_warnings=True)])
-
-
-def _of_one_rank(run: Run) -> str:
-    meta = run.meta
-    of = f", of the {meta.world_size} of the job" if meta.world_size > 1 else ""
-    missing = f" {ranks_in_words(run.missing_ranks).capitalize()} gave no run, or was not merged." if of else ""
-    return (
-        f"This run has only rank {meta.rank}{of}: there is no other rank to compare.{missing} torchprof.merge, or "
-        "`torchprof show` with the files of all ranks, makes one run of them; prof.gather() does so inside "
-        "of the job."
-    )

@@ -1,4 +1,4 @@
-"""Sentences about the ranks of a job: stragglers, hangs; and the ranks that are worth having whole."""
+"""Sentences about the ranks of a job: stragglers, hangs; and the choice of the ranks that are worth having whole."""
 
 from __future__ import annotations
 
@@ -132,25 +132,25 @@ def _about_slow(run: Run, slow: Slow, are_more: bool) -> Iterator[str]:
         yield f"{words.capitalize()} {are} own work takes {takes}{unit}, {the_others}{cost}."
     who = "It" if is_one else "One of them"
     findings = []
-    if slow.slowest is not None and slow.slowest.of > 1:
-        findings.append(f"the slowest in {often(slow.slowest)} {unit.removeprefix(' a ')}s")
-    is_last = slow.last is not None and 2 * slow.last.times > slow.last.of
-    if slow.last is not None and (is_last or are_more):
-        findings.append(f"the last to arrive in {often(slow.last)} collectives")
+    if slow.slowest_in is not None and slow.slowest_in.of > 1:
+        findings.append(f"the slowest in {often(slow.slowest_in)} {unit.removeprefix(' a ')}s")
+    is_last = slow.last_in is not None and 2 * slow.last_in.times > slow.last_in.of
+    if slow.last_in is not None and (is_last or are_more):
+        findings.append(f"the last to arrive in {often(slow.last_in)} collectives")
     if findings:
         yield f"{who} was {(' and ' if is_last else ', but ').join(findings)}."
     if slow.may_be_chance:
         yield _MAY_BE_CHANCE
-    if slow.others_wait_ns and not are_more:
-        least = "at least " if slow.waits_longer else ""
-        yield f"The others wait in collectives for {least}{format_time(slow.others_wait_ns)}{unit} (median)."
+    if slow.others_waiting_ns and not are_more:
+        least = "at least " if slow.others_waiting_is_lower_bound else ""
+        yield f"The others wait in collectives for {least}{format_time(slow.others_waiting_ns)}{unit} (median)."
     if slow.difference is not None:
         yield _about_difference(run, slow.difference, slow.ranks)
-    if slow.flops is not None:
+    if slow.times_flops is not None:
         who = "It" if is_one else f"Rank {slow.ranks[0]}"
-        if slow.flops >= 1 + CLEARLY_SLOWER:
-            yield f"{who} has more work: {slow.flops:.2f} times the FLOPs of the others (median)."
-        elif abs(slow.flops - 1) < _ALIKE:
+        if slow.times_flops >= 1 + CLEARLY_SLOWER:
+            yield f"{who} has more work: {slow.times_flops:.2f} times the FLOPs of the others (median)."
+        elif abs(slow.times_flops - 1) < _ALIKE:
             yield f"{who} has as many FLOPs as the others (median): the same work takes longer there."
 
 
@@ -208,12 +208,13 @@ def about_hang(run: Run) -> Iterator[str]:
     missed = {step.rank: _first_missed(run, step) for step in run.unfinished if _stays(step)}
     if not any(_hangs(run, step) or (step.waits and missed.get(step.rank)) for step in run.unfinished):
         return
-    places: dict[str, list[int]] = {}
+    ranks_by_place: dict[str, list[int]] = {}
     for step in run.unfinished:
-        places.setdefault(_where(run, step), []).append(step.rank)
+        ranks_by_place.setdefault(_where(run, step), []).append(step.rank)
     lasted = format_time(max(step.ns for step in run.unfinished))
     where_each_is = "; ".join(
-        f"{ranks_in_words(which)} {'was' if len(which) == 1 else 'were'} {where}" for where, which in places.items()
+        f"{ranks_in_words(ranks)} {'was' if len(ranks) == 1 else 'were'} {where}"
+        for where, ranks in ranks_by_place.items()
     )
     yield f"A step was still running at the end of the recording, after {lasted}: {where_each_is}."
     for called, absent in dict(filter(None, missed.values())).items():
@@ -265,10 +266,12 @@ def _first_missed(run: Run, step: Unfinished) -> tuple[str, list[int]] | None:
 
 
 def _collective(run: Run, layer: int, phase: str, name: str) -> str:
+    """A collective of a layer in words."""
     return f"{printable(name)} of {name_of_layer(run, layer)} in {phase}"
 
 
 def _where(run: Run, step: Unfinished) -> str:
+    """Where a rank was when the recording ended, and for how long."""
     lasted = format_time(step.since_ns)
     if step.waits:
         return f"in {_collective(run, step.layer, step.phase, step.name)} for {lasted}"
@@ -295,7 +298,7 @@ def chosen_ranks(comparison: Run) -> tuple[int, ...]:
     balance = balance_of(comparison)
     work = {rank.rank: rank.work_ns if rank.typical_ns is None else rank.typical_ns for rank in balance.ranks}
     known = sorted((ns, rank) for rank, ns in work.items() if ns is not None)
-    ordered = [rank for _, rank in known] or [rank.rank for rank in balance.ranks]
+    ordered = [rank for _, rank in known] or [rank.rank for rank in balance.ranks]  # the fastest first
     slow, late = _stragglers(balance)
     named = {*hanging_ranks(comparison)[:_STRAGGLERS], *slow[:_STRAGGLERS], *late[:_STRAGGLERS]} or {ordered[-1]}
     first = (*slow, *late, *named)[0]
@@ -303,11 +306,12 @@ def chosen_ranks(comparison: Run) -> tuple[int, ...]:
     others = [rank for rank in ordered if rank in peers and rank not in named.union(slow, late)]
     middle = len(others) // 2
     spread_out = [others[number * middle // len(named)] for number in range(len(named) + 1)] if others else []
-    pipeline = {rank for of in comparison.pipelines if of.rank == first for rank in of.group}
+    pipeline = {rank for pipeline in comparison.pipelines if pipeline.rank == first for rank in pipeline.group}
     return tuple(sorted(named.union(spread_out, pipeline.intersection(ordered))))
 
 
 def _stragglers(balance: Balance) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The slow ranks and the late ranks."""
     return balance.slow.ranks if balance.slow else (), balance.late.ranks if balance.late else ()
 
 

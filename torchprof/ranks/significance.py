@@ -33,7 +33,7 @@ _Times = Sequence[Sequence[int]]  # of each rank, those of its steps
 
 @dataclass(frozen=True)
 class Stragglers:
-    """``slow``: the indices of the slow ranks. ``may_be_chance``: chance is not excluded.
+    """The result of the test. ``slow``: the indices of the slow ranks. ``may_be_chance``: chance is not excluded.
 
     ``detectable``: a rank that exceeds the others by this share would have been named in most jobs like this one, in
     three of four or more; None if that is unknown.
@@ -57,7 +57,8 @@ def stragglers(
     excess* is the median over the steps, or the mean without the 20 % largest and the 20 % smallest if that is less, so
     that single steps do not count. A rank is slow if all of this holds in one of the scales:
 
-    - Its typical excess is that of a rank that takes longer by at least ``least``, as a share.
+    - Its typical excess is that of a rank that takes longer by at least ``least``, as a share. If three ranks take 10,
+      10 and 13 ms in each step, that of the last one is 30 %.
     - With four ranks or more: it is ``SPREADS`` robust standard deviations above that of the median rank. The deviation
       is the median absolute deviation of the ranks below the median, so that slow ranks do not widen it.
     - It is more than chance: the trimmed t-test (Yuen, *The two-sample trimmed t for unequal population variances*,

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, median_low
 
-from torchprof.ranks.compared import Compared, OneCollective, OneRank, Times
+from torchprof.ranks.compared import Compared, OneCollective, OneRank, Times, last_of
 from torchprof.ranks.significance import CLEARLY_SLOWER, WORTH_NAMING, Stragglers, stragglers
-from torchprof.run.lockstep import EXCHANGES, NO_LAST_RANK, NOT_RECORDED
+from torchprof.run.lockstep import EXCHANGES, NOT_RECORDED
 from torchprof.run.words import OUTSIDE
 
 
@@ -43,30 +43,30 @@ PARTS = {
 class Slow:
     """The ranks with the longer own work, the slowest first.
 
-    ``work_ns``: the own work of each in a step, the median over the steps; ``others_ns``: the median of the others.
-    ``slowest``: in how many steps one of them was the slowest. ``last``: in how many collectives one of them came last.
-    ``others_wait_ns``: the median of what the other ranks wait in a step; a lower bound if ``waits_longer``.
-    ``may_be_chance``: there are too few steps to exclude chance, or the steps of different ranks cannot be paired.
-    ``costs``: by which share a step would be shorter, at most, if they were no slower than the slowest of the others:
-    the median over the steps; None if the steps cannot be paired, in a run of chosen ranks, and in a pipeline, where
-    another stage may take as long.
-
-    ``difference``: None if no place has most of it.
-    ``flops``: the FLOPs of the slowest rank over the median of the others; None: unknown. ``stages``: the others are
-    the ranks that have these stages of a pipeline, too; ``()`` if all ranks are compared.
+    - ``work_ns``: the own work of each in a step, the median over the steps; ``others_ns``: the median of the others.
+    - ``slowest_in``: in how many steps one of them was the slowest. ``last_in``: in how many calls of collectives one
+      of them came last.
+    - ``others_waiting_ns``: the median of what the other ranks wait in a step.
+    - ``may_be_chance``: there are too few steps to exclude chance, or the steps of different ranks cannot be paired.
+    - ``costs``: by which share a step would be shorter, at most, if they were no slower than the slowest of the others:
+      the median over the steps; None if the steps cannot be paired, in a run of chosen ranks, and in a pipeline, where
+      another stage may take as long.
+    - ``difference``: where they differ from the others; None if no place has most of it.
+    - ``times_flops``: the FLOPs of the slowest rank over the median of the others; None: unknown.
+    - ``stages``: the others are the ranks that have these stages of a pipeline, too; ``()`` if all ranks are compared.
     """
 
     ranks: tuple[int, ...]
     work_ns: tuple[int, ...]
     others_ns: float
-    slowest: Times | None = None
-    last: Times | None = None
-    others_wait_ns: float | None = None
-    waits_longer: bool = False
+    slowest_in: Times | None = None
+    last_in: Times | None = None
+    others_waiting_ns: float | None = None
+    others_waiting_is_lower_bound: bool = False
     may_be_chance: bool = False
     costs: float | None = None
     difference: Difference | None = None
-    flops: float | None = None
+    times_flops: float | None = None
     stages: tuple[int, ...] = ()
 
 
@@ -74,10 +74,11 @@ class Slow:
 class Late:
     """The ranks that others wait for, the latest first.
 
-    ``late_ns``: how much less each waits in collectives in a step than the median of the others, the median over the
-    steps. ``share``: that of the latest rank, as a fraction of a step. ``may_be_chance`` and ``difference``: as in
-    ``Slow``. ``exceeds_slow``: there are slow ranks too, and the latest rank is late by more than the slow ranks' own
-    work exceeds that of the others, and by more than the slow ranks are late.
+    - ``late_ns``: how much less each waits in collectives in a step than the median of the others, the median over the
+      steps. ``share``: that of the latest rank, as a fraction of a step.
+    - ``may_be_chance``, ``difference``: as in ``Slow``.
+    - ``exceeds_slow``: there are slow ranks, too, and the latest rank is late by more than the slow ranks' own work
+      exceeds that of the others, and by more than the slow ranks are late.
     """
 
     ranks: tuple[int, ...]
@@ -86,6 +87,30 @@ class Late:
     may_be_chance: bool = False
     difference: Difference | None = None
     exceeds_slow: bool = False
+
+
+def slow_among_peers(
+    compared: Compared, ranks: Sequence[OneRank], collectives: Sequence[OneCollective]
+) -> tuple[Slow | None, float | None]:
+    """The ranks whose own work takes longer than that of the others that do the same work by design, and from which
+    share on a slow rank would have been found; None if there was no test.
+
+    Of several groups of such ranks, it is the one with the largest difference of those that are not chance, if any is.
+    """
+    found: list[Slow] = []
+    detectable: list[float | None] = []
+    for members in compared.peers:
+        if len(members) > 1:
+            peers, numbers = compared.among(members), set(members)
+            tested = _tested_work(peers, len(compared.ranks))
+            detectable.append(None if tested is None else tested.detectable)
+            slow = _slow_ranks(peers, tested, [rank for rank in ranks if rank.rank in numbers], collectives)
+            if slow is not None and len(compared.peers) > 1:
+                slow = replace(slow, costs=None, stages=compared.stages.get(members[0], ()))
+            found += [slow] if slow is not None else []
+    shares = [share for share in detectable if share is not None]
+    slowest = max(found, key=lambda slow: (not slow.may_be_chance, slow.work_ns[0] - slow.others_ns), default=None)
+    return slowest, max(shares) if shares and len(shares) == len(detectable) else None
 
 
 def _tested_work(compared: Compared, of: int) -> Stragglers | None:
@@ -104,36 +129,11 @@ def _tested_work(compared: Compared, of: int) -> Stragglers | None:
     return stragglers(whole.values, least=WORTH_NAMING * max(1.0, compared.step_ns / max(work, 1)), of=of)
 
 
-def slow_among_peers(
-    compared: Compared, ranks: Sequence[OneRank], collectives: Sequence[OneCollective]
-) -> tuple[Slow | None, float | None]:
-    """The ranks whose own work takes longer than that of the others that do the same work by design, and from which
-    share on a slow rank would have been found; None if there was no test.
-
-    Of several groups of such ranks, it is the one with the largest difference of those that are not chance, if any is.
-    """
-    slow: list[Slow] = []
-    detectable: list[float | None] = []
-    for peers in compared.peers:
-        if len(peers) > 1:
-            some = compared.among(peers)
-            tested = _tested_work(some, len(compared.ranks))
-            detectable.append(None if tested is None else tested.detectable)
-            members = set(peers)
-            slow_here = _slow_ranks(some, tested, [rank for rank in ranks if rank.rank in members], collectives)
-            if slow_here is not None and len(compared.peers) > 1:
-                slow_here = replace(slow_here, costs=None, stages=compared.stages.get(peers[0], ()))
-            slow += [slow_here] if slow_here is not None else []
-    shares = [share for share in detectable if share is not None]
-    most = max(slow, key=lambda of: (not of.may_be_chance, of.work_ns[0] - of.others_ns), default=None)
-    return most, max(shares) if shares and len(shares) == len(detectable) else None
-
-
 def _slow_ranks(
     compared: Compared, tested: Stragglers | None, ranks: Sequence[OneRank], collectives: Iterable[OneCollective]
 ) -> Slow | None:
-    """The ranks whose own work takes longer than that of the others, by ``tested``; without a test
-    than that of the median rank by ``CLEARLY_SLOWER``, if one of them was the slowest in most steps."""
+    """The ranks whose own work takes longer than that of the others, by ``tested``. Without a test, those that take
+    longer than the median rank by ``CLEARLY_SLOWER``, if one of them was the slowest in most steps."""
     whole = compared.step_work
     work = compared.typical(whole)
     if len(work) < max(2, len(ranks)):
@@ -143,37 +143,39 @@ def _slow_ranks(
         named = _seem_slow(work, max(CLEARLY_SLOWER * median_low(work.values()), 1), last)
     else:
         named = [whole.ranks[index] for index in tested.slow]
-    if not named:
-        return None
     slow = sorted(named, key=lambda rank: (-work[rank], rank))
-    slowest = None
-    if whole.is_paired:
-        times = Counter(whole.last_rank)
-        slowest = Times(sum(times[rank] for rank in slow), len(whole.last_rank))
     others = [rank for rank in ranks if rank.rank not in slow]
-    if not others:  # in a run of chosen ranks
+    if not slow or not others:  # a run of chosen ranks may have only the slow ones
         return None
+    slowest_in = None
+    if whole.is_paired:
+        slowest_in = Times(sum(rank in slow for rank in whole.last_rank), len(whole.last_rank))
     waits = [rank.waiting_ns for rank in others if rank.waiting_ns is not None]
-    of_others = median(work[rank.rank] for rank in others)
-    lasts = [
-        (collective.times_last, collective.paired_calls)
-        for collective in collectives
-        if collective.times_last is not None and not set(slow).isdisjoint(collective.ranks)
-    ]
-    came_last = sum(times for over, _ in lasts for rank, times in zip(over.ranks, over.values) if rank in slow)
+    others_ns = median(work[rank.rank] for rank in others)
     return Slow(
-        tuple(slow),
-        tuple(work[rank] for rank in slow),
-        of_others,
-        slowest,
-        Times(came_last, sum(calls for _, calls in lasts)) if lasts else None,
-        median(waits) if len(waits) == len(others) else None,
-        any(rank.waits_longer for rank in others),
-        tested is None or tested.may_be_chance,
-        _cost(compared, slow),
-        _difference(compared, compared.measured_on or "cpu", slow, (work[slow[0]] - of_others) / 2),
-        _times_the_flops(compared, ranks, slow),
+        ranks=tuple(slow),
+        work_ns=tuple(work[rank] for rank in slow),
+        others_ns=others_ns,
+        slowest_in=slowest_in,
+        last_in=_last_in(collectives, slow),
+        others_waiting_ns=median(waits) if len(waits) == len(others) else None,
+        others_waiting_is_lower_bound=any(rank.waiting_is_lower_bound for rank in others),
+        may_be_chance=tested is None or tested.may_be_chance,
+        costs=_cost(compared, slow),
+        difference=_difference(compared, compared.measured_on or "cpu", slow, (work[slow[0]] - others_ns) / 2),
+        times_flops=_times_the_flops(compared, ranks, slow),
     )
+
+
+def _last_in(collectives: Iterable[OneCollective], slow: Sequence[int]) -> Times | None:
+    """In how many calls of their collectives a slow rank came last; None if that is unknown of all of them."""
+    last_in = None
+    for collective in collectives:
+        if collective.came_last is not None and not set(slow).isdisjoint(collective.ranks):
+            times, calls = last_in or (0, 0)
+            times += sum(count for rank, count in zip(collective.ranks, collective.came_last.values) if rank in slow)
+            last_in = Times(times, calls + collective.paired_calls)
+    return last_in
 
 
 def _cost(compared: Compared, slow: Sequence[int]) -> float | None:
@@ -203,41 +205,51 @@ def late_ranks(compared: Compared, ranks: Sequence[OneRank], slow: Slow | None) 
     """The ranks that others wait for, by at least ``WORTH_NAMING`` of a step, without those that are slow."""
     if compared.step_ns <= 0:
         return None
-    known = () if slow is None else slow.ranks
+    slow_ranks = () if slow is None else slow.ranks
     late: dict[int, int] = {}
     may_be_chance = False
-    for waits in _waiting_together(compared):
-        among = [*waits]
-        times = [[-ns for ns in waits[rank]] for rank in among]
-        tested = stragglers(times, compared.step_ns, of=len(compared.ranks))
-        if tested is None:
-            least = [min(step) for step in zip(*waits.values())]
-            alone = [[rank for rank in among if waits[rank][step] == ns] for step, ns in enumerate(least)]
-            last = [ones[0] if len(ones) == 1 else NO_LAST_RANK for ones in alone]
-            typical = {rank: -median(waits[rank]) for rank in among}
-            named = _seem_slow(typical, max(CLEARLY_SLOWER * compared.step_ns, 1), last)
-        else:
-            named = [among[index] for index in tested.slow]
-        if (choice := compared.run.choice) is not None:
-            named = [rank for rank in named if rank in choice.facts["late"]]
-        others = [waits[rank] for rank in among if rank not in named]
-        for rank in named:
-            may_be_chance |= (tested is None or tested.may_be_chance) and rank not in known
-            late[rank] = round(median(median(step) - ns for step, ns in zip(zip(*others), waits[rank])))
-    if not any(key.what == EXCHANGES for key in compared.run.lockstep) and len(compared.peers) == 1:
+    if any(key.what == EXCHANGES for key in compared.run.lockstep) or len(compared.peers) > 1:
+        for waits in _waiting_together(compared):
+            late_here, is_uncertain = _late_among(compared, waits)
+            late.update(late_here)
+            may_be_chance |= is_uncertain and not late_here.keys() <= {*slow_ranks}
+    else:
         late, may_be_chance = _late_by_calls(compared, ranks), True
-    of_slow = [late.pop(rank, 0) for rank in known]
+    of_slow = [late.pop(rank, 0) for rank in slow_ranks]
     if not late:
         return None
-    slowest = tuple(sorted(late, key=lambda rank: (-late[rank], rank)))
-    most = late[slowest[0]]
-    exceeds_slow = slow is not None and most > max(slow.work_ns[0] - slow.others_ns, *of_slow)
+    latest, *_ = in_order = tuple(sorted(late, key=lambda rank: (-late[rank], rank)))
+    peers = compared.among(next(peers for peers in compared.peers if latest in peers))
     difference = None
-    peers = compared.among(next(ranks for ranks in compared.peers if slowest[0] in ranks))
     for device in dict.fromkeys((compared.measured_on or "cpu", "cpu")):
-        difference = difference or _difference(peers, device, slowest, most / 2)
-    late_ns = tuple(map(late.__getitem__, slowest))
-    return Late(slowest, late_ns, most / compared.step_ns, may_be_chance, difference, exceeds_slow)
+        difference = difference or _difference(peers, device, in_order, late[latest] / 2)
+    return Late(
+        ranks=in_order,
+        late_ns=tuple(late[rank] for rank in in_order),
+        share=late[latest] / compared.step_ns,
+        may_be_chance=may_be_chance,
+        difference=difference,
+        exceeds_slow=slow is not None and late[latest] > max(slow.work_ns[0] - slow.others_ns, *of_slow),
+    )
+
+
+def _late_among(compared: Compared, waits: Mapping[int, Sequence[int]]) -> tuple[dict[int, int], bool]:
+    """By how much each late rank waits less than the others; and whether that may be chance. ``waits``: the waiting of
+    each rank in each step, of ranks that wait for each other. Of three that wait for 50, 52 and 1 ms, the last one is
+    late by 51 - 1 = 50 ms."""
+    ranks = [*waits]
+    tested = stragglers([[-ns for ns in waits[rank]] for rank in ranks], compared.step_ns, of=len(compared.ranks))
+    if tested is None:
+        typical = {rank: -median(waits[rank]) for rank in ranks}
+        last = [last_of(ranks, step, min(step)) for step in zip(*waits.values())]
+        named = _seem_slow(typical, max(CLEARLY_SLOWER * compared.step_ns, 1), last)
+    else:
+        named = [ranks[index] for index in tested.slow]
+    if (choice := compared.run.choice) is not None:
+        named = [rank for rank in named if rank in choice.facts["late"]]
+    others = [waits[rank] for rank in ranks if rank not in named]
+    late = {rank: round(median(median(step) - ns for step, ns in zip(zip(*others), waits[rank]))) for rank in named}
+    return late, tested is None or tested.may_be_chance
 
 
 def _late_by_calls(compared: Compared, ranks: Sequence[OneRank]) -> dict[int, int]:
@@ -250,10 +262,10 @@ def _late_by_calls(compared: Compared, ranks: Sequence[OneRank]) -> dict[int, in
     named = [
         rank.rank
         for rank in ranks
-        if rank.rank in seem and rank.last is not None and 2 * rank.last.times > rank.last.of
+        if rank.rank in seem and rank.last_in is not None and 2 * rank.last_in.times > rank.last_in.of
     ]
-    of_others = [ns for rank, ns in waits.items() if rank not in named]
-    return {rank: round(median(of_others) - waits[rank]) for rank in named}
+    others_ns = [ns for rank, ns in waits.items() if rank not in named]
+    return {rank: round(median(others_ns) - waits[rank]) for rank in named}
 
 
 def compares_waiting(compared: Compared) -> bool:
@@ -268,6 +280,8 @@ def _waiting_together(compared: Compared) -> Iterator[dict[int, list[int]]]:
     connect. Groups of ranks that differ by design are left out: who waits there is a matter of the schedule.
 
     In one group, a rank waits for as long as it spends more in the collectives than the rank that spends least in them.
+    Groups (0, 1), (1, 2) and (3, 4) connect two sets of ranks: 0 to 2, where the waiting of rank 1 is its waiting in
+    both of its groups, and 3 with 4.
     """
     whole = compared.step_work
     if not (compared.are_paired and whole.values):
@@ -284,10 +298,9 @@ def _waiting_together(compared: Compared) -> Iterator[dict[int, list[int]]]:
             continue  # a rank that is missing here may have come even later
         if len({kind_of[rank] for rank in lockstep.ranks}) > 1:
             continue
-        values = lockstep.values
-        least = [min(step) for step in zip(*values)]
-        for rank, took in zip(lockstep.ranks, values):
-            waits[rank] = [before + ns - none for before, ns, none in zip(waits[rank], took, least)]
+        least_ns = [min(step) for step in zip(*lockstep.values)]
+        for rank, took_ns in zip(lockstep.ranks, lockstep.values):
+            waits[rank] = [so_far + ns - least for so_far, ns, least in zip(waits[rank], took_ns, least_ns)]
         touching = [ranks for ranks in connected if not ranks.isdisjoint(lockstep.ranks)]
         connected = [ranks for ranks in connected if ranks not in touching]
         connected.append(set(lockstep.ranks).union(*touching))
@@ -297,8 +310,9 @@ def _waiting_together(compared: Compared) -> Iterator[dict[int, list[int]]]:
 
 def _difference(compared: Compared, device: str, slow: Sequence[int], least: float) -> Difference | None:
     """The innermost layer, and its phase, in which the first of the slow ranks takes at least ``least`` longer in a
-    step than the median of the others; outside all layers, the part of the step. A rank without a layer takes 0
-    there."""
+    step than the median of the others; outside all layers, the part of the step. A rank without a layer takes 0 there.
+    With ``least`` 5 ms, and an excess of 9 ms in ``Net``, 8 ms in ``Net.body`` and 4 ms in each of its two layers, it
+    is ``Net.body``."""
     others = [rank for rank in compared.ranks if rank not in slow]
     by_rank: defaultdict[int, Counter[int]] = defaultdict(Counter)
     by_phase: defaultdict[int, dict[str, float]] = defaultdict(dict)
@@ -309,25 +323,30 @@ def _difference(compared: Compared, device: str, slow: Sequence[int], least: flo
     excess = {layer: _excess(took, slow[0], others) for layer, took in by_rank.items()}
     lineage = compared.run.layers.lineage
     # The nearest layer above with work: those between may not have been selected.
-    above = {layer: next((of for of in reversed(lineage(layer)[:-1]) if of in excess), None) for layer in excess}
-    inner: int | None = None
-    while below := [layer for layer in excess if above[layer] == inner]:
-        largest = max(below, key=excess.__getitem__)
+    parent = {
+        layer: next((above for above in reversed(lineage(layer)[:-1]) if above in excess), None) for layer in excess
+    }
+    innermost: int | None = None
+    while children := [layer for layer in excess if parent[layer] == innermost]:
+        largest = max(children, key=excess.__getitem__)
         if excess[largest] < least:
             break
-        inner = largest
-    if inner is None:
+        innermost = largest
+    if innermost is None:
         return None
-    phase, most = max(by_phase[inner].items(), key=lambda item: item[1])
-    if inner == OUTSIDE:
+    if innermost == OUTSIDE:
         parts = {part: _excess(_part(compared, device, part), slow[0], others) for part in PARTS}
         part = max(parts, key=parts.__getitem__)
         if parts[part] >= least:
-            return Difference(device, inner, None, parts[part], part)
-    return Difference(device, inner, phase, most) if most >= least else Difference(device, inner, None, excess[inner])
+            return Difference(device, innermost, None, parts[part], part)
+    phase, in_phase = max(by_phase[innermost].items(), key=lambda item: item[1])
+    if in_phase >= least:
+        return Difference(device, innermost, phase, in_phase)
+    return Difference(device, innermost, None, excess[innermost])
 
 
 def _excess(took: Mapping[int, float], rank: int, others: Sequence[int]) -> float:
+    """How much longer a rank took than the median of the others."""
     return took.get(rank, 0) - median(took.get(other, 0) for other in others)
 
 
@@ -347,7 +366,7 @@ def _times_the_flops(compared: Compared, ranks: Iterable[OneRank], slow: Sequenc
     flops = {
         rank.rank: rank.flops / max(compared.steps[rank.rank], 1)
         for rank in ranks
-        if rank.flops is not None and not rank.has_more_flops
+        if rank.flops is not None and not rank.flops_is_lower_bound
     }
     if len(flops) < len(compared.ranks):
         return None

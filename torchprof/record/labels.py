@@ -7,6 +7,7 @@ instance stay as they are, and calls of other modules pass through.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from torchprof.record.compiled.dynamo_code import has_code, unwrapped
 from torchprof.record.forwards import StandIn, never_compiled, on_class, on_hook, on_instance, refers_to_itself
 from torchprof.record.ranges import CollectionRanges, EngineRanges, PipelineRanges
 from torchprof.record.session import is_observed, record
-from torchprof.record.torch_internals import RecursionLimit, optional
+from torchprof.record.torch_internals import SharedChange, optional
 
 _is_traced: Callable[[], Any] = optional("torch._C._get_tracing_state", lambda: None)
 _PARALLEL = ("torch.distributed.tensor.", "torch.distributed._tensor.", "torch.distributed.fsdp._fully_shard.")
@@ -32,6 +33,7 @@ _PARALLEL = ("torch.distributed.tensor.", "torch.distributed._tensor.", "torch.d
 exchange inputs, outputs and parameters outside of forwards."""
 _STOP_RECOMPUTATION = "_StopRecomputationError"
 """The exception with which torch.utils.checkpoint stops a recomputation when backward has all tensors it needs."""
+_MOST_RECURSION = 2**31 - 1  # a C int
 _lock = RLock()
 """Locked while labels are attached or detached. Reentrant: a module may be freed meanwhile on the same thread."""
 _OfClass = dict[tuple[type, bool], tuple[list[StandIn], bool]]
@@ -166,6 +168,15 @@ class Label:
         return STOPPED if type(error).__name__ == _STOP_RECOMPUTATION else RAISED
 
 
+class RecursionLimit(SharedChange):
+    """Python's recursion limit while labels are attached. One of four frames of a nested call is ours, and calls that
+    fitted into the limit before must still fit."""
+
+    def _make(self) -> None:
+        raised = min(2 * sys.getrecursionlimit(), _MOST_RECURSION)
+        self._set(sys.getrecursionlimit, sys.setrecursionlimit, raised)
+
+
 @dataclass(eq=False)
 class Labels:
     """The labels on some modules, and on garbage collections, from ``attach`` to ``detach``. Several ``Labels`` may be
@@ -238,24 +249,25 @@ class Labels:
     def _joined(self, target: Target, module: nn.Module, of_class: _OfClass) -> list[StandIn]:
         """The stand-ins that the calls of a module go through; missing ones are put in place."""
         stand_ins = []
-        for stand_in in self._places(target, module, of_class):
+        for stand_in in self._stand_ins_for(target, module, of_class):
             stand_in.join(self)
             self._stand_ins[id(stand_in)] = stand_in
             stand_ins.append(stand_in)
         return stand_ins
 
-    def _places(self, target: Target, module: nn.Module, of_class: _OfClass) -> Iterator[StandIn]:
+    def _stand_ins_for(self, target: Target, module: nn.Module, of_class: _OfClass) -> Iterator[StandIn]:
+        """Those for its hooks that exchange tensors between ranks, then the one for its forward."""
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
-            exchanging = [key for key, hook in hooks.items() if getattr(hook, "__module__", "").startswith(_PARALLEL)]
-            for key in exchanging:
-                yield on_hook(hooks, key)
+            for number, hook in [*hooks.items()]:
+                if getattr(hook, "__module__", "").startswith(_PARALLEL):
+                    yield on_hook(hooks, number)
         own = "_compiled_call_impl" if getattr(module, "_compiled_call_impl", None) is not None else "forward"
         if own in module.__dict__ or isinstance(module, torch.jit.ScriptModule):
             yield on_instance(module, own)
             return
-        kind = type(module), target.inlined
-        if kind in of_class:
-            stand_ins, is_unlabelled = of_class[kind]
+        key = type(module), target.inlined
+        if key in of_class:
+            stand_ins, is_unlabelled = of_class[key]
             self.unlabelled += [target.label] * is_unlabelled
             yield from stand_ins
         else:
@@ -263,7 +275,7 @@ class Labels:
             for stand_in in self._on_classes(target, module):
                 stand_ins.append(stand_in)
                 yield stand_in
-            of_class[kind] = stand_ins, len(self.unlabelled) > before
+            of_class[key] = stand_ins, len(self.unlabelled) > before
         if getattr(module, "gradient_checkpointing", False):  # of transformers
             for stand_in in stand_ins:
                 stand_in.label_in_backward()

@@ -1,5 +1,5 @@
-"""The modules of a model by path, and the arguments they are called with; copies of models without data; the tensors of
-modules: who owns one, whether it changes, which gradients DistributedDataParallel exchanges."""
+"""Modules of models: their paths and names, and what users give for them; copies without data; and the tensors of
+modules: which modules have one, and which gradients DistributedDataParallel exchanges."""
 
 from __future__ import annotations
 
@@ -96,6 +96,9 @@ def is_exported(module: nn.Module) -> bool:
     )
 
 
+# What users give
+
+
 def select(paths: Iterable[Any], known: Sequence[tuple[tuple[str, ...], ...]]) -> set[int]:
     """The numbers of the entries of ``known`` that match some paths. Raises TorchprofError, with similar paths, for a
     path that matches nothing, and for what is not a list of paths."""
@@ -125,7 +128,7 @@ def checked_models(model: Any) -> list[nn.Module]:
     """The models that a user gave, as a list. A stage of a pipeline stands for its model, a schedule for those of its
     stages. Raises TorchprofError for anything else than these, a module, and a list of them."""
     given = list(model) if isinstance(model, (list, tuple)) else [model]
-    models = [of_entry for entry in given for of_entry in [stage.submod for stage in stages_in(entry)] or [entry]]
+    models = [module for entry in given for module in [stage.submod for stage in stages_in(entry)] or [entry]]
     if not models:
         raise TorchprofError("Profile needs a model; the list is empty.")
     for entry in models:
@@ -233,9 +236,9 @@ class Owners:
                 if memory := _memory_of(tensor):
                     self._by_memory[memory].append(path)
         for _, module in alive:
-            for of, tensor in _gathered_in(module):
-                if id(of) in path_of:
-                    self._by_tensor[id(tensor)].append(path_of[id(of)])
+            for holder, tensor in _gathered_in(module):
+                if id(holder) in path_of:
+                    self._by_tensor[id(tensor)].append(path_of[id(holder)])
         self._elsewhere: set[int] | None = None  # the tensors of all modules of the process
 
     def of(self, tensor: Tensor | None) -> tuple[_Path, ...] | None:

@@ -1,13 +1,11 @@
-"""The modules of a model: walked, named, selected, and mapped to the layers that users see."""
+"""Which modules of some models are labelled in a profile, and as which layers they are shown."""
 
 from __future__ import annotations
 
 import gc
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import ref
 
 import torch
@@ -19,84 +17,10 @@ from torchprof.attribute.events import Site
 from torchprof.attribute.launches import layers_by_fqn
 from torchprof.record.compiled.dynamo_code import is_under_compile
 from torchprof.record.labels import Target, label_of
-from torchprof.record.modules import (
-    Owners,
-    Replicas,
-    Trace,
-    class_name,
-    is_exported,
-    root_name,
-    select,
-    user_class_of,
-    walk_modules,
-    with_wrapped,
-    wrapped_step,
-)
-from torchprof.record.ranges import stages_given, stages_of_modules
-from torchprof.run.layers import Layer, root_of_stage
-
-
-class ModuleAtPath(NamedTuple):
-    """A module at one path in a model.
-
-    ``path``: the real path. ``shown``: the path that users see, without wrappers; ``layer``: the number of the layer
-    with this path. ``module``: a weak reference. ``wrapper``: the number of the spot of the module that only wraps this
-    one. ``compiled``: whether it is inside a ScriptModule, a module under torch.compile or a graph of torch.export, so
-    that its code may run without a call of its forward. ``callable``: whether it has a forward.
-    """
-
-    path: tuple[str, ...]
-    leaf: bool
-    module: ref[nn.Module]
-    shown: tuple[str, ...]
-    layer: int
-    wrapper: int | None
-    compiled: bool
-    callable: bool
-
-
-def _spots(
-    models: Sequence[nn.Module], before: Sequence[ModuleAtPath], stages: Mapping[int, int]
-) -> list[ModuleAtPath]:
-    """The spots ``before``, then all modules of some models: model after model, depth first. A second model of a class
-    is called ``Net#2``, and one that a stage of a pipeline calls, ``Net (stage 3)``: each rank has others. ``stages``:
-    by the id of a model, the number of its stage, where that is known; for other models, stages are searched."""
-    spots = list(before)
-    layers = {spot.shown: spot.layer for spot in spots}
-    if any(id(model) not in stages for model in models):
-        stages = {**stages_of_modules(), **stages}
-    roots = [spot for spot in spots if len(spot.path) == 1]
-    real = Counter(spot.path[0].partition("#")[0] for spot in roots)
-    shown = Counter(spot.shown[0].partition("#")[0] for spot in roots)
-    no_forward = nn.Module.forward
-    for model in models:
-        stage = stages.get(id(model))
-        root = _numbered(_root_name(with_wrapped(model)[-1], stage), shown)
-        above: dict[tuple[str, ...], tuple[int, str | None, bool]] = {}
-        for path, leaf, module in walk_modules(model, name=_numbered(_root_name(model, stage), real)):
-            shown_path: tuple[str, ...] = (root,)
-            wrapper, compiled = None, False
-            if len(path) > 1:
-                number, wrapped, compiled = above[path[:-1]]
-                wrapper = number if wrapped == path[-1] else None
-                shown_path = spots[number].shown if wrapped == path[-1] else (*spots[number].shown, path[-1])
-            if not leaf:
-                is_script = isinstance(module, torch.jit.ScriptModule)
-                may_inline = compiled or is_script or is_under_compile(module) or is_exported(module)
-                above[path] = len(spots), wrapped_step(module), may_inline
-            has_forward = getattr(type(module), "forward", None) is not no_forward or "forward" in vars(module)
-            layer = layers.setdefault(shown_path, len(layers))
-            spots.append(ModuleAtPath(path, leaf, ref(module), shown_path, layer, wrapper, compiled, has_forward))
-    return spots
-
-
-def _root_name(model: nn.Module, stage: int | None) -> str:
-    return root_name(model) if stage is None else root_of_stage(root_name(model), stage)
-
-
-def _numbered(name: str, taken: Counter[str]) -> str:
-    taken[name] += 1
-    return name if taken[name] == 1 else f"{name}#{taken[name]}"
+from torchprof.record.layers import ModuleAtPath, is_in_train_mode, layers_of, modules_at_paths
+from torchprof.record.modules import Owners, Replicas, Trace, select, user_class_of, walk_modules
+from torchprof.record.ranges import stages_given
+from torchprof.run.layers import Layer
 
 
 class Plan:
@@ -142,7 +66,7 @@ class Plan:
 
     def _add(self, models: Sequence[nn.Module], paths: Iterable[Any] | None, stages: Mapping[int, int]) -> None:
         first = len(self.spots)
-        self.spots = _spots(models, self.spots, stages)
+        self.spots = modules_at_paths(models, self.spots, stages)
         spots = self.spots[first:]
         for spot in spots:
             module = spot.module()
@@ -163,35 +87,38 @@ class Plan:
         self._label(first)
 
     def _label(self, first: int) -> None:
-        """Make targets of the selected modules, and of those outside every selected one: they are shown separately."""
+        """Make targets of the selected modules of the spots from ``first`` on, and of those outside every selected one:
+        they are shown separately. With ``paths=["block"]``, "Net", "Net.block" and "Net.head" have labels, but not
+        "Net.block.fc"."""
         at_or_below_chosen: set[tuple[str, ...]] = set()
-        inside_chosen: set[int] = set()
-        spots_of: dict[int, list[int]] = {}  # id of a module → its spots
-        for index, spot in enumerate(self.spots[first:], first):
+        inside_chosen: set[int] = set()  # the ids of modules
+        spots_of: defaultdict[int, list[ModuleAtPath]] = defaultdict(list)  # by the id of a module
+        for spot in self.spots[first:]:
             key = id(spot.module())
-            spots_of.setdefault(key, []).append(index)
+            spots_of[key].append(spot)
             if spot.layer in self._layers_chosen or spot.path[:-1] in at_or_below_chosen:
                 at_or_below_chosen.add(spot.path)
                 inside_chosen.add(key)
-        for key, numbers in spots_of.items():
-            layers = tuple(dict.fromkeys(self.spots[index].layer for index in numbers))
+        for key, spots in spots_of.items():
+            layers = tuple(dict.fromkeys(spot.layer for spot in spots))
             if self._layers_chosen.isdisjoint(layers) and key in inside_chosen:
                 continue
-            spot = self.spots[numbers[0]]
-            module = spot.module()
-            if module is None or (spot.compiled and isinstance(module, torch.jit.ScriptModule)):
-                continue  # the ScriptModule around it runs it: Python does not call its forward
-            target = self._target(module)
-            if target is None:
-                target = Target(ref(module), label_of(spot.path), spot.compiled)
-                target.training, target.is_model = _trains(module), len(spot.shown) == 1
-                self._target_of[key] = target
-                self.targets.append(target)
-            around = None if spot.wrapper is None else self._target(self.spots[spot.wrapper].module())
+            module = spots[0].module()
+            # A label in a ScriptModule is not recorded; on one in compiled code, torch.compile would compile again.
+            if module is None or (spots[0].compiled and isinstance(module, torch.jit.ScriptModule)):
+                continue
+            target = self._target(module) or self._new_target(module, spots[0])
+            around = None if spots[0].wrapper is None else self._target(self.spots[spots[0].wrapper].module())
             before = self.sites.get(target.label, Site((), around.label if around else None))
             self.sites[target.label] = before._replace(layers=(*before.layers, *layers))
-            for place in map(self.spots.__getitem__, reversed(numbers)):
-                self.real_paths[target.label, place.layer] = place.path
+            self.real_paths.update({(target.label, spot.layer): spot.path for spot in reversed(spots)})
+
+    def _new_target(self, module: nn.Module, spot: ModuleAtPath) -> Target:
+        target = Target(ref(module), label_of(spot.path), spot.compiled)
+        target.training, target.is_model = is_in_train_mode(module), len(spot.shown) == 1
+        self._target_of[id(module)] = target
+        self.targets.append(target)
+        return target
 
     def _alive(self) -> list[tuple[ModuleAtPath, nn.Module]]:
         """The spots whose modules are alive, each with its module."""
@@ -275,56 +202,7 @@ class Plan:
 
     def layers(self) -> tuple[Layer, ...]:
         """The layers as they are now, depth first. A layer of a freed module keeps its last values."""
-        modules: dict[int, list[nn.Module | None]] = {}  # by layer: wrappers first, the wrapped module last
-        places: dict[int, list[int]] = {}  # id of a module → its layers
-        for spot in self.spots:
-            module = spot.module()
-            modules.setdefault(spot.layer, []).append(module)
-            places.setdefault(id(module), []).append(spot.layer)
-        compiled = {spot.layer for spot in self.spots if spot.compiled and spot.wrapper is None}
-        counted: set[int] = set()
-        layers = []
-        updated: dict[int, int] = {}  # by layer: the elements of parameters that changed in a recording
-        for index, path in enumerate(self.layer_paths):
-            here = [module for module in modules[index] if module is not None]
-            if len(here) < len(modules[index]):
-                layers.append(self._layers[index])
-                continue
-            core = here[-1]
-            params, buffers, tied = _uncounted_tensors(here, counted)
-            sizes: Counter[str] = Counter()
-            # The packed parameters of a quantized module cannot be counted.
-            packed = any("_packed_params" in vars(module) or "_packed_params" in module._modules for module in here)
-            unknown = packed or any(map(is_lazy, params))
-            numbers = [] if unknown else [(param, param.numel()) for param in params]
-            for param, number in numbers:
-                sizes[str(param.dtype).removeprefix("torch.")] += number * param.element_size()
-            trainable = sum(number for param, number in numbers if param.requires_grad)
-            made = [buffer for buffer in buffers if not is_lazy(buffer)]
-            layer = Layer(
-                path=path,
-                kind=class_name(core),
-                params=None if unknown else sum(number for _, number in numbers),
-                trainable_params=None if unknown else trainable,
-                param_bytes=None if unknown else sum(sizes.values()),
-                dtype_bytes=tuple(sorted(sizes.items())),
-                buffers=sum(buffer.numel() for buffer in made),
-                buffer_bytes=sum(buffer.numel() * buffer.element_size() for buffer in made),
-                settings=_settings(core),
-                tied=tied,
-                training=_trains(core),
-                compiled=index in compiled,
-                shared_with=tuple(self.layer_paths[place] for place in places[id(core)] if place != index),
-            )
-            target = self._target(core) or self._target(here[0])
-            layers.append(layer if target is None else _as_called(layer, target))
-            updated[index] = sum(number for param, number in numbers if self._has_changed(param))
-        if any(updated.values()):
-            layers = [
-                replace(layer, updated_params=updated.get(index, layer.updated_params))
-                for index, layer in enumerate(layers)
-            ]
-        self._layers = tuple(layers)
+        self._layers = layers_of(self.spots, self._layers, self._target, self._has_changed)
         return self._layers
 
     def _has_changed(self, parameter: torch.Tensor) -> bool:
@@ -350,62 +228,3 @@ def _version(parameter: torch.Tensor) -> int | None:
     """How often torch counted a change of a parameter in place, by an optimizer or by hand; None if it has no count.
     Compiled code and the fused steps of torch's optimizers may change a parameter without it."""
     return None if parameter.is_inference() else parameter._version
-
-
-def _as_called(layer: Layer, target: Target) -> Layer:
-    """A layer with what was noted at its first call."""
-    inputs, outputs = _plain(target.input_shapes), _plain(target.output_shapes)
-    return replace(
-        layer,
-        input_shapes=inputs,
-        output_shapes=outputs,
-        same_shapes=target.same_shapes if target.is_model else None,
-        grad_calls=target.grad_calls if target.same_shapes is not None else None,
-        output_bytes=_bytes(outputs, target.output_types),
-        training=target.training,
-    )
-
-
-def _uncounted_tensors(
-    modules: Iterable[nn.Module], counted: set[int]
-) -> tuple[list[torch.Tensor], list[torch.Tensor], bool]:
-    """The own parameters and the own buffers of some modules that no layer has counted yet, and whether one of their
-    parameters was counted before (tied). Adds the ids of the new ones to ``counted``."""
-    params: list[torch.Tensor] = []
-    buffers: list[torch.Tensor] = []
-    tied = False
-    for module in modules:
-        for of_kind, tensors in ((params, module._parameters), (buffers, module._buffers)):
-            for tensor in tensors.values():
-                if tensor is not None and id(tensor) not in counted:
-                    counted.add(id(tensor))
-                    of_kind.append(tensor)
-                elif tensor is not None and of_kind is params:
-                    tied = True
-    return params, buffers, tied
-
-
-def _settings(module: nn.Module) -> str:
-    """``extra_repr()`` of a module of torch, "" for others: their text may have any content and length."""
-    if not user_class_of(module).__module__.startswith(("torch.nn.", "torch.ao.nn.")):
-        return ""
-    try:
-        return module.extra_repr()
-    except Exception:  # a lazy or a broken module
-        return ""
-
-
-def _trains(module: nn.Module) -> bool:
-    """Whether a module is in train mode. A frozen ScriptModule has no mode; it was in eval mode when it was frozen."""
-    return bool(getattr(module, "training", False))
-
-
-def _plain(shapes: Iterable[Iterable[Any]]) -> tuple[tuple[int, ...], ...]:
-    """Shapes as plain integers, -1 for a size that is not an integer (nested and symbolic tensors)."""
-    return tuple([tuple([size if type(size) is int else -1 for size in shape]) for shape in shapes])
-
-
-def _bytes(shapes: Sequence[Sequence[int]], types: Sequence[torch.dtype]) -> int | None:
-    """The bytes of all tensors with these shapes and types; None if there are none or if a size is unknown."""
-    is_known = shapes and not any(-1 in shape for shape in shapes)
-    return sum(prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, types)) if is_known else None

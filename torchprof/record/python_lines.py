@@ -1,7 +1,5 @@
-"""A sampling thread that notes the source line of another thread every few milliseconds.
-
-It shows the time that no operator explains: the user's Python between the operators, NumPy for example.
-"""
+"""A thread that samples the source line of another thread every few milliseconds: it shows the time of the user's
+Python between operators, NumPy for example. Importable without torch."""
 
 from __future__ import annotations
 
@@ -35,12 +33,12 @@ _LIBRARIES = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "pla
 _USER, _LIBRARY, _NEITHER = "user", "library", "torch, torchprof, or no file"
 _MOST_SAMPLES = 1_000_000  # 20 MB; an even number
 _NS = 1_000_000_000
-_CALLS = ("CALL", "PRECALL", "BEFORE_WITH")  # the names of instructions that call something begin so
-_NAME = re.compile(r"(?:(?:async )?with )?([A-Za-z_][\w.]*)\s*(?:\(|:|$)")
-_CALLS_HOOKS = ("_call_impl", "inner")  # of nn.Module
+_CALL_INSTRUCTIONS = ("CALL", "PRECALL", "BEFORE_WITH")  # the names of instructions that call something begin so
+_CALLED_NAME = re.compile(r"(?:(?:async )?with )?([A-Za-z_][\w.]*)\s*(?:\(|:|$)")
+_MODULE_CALLERS = ("_call_impl", "inner")  # the functions of nn.Module that call forwards and hooks
 _ITERATION = ("__iter__", "__next__")
 _SWITCH_S = 0.0005  # the longest time that a thread keeps the GIL if the sampler waits for it
-_PATIENCE_S = 10.0  # the longest wait for the end of the thread
+_JOIN_S = 10.0  # the longest wait for the end of the sampling thread
 _frames_stay = paused_gc if sys.version_info[:2] == (3, 11) else nullcontext
 """A block in which the frames of other threads can be read. Python 3.11 makes the object of a frame when ``f_back`` is
 read, and may collect garbage to do so. That runs finalizers and callbacks, which let other threads run: the frame
@@ -56,25 +54,35 @@ class Sample(NamedTuple):
     intervals: int
 
 
+class _Location(NamedTuple):
+    """An instruction of a function, by its byte offset, and its line. ``called``: the library's function that ran in
+    it, if known. ``caller``: the code of ``nn.Module`` that called the function, and the offset there; None for others.
+    A location keeps its code alive, so that no other object gets the id of the code."""
+
+    code: CodeType
+    line: int
+    offset: int
+    called: CodeType | None
+    caller: tuple[CodeType, int] | None
+
+
 class Sampler(SharedChange):
-    """Notes the current line of a thread every ``interval_s``, from ``start`` to ``stop``.
+    """Samples the current line of a thread every ``interval_s``, from ``start`` to ``stop``.
 
     The line is that of the innermost frame of the user's code, which is in a file, and not in the standard library, an
     installed package (site-packages), torch or torchprof; without one, of the innermost frame outside torchprof.
 
-    What the line called is noted, too, as it is written there ("time.sleep"): a line that only calls
+    With the line comes what it called, as it is written there ("time.sleep"): a line that only calls
     ``trainer.train()`` says little. Without the source, with Python 3.10, and for a loop over an object it is the
     function of a library ("DataLoader.__iter__"), but no other function of torch.
 
-    While it samples, a thread that waits for the GIL gets it after 0.5 ms (``sys.setswitchinterval``). At Python's 5 ms
-    most samples of a loop would be at its next call that releases the GIL, instead of at its slow line.
+    While it samples, a thread that waits for the GIL gets it after 0.5 ms: at Python's 5 ms most samples of a loop are
+    at its next call that releases the GIL, instead of at its slow line. C code that holds the GIL, such as NumPy's,
+    delays the sampler, and when it returns, the thread is still at the line that called it. A sample stands for all
+    intervals since the one before: the sum of all intervals times ``interval_s`` is the sampled time.
 
-    A sample stands for all intervals since the sample before (``intervals``). C code that holds the GIL, such as
-    NumPy's, delays the sampler, and when it returns, the thread is still at the line that called it. So the sum of all
-    intervals times ``interval_s`` is the sampled time.
-
-    At most a million samples of 20 bytes are kept: 83 minutes at 5 ms. When that many are reached, every second sample
-    is dropped, its intervals are added to the sample before it, and the interval between samples is doubled.
+    At most a million samples of 20 bytes are kept: 83 minutes at 5 ms. After that, every second sample is dropped, its
+    intervals are added to the sample before it, and the interval between samples is doubled.
 
     The sampling thread is a daemon. It pauses while the process forks, does not run in the child, and ends before the
     interpreter does. Started again, a sampler adds samples. Raises TorchprofError if the interval is not positive.
@@ -90,11 +98,10 @@ class Sampler(SharedChange):
         self._every = 1  # intervals from one sample to the next
         self._folder = str(Path.cwd())  # at the start, because the script may change it
         self._owners: dict[str, str] = {}  # by file
-        self._indices: dict[tuple[int, int, int, tuple[CodeType, int] | None], int] = {}
-        # Keeps the code alive, so that no other object gets its id.
-        self._locations: list[tuple[CodeType, int, int, CodeType | None, tuple[CodeType, int] | None]] = []
+        self._locations: list[_Location] = []
+        self._indices: dict[tuple[int, int, int, tuple[CodeType, int] | None], int] = {}  # of locations
         self._times = array("q")
-        self._at = array("i")
+        self._places = array("i")  # indices of locations
         self._intervals = array("q")
         self._thread: threading.Thread | None = None
 
@@ -119,19 +126,10 @@ class Sampler(SharedChange):
     def samples(self) -> Iterator[Sample]:
         """All samples until now in the order of time."""
         # First, because a sample may come meanwhile, with a new location.
-        taken = [*zip(self._times, self._at, self._intervals)]
-        for file in {code.co_filename for code, *_ in self._locations}:
+        taken = [*zip(self._times, self._places, self._intervals)]
+        for file in {location.code.co_filename for location in self._locations}:
             linecache.checkcache(file)
-        lines = [
-            SourceLine(
-                _shown(code.co_filename, self._folder),
-                line,
-                code.co_name,
-                _called(code, offset, called),
-                caller is not None and _called(*caller).endswith("hook"),  # else it calls the module's forward
-            )
-            for code, line, offset, called, caller in self._locations
-        ]
+        lines = [_source_line(location, self._folder) for location in self._locations]
         for at_ns, index, intervals in taken:
             yield Sample(at_ns, lines[index], intervals)
 
@@ -146,37 +144,38 @@ class Sampler(SharedChange):
     def _pause(self) -> None:
         if self._thread is not None:
             self._stopping.release()
-            self._thread.join(_PATIENCE_S)
+            self._thread.join(_JOIN_S)
             self._thread = None
 
     def _watch(self, stopping: threading.Lock) -> None:
+        """Sample until the lock is released. Runs in the sampling thread."""
         interval = round(self.interval_s * _NS)
         due = time.monotonic_ns() + interval * self._every
         while not stopping.acquire(timeout=max(due - time.monotonic_ns(), 0) / _NS):
             late = max(time.monotonic_ns() - due, 0) // interval
-            self._note(self._every + late)
+            self._add_sample(self._every + late)
             due += interval * (late + self._every)
 
-    def _note(self, intervals: int) -> None:
+    def _add_sample(self, intervals: int) -> None:
         with _frames_stay():
-            index = self._location()
+            index = self._location_now()
         if index is None:
             return
         self._times.append(time.perf_counter_ns())
-        self._at.append(index)
+        self._places.append(index)
         self._intervals.append(intervals)
         if len(self._times) >= _MOST_SAMPLES:  # drop every second one
             self._times = self._times[::2]
-            self._at = self._at[::2]
+            self._places = self._places[::2]
             self._intervals = array("q", map(add, self._intervals[::2], self._intervals[1::2]))
             self._every *= 2
 
-    def _location(self) -> int | None:
+    def _location_now(self) -> int | None:
         """The index of the thread's location in ``_locations``; None if the thread has ended."""
         frame = sys._current_frames().get(self._ident)
         while frame is not None and frame.f_code.co_filename.startswith(OUR_FILES):
             frame = frame.f_back
-        frame, called = self._users(frame)
+        frame, called = self._user_frame(frame)
         if frame is None:
             return None
         caller = _calling_module(frame)
@@ -184,10 +183,10 @@ class Sampler(SharedChange):
         index = self._indices.get(key)
         if index is None:
             index = self._indices[key] = len(self._locations)
-            self._locations.append((frame.f_code, frame.f_lineno, frame.f_lasti, called, caller))
+            self._locations.append(_Location(frame.f_code, frame.f_lineno, frame.f_lasti, called, caller))
         return index
 
-    def _users(self, innermost: FrameType | None) -> tuple[FrameType | None, CodeType | None]:
+    def _user_frame(self, innermost: FrameType | None) -> tuple[FrameType | None, CodeType | None]:
         """The innermost frame of the user's code, or else the innermost one; and the library's function it called."""
         frame, called = innermost, None
         while frame is not None:
@@ -196,14 +195,14 @@ class Sampler(SharedChange):
             if owner is None:
                 owner = self._owners[file] = _owner_of(file)
             if owner == _USER:
-                return _named(frame), called
+                return _enclosing(frame), called
             is_named = owner == _LIBRARY or frame.f_code.co_name in _ITERATION  # torch's DataLoader
             called = frame.f_code if is_named else None
             frame = frame.f_back
         return innermost, None
 
 
-def _named(frame: FrameType) -> FrameType:
+def _enclosing(frame: FrameType) -> FrameType:
     """The frame of the function that a comprehension or a lambda is written in, if that is its caller."""
     name, outer = frame.f_code.co_name, frame.f_back
     while name.startswith("<") and name != "<module>" and outer is not None:
@@ -216,7 +215,7 @@ def _named(frame: FrameType) -> FrameType:
 def _calling_module(frame: FrameType) -> tuple[CodeType, int] | None:
     """The code of ``nn.Module`` that calls this function, and the instruction that does; None for other callers."""
     caller = frame.f_back
-    if caller is None or caller.f_code.co_name not in _CALLS_HOOKS:
+    if caller is None or caller.f_code.co_name not in _MODULE_CALLERS:
         return None
     is_torchs = caller.f_code.co_filename == getattr(sys.modules.get("torch.nn.modules.module"), "__file__", None)
     return (caller.f_code, caller.f_lasti) if is_torchs else None
@@ -236,23 +235,35 @@ def _owner_of(file: str) -> str:
     return _LIBRARY if is_installed else _USER
 
 
-def _called(code: CodeType, offset: int, called: CodeType | None = None) -> str:
+def _source_line(location: _Location, folder: str) -> SourceLine:
+    """The line of a location. ``folder``: see ``_shown_path``."""
+    code, caller = location.code, location.caller
+    return SourceLine(
+        _shown_path(code.co_filename, folder),
+        location.line,
+        code.co_name,
+        _called_name(code, location.offset, location.called),
+        caller is not None and _called_name(*caller).endswith("hook"),  # else it calls the module's forward
+    )
+
+
+def _called_name(code: CodeType, offset: int, called: CodeType | None = None) -> str:
     """What a call at this instruction calls, as it is written in the source; else the name of ``called``, if any."""
     positions = getattr(code, "co_positions", None)
     while offset > 0 and dis.opname[code.co_code[offset]] == "CACHE":  # the rest of the instruction before it
         offset -= 2
-    if positions is not None and dis.opname[code.co_code[offset]].startswith(_CALLS):
+    if positions is not None and dis.opname[code.co_code[offset]].startswith(_CALL_INSTRUCTIONS):
         line, last, begin, end = next(islice(positions(), offset // 2, None), (None,) * 4)
         if line is not None and begin is not None and end is not None:
             text = linecache.getline(code.co_filename, line).encode()
             written = text[begin : end if last == line else None].decode(errors="replace")
-            match = _NAME.match(written)
+            match = _CALLED_NAME.match(written)
             if match is not None:
                 return match[1]
     return getattr(called, "co_qualname", called.co_name) if called is not None else ""
 
 
-def _shown(file: str, folder: str) -> str:
+def _shown_path(file: str, folder: str) -> str:
     """A path as it is shown: relative to ``folder`` if it is below it, otherwise its last folder and its name."""
     if file.startswith("<"):
         return file

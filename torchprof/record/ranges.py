@@ -28,16 +28,16 @@ from torchprof.record.torch_internals import SharedChange, optional
 
 _STAGES = "torch.distributed.pipelining.stage"
 _SCHEDULES = "torch.distributed.pipelining.schedules"
-_ENTER_THE_ENGINE = ("torch.autograd", "torch.autograd.graph")
+_ENGINE_MODULES = ("torch.autograd", "torch.autograd.graph")
 """The modules through whose ``_engine_run_backward`` ``backward()`` and ``grad()`` enter the engine."""
-_OLD = 1 if sys.version_info >= (3, 14) else 2
+_OLD_GENERATION = 1 if sys.version_info >= (3, 14) else 2
 """The youngest generation whose collection also visits old objects; in Python 3.14, a part of them each time."""
 
 # Ranges that are open where a session of torch's profiler ends and the next one begins
 
 
 @dataclass
-class _Open:
+class _OpenRange:
     """A range that is open. ``is_closed``: for a while, between ``close`` and ``reopen``."""
 
     range: Any
@@ -53,7 +53,7 @@ class SplitRanges(SharedChange):
     """
 
     _splitting: ClassVar[set[int]] = set()  # the threads that are closing ranges or opening them again just now
-    _open: ClassVar[dict[tuple[int, int], _Open]] = {}  # by the thread and the id of a range; outer to inner
+    _open: ClassVar[dict[tuple[int, int], _OpenRange]] = {}  # by the thread and the id of a range; outer to inner
 
     def _make(self) -> None:
         enter: Any = record_function.__enter__
@@ -63,16 +63,16 @@ class SplitRanges(SharedChange):
         @functools.wraps(enter)  # TorchScript compiles the source of the original
         def entered(opened: Any) -> Any:
             result = enter(opened)
-            _note(opened)
+            _add_open(opened)
             return result
 
         @leave_to_eager
         @functools.wraps(leave)
         def left(opened: Any, *error: Any) -> Any:
-            _forget(opened)
+            _remove_open(opened)
             return leave(opened, *error)
 
-        self._undo.append(_forget_all)
+        self._undo.append(_remove_others)
         self._put(record_function, "__enter__", entered)
         self._put(record_function, "__exit__", left)
 
@@ -94,7 +94,7 @@ class SplitRanges(SharedChange):
 
 
 @contextmanager
-def _open_ranges() -> Iterator[list[_Open]]:
+def _open_ranges() -> Iterator[list[_OpenRange]]:
     """The open ranges of this thread, in a block in which they are entered and left, but not by the user."""
     here = threading.get_ident()
     SplitRanges._splitting.add(here)
@@ -114,21 +114,22 @@ class Reopened:
 
     def __enter__(self) -> None:
         self._range.__enter__()
-        _note(self)
+        _add_open(self)
 
     def __exit__(self, *error: Any) -> None:
-        _forget(self)
+        _remove_open(self)
         self._range.__exit__(None, None, None)
 
 
-def _note(opened: Any) -> None:
+def _add_open(opened: Any) -> None:
+    """A range that was entered is open, as the innermost of this thread."""
     if threading.get_ident() not in SplitRanges._splitting:
         key = threading.get_ident(), id(opened)
         SplitRanges._open.pop(key, None)  # it may be open already: a decorated function that calls itself
-        SplitRanges._open[key] = _Open(opened)
+        SplitRanges._open[key] = _OpenRange(opened)
 
 
-def _forget(opened: Any) -> None:
+def _remove_open(opened: Any) -> None:
     """A range that was left is not open. It may have been entered on another thread."""
     if threading.get_ident() in SplitRanges._splitting:
         return
@@ -137,7 +138,7 @@ def _forget(opened: Any) -> None:
             SplitRanges._open.pop(key, None)
 
 
-def _forget_all() -> None:
+def _remove_others() -> None:
     """Nothing will tell when the ranges of others end."""
     for key, opened in SplitRanges._open.copy().items():
         if not isinstance(opened.range, Reopened):
@@ -152,15 +153,15 @@ class PipelineRanges(SharedChange):
     torch.distributed.pipelining is imported, nothing is done: call ``on`` again when it may have been."""
 
     def _make(self) -> None:
-        base, schedules = _class_of_stages(), sys.modules.get(_SCHEDULES)
+        base, schedules = _stage_class(), sys.modules.get(_SCHEDULES)
         if base is None or schedules is None or optional(f"{_SCHEDULES}._wait_batch_p2p") is None:
             return
-        for name, label_of in _OF_STAGES.items():
-            self._wrap(base, name, partial(_in_ranges, label_of=label_of))
+        for name, label_of in _LABELS_OF_ACTIONS.items():
+            self._wrap(base, name, partial(_with_range, label_of=label_of))
         for owner in ("PipelineScheduleSingle", "PipelineScheduleMulti"):
-            self._wrap(getattr(schedules, owner, None), "step", partial(_in_ranges, label_of=_label_of_step))
-        self._wrap(schedules, "_batch_p2p", _telling_sends)
-        self._wrap(schedules, "_wait_batch_p2p", partial(_in_ranges, label_of=_label_of_wait))
+            self._wrap(getattr(schedules, owner, None), "step", partial(_with_range, label_of=_label_of_step))
+        self._wrap(schedules, "_batch_p2p", _marking_sends)
+        self._wrap(schedules, "_wait_batch_p2p", partial(_with_range, label_of=_label_of_wait))
 
     def _wrap(self, owner: Any, name: str, wrapper_of: Callable[[Any], Any]) -> None:
         """Replace a function of a class or a Python module by a wrapper, if it has it."""
@@ -169,9 +170,9 @@ class PipelineRanges(SharedChange):
             self._put(owner, name, leave_to_eager(functools.wraps(function)(wrapper_of(function))))
 
 
-def _in_ranges(function: Any, label_of: Callable[..., str | None]) -> Any:
-    """A function in a range. ``label_of`` gets the arguments of a call; None, or an error, as if a newer torch calls it
-    in another way: the call has no range."""
+def _with_range(function: Any, label_of: Callable[..., str | None]) -> Any:
+    """A function whose calls are ranges. ``label_of`` gets the arguments of a call. A call has no range if the result
+    is None, or if there is an error, because a newer torch calls the function in another way."""
 
     def in_a_range(*args: Any, **kwargs: Any) -> Any:
         label = None
@@ -188,7 +189,7 @@ class _Sends(list[Any]):
     """The works of an exchange in which this rank receives nothing."""
 
 
-def _telling_sends(exchange: Any) -> Any:
+def _marking_sends(exchange: Any) -> Any:
     """``_batch_p2p`` that tells by its list whether something is received: ``_wait_batch_p2p`` gets the same list."""
 
     def exchanged(ops: Any, *args: Any, **kwargs: Any) -> Any:
@@ -233,14 +234,14 @@ def _label_of_step(schedule: Any, *_: Any, **__: Any) -> str:
     return label
 
 
-_OF_STAGES: dict[str, Callable[..., str | None]] = {
+_LABELS_OF_ACTIONS: dict[str, Callable[..., str | None]] = {
     "forward_one_chunk": _label_of_forward,
     "backward_one_chunk": _label_of_backward,
     "backward_weight_one_chunk": _label_of_weights,
 }
 
 
-def _class_of_stages() -> Any:
+def _stage_class() -> Any:
     """The class of all stages; None before torch.distributed.pipelining is imported."""
     return optional(f"{_STAGES}._PipelineStageBase") if _STAGES in sys.modules else None
 
@@ -248,7 +249,7 @@ def _class_of_stages() -> Any:
 def stages_of_modules() -> dict[int, int]:
     """The number of the stage that calls a module, by the id of the module, and of the modules that it wraps. Stages
     are searched among all objects of the process, but for those that ``gc.freeze`` has hidden."""
-    base = _class_of_stages()
+    base = _stage_class()
     return _numbers_of([] if base is None else instances_of(base))
 
 
@@ -275,13 +276,13 @@ class EngineRanges(SharedChange):
     """From ``on`` to ``off``, each call of autograd's engine is a range."""
 
     def _make(self) -> None:
-        for name in _ENTER_THE_ENGINE:
+        for name in _ENGINE_MODULES:
             run_backward = optional(f"{name}._engine_run_backward")
             if run_backward is not None:
-                self._put(importlib.import_module(name), "_engine_run_backward", _in_range_of_engine(run_backward))
+                self._put(importlib.import_module(name), "_engine_run_backward", _with_engine_range(run_backward))
 
 
-def _in_range_of_engine(run_backward: Any) -> Any:
+def _with_engine_range(run_backward: Any) -> Any:
     @never_compiled
     @functools.wraps(run_backward)
     def in_a_range(*args: Any, **kwargs: Any) -> Any:
@@ -318,7 +319,7 @@ class CollectionRanges(SharedChange):
 def mark_collection(phase: str, info: dict[str, int]) -> None:
     """Open or close a range. Python calls this at the start and the end of each collection (``gc.callbacks``)."""
     if phase == "start":
-        if info["generation"] >= _OLD and is_observed():
+        if info["generation"] >= _OLD_GENERATION and is_observed():
             opened = record(GARBAGE_COLLECTION_LABEL)
             opened.__enter__()
             CollectionRanges._open.append(opened)

@@ -6,9 +6,11 @@ import atexit
 import functools
 import gc
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -16,13 +18,14 @@ from torch.autograd import profiler as torch_profiler
 from torch.profiler.profiler import PROFILER_STEP_NAME
 
 from torchprof.attribute.event_columns import EventColumns
-from torchprof.attribute.event_names import ENDED, OPENED, STARTED, STEP_MARK, keep_recorded
+from torchprof.attribute.event_names import ENDED, OPENED, STARTED, STEP_MARK
 from torchprof.attribute.events import Detail
+from torchprof.attribute.loop import keep_recorded
 from torchprof.errors import TorchprofError
 from torchprof.measure.recording import CpuTime
 from torchprof.record.session_columns import HAS_COLLECTIVE_METADATA
 from torchprof.record.session_events import OURS, SessionEvents
-from torchprof.record.torch_internals import CustomOps, needed, optional, replaced
+from torchprof.record.torch_internals import SharedChange, needed, optional, replaced
 from torchprof.run.meta import RunWarning
 
 record: Callable[[str], Any] = optional("torch._C._profiler._RecordFunctionFast", torch_profiler.record_function)
@@ -32,22 +35,9 @@ is_observed: Callable[[], bool] = needed("torch._C._autograd._profiler_enabled")
 for _name in ("_prepare_trace", "_start_trace"):
     needed(f"torch.autograd.profiler.profile.{_name}")
 
-_STARTS = (
-    (torch_profiler.profile, "_prepare_trace"),
-    (torch_profiler.profile, "_start_trace"),
-    (torch_profiler.emit_nvtx, "__enter__"),
-    (torch_profiler.emit_itt, "__enter__"),
-)
-"""The functions with which torch's profiler sessions begin."""
-
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
 _LOGS_SESSIONS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
 """Whether this version of torch writes the start and the stop of each session to stderr ("USDT:")."""
-
-_WAY_OUT = (
-    "torch runs one profiler session in a process at a time. End it before the `with torchprof.Profile(...)` block, or "
-    "remove one of the two: torchprof's own figures come with torch's `prof.key_averages()` and `prof.raw()`."
-)
 
 
 class Session(SessionEvents):
@@ -247,6 +237,53 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
+def missing_device(device: str) -> RunWarning | None:
+    """The reason why kernels of this kind of device cannot be recorded here; None if they can."""
+    name = device.upper()
+    if device == "mps":
+        return RunWarning.of("device_without_kernels", device=name)
+    module = getattr(torch, device, None)
+    if module is None or not module.is_available():
+        return RunWarning.of("no_device", device=name)
+    activity = getattr(torch.profiler.ProfilerActivity, name, torch.profiler.ProfilerActivity.CPU)
+    is_recordable = activity in torch.profiler.supported_activities()
+    return None if is_recordable else RunWarning.of("device_not_recordable", device=name)
+
+
+class CustomOps(SharedChange):
+    """All custom ops of the process pass through the dispatcher, as in older torch. Ops that are defined after ``on``
+    are not changed.
+
+    torch 2.15 calls a ``torch.library.custom_op`` without its dispatcher ("PyObject dispatch", pytorch#187949). torch's
+    profiler observes the dispatcher, so it would record only what the op calls: the op would have no row, and a FLOPs
+    formula that the user registered for it would not be used.
+    """
+
+    def on(self) -> None:
+        self._all_on.add(self)
+        known: Any = getattr(sys.modules.get("torch._library.custom_ops"), "OPDEFS", {})
+        for definition in list(known.values()):
+            op: Any = getattr(definition, "_opoverload", None)
+            if getattr(op, "_pyobj_dispatcher", None) is not None and hasattr(op, "_enable_pyobj_dispatch"):
+                op._enable_pyobj_dispatch(False)
+                self._undo.append(partial(op._enable_pyobj_dispatch, True))
+
+
+# Other sessions
+
+_STARTS = (
+    (torch_profiler.profile, "_prepare_trace"),
+    (torch_profiler.profile, "_start_trace"),
+    (torch_profiler.emit_nvtx, "__enter__"),
+    (torch_profiler.emit_itt, "__enter__"),
+)
+"""The functions with which torch's profiler sessions begin."""
+_WAY_OUT = (
+    "torch runs one profiler session in a process at a time. End it before the `with torchprof.Profile(...)` block, or "
+    "remove one of the two: torchprof's own figures come with torch's `prof.key_averages()` and `prof.raw()`."
+)
+
+
 class Guard:
     """While it is on, no other profiler session can start: it would end ours, or crash the process. ``give_way``: if
     given, it is called instead of raising an error, and has to end our session; then the other one starts. Guards may
@@ -313,16 +350,3 @@ def _is_prepared() -> bool:
         type(thing) is torch_profiler.profile and getattr(thing, "entered", False) and thing.kineto_results is None
         for thing in gc.get_referrers(torch_profiler.profile)
     )
-
-
-def missing_device(device: str) -> RunWarning | None:
-    """The reason why kernels of this kind of device cannot be recorded here; None if they can."""
-    name = device.upper()
-    if device == "mps":
-        return RunWarning.of("device_without_kernels", device=name)
-    module = getattr(torch, device, None)
-    if module is None or not module.is_available():
-        return RunWarning.of("no_device", device=name)
-    activity = getattr(torch.profiler.ProfilerActivity, name, torch.profiler.ProfilerActivity.CPU)
-    is_recordable = activity in torch.profiler.supported_activities()
-    return None if is_recordable else RunWarning.of("device_not_recordable", device=name)

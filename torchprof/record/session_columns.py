@@ -6,16 +6,16 @@ import json
 import marshal
 import operator
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import compress, islice
 from typing import Any
 
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
 from torchprof.attribute.event_columns import EventColumns, EventKind, Numbers, by_thread
-from torchprof.attribute.event_names import MEMORY, OVERHEAD, event_kind, is_a_common_name, numbers_of_devices
+from torchprof.attribute.event_names import MEMORY, OVERHEAD, event_kind, is_a_common_name
 from torchprof.attribute.events import ACCUMULATES, PREFIX, Detail, Event, Kind, SignatureTable
-from torchprof.attribute.launches import first_correlation_id, threads_of_overhead
+from torchprof.attribute.launches import first_correlation_id, numbers_of_devices, threads_of_overhead
 from torchprof.record.torch_internals import needed, optional
 from torchprof.run.collectives import RECORDS_COLLECTIVE, signature_of
 from torchprof.run.words import BEFORE, Signature, is_collective, is_runtime_call
@@ -87,7 +87,7 @@ class InputSignatures(SignatureTable):
     def __init__(self, with_stack: bool) -> None:
         super().__init__()
         self._with_stack = with_stack
-        self._of_pair: dict[tuple[int, int], int] = {}  # see called_from
+        self._with_source: dict[tuple[int, int], int] = {}  # see called_from
 
     def number_of(self, raw: Any, detail: Detail) -> int:
         """The number of the inputs of an event."""
@@ -128,10 +128,10 @@ class InputSignatures(SignatureTable):
 
     def called_from(self, signature: int, source: int) -> int:
         """The number of a signature like ``signature`` with the source lines of ``source``."""
-        number = self._of_pair.get((signature, source))
+        number = self._with_source.get((signature, source))
         if number is None:
             number = self._number(self.all[signature]._replace(stack=self.all[source].stack))
-            self._of_pair[signature, source] = number
+            self._with_source[signature, source] = number
         return number
 
 
@@ -171,7 +171,7 @@ class SessionColumns:
         """``detail``: see ``SessionEvents.columns``. ``address_of``: of memory events, by time, thread and bytes."""
         events = self._events
         self._number_kinds()
-        nbytes, addresses = self._memory(address_of)
+        nbytes, addresses = self._memory_columns(address_of)
         self._shorten_async()
         kinds = [EventKind(Kind.OP, "") if kind is None else kind for kind in self._kinds]
         has_nodes = any(kind.kind in (Kind.NODE, Kind.BACKWARD_FUNCTION) for kind in kinds)
@@ -199,8 +199,15 @@ class SessionColumns:
         )
 
     def _find_launches(self) -> None:
-        """A call of the device's runtime (cudaLaunchKernel) is linked to its op, and counts on the op's thread. It has
-        an ID of its own, which may equal that of an op. Overhead has the ID of the op or of the range that it is in."""
+        """Set the IDs by which kernels find the ops that launched them. A call of the device's runtime counts on the
+        thread of its op, overhead on that of the op that it interrupts::
+
+            event                                   ID    of op      becomes
+            aten::mm, an op                          7        0      7: kernels name it as their launcher
+            cudaLaunchKernel, called in aten::mm    31        7      0, on the thread of aten::mm
+            cudaGraphLaunch, outside of all ops     32        0      -32: an op may have the ID 32
+            overhead, in the op or range 7           7        0      0: it launches nothing
+        """
         events = self._events
         raws, names, names_of, scopes = events.all, events.names, events.names_of, events.scopes
         self._correlations = array("q", map(_correlation, raws))
@@ -220,19 +227,23 @@ class SessionColumns:
                 threads[index] = thread_of.get(launcher, threads[index])
                 self._calls.append(self._correlations[index])
                 self._correlations[index] = 0
-            elif scopes[index] != USER_SCOPE and is_overhead[name]:  # it launches nothing
+            elif scopes[index] != USER_SCOPE and is_overhead[name]:
                 overhead.append(index)
                 self._correlations[index] = 0
             elif is_call[name] and scopes[index] != USER_SCOPE:
                 self._calls.append(self._correlations[index])
                 self._unlinked.add(self._correlations[index])
                 self._correlations[index] *= -1
+        if overhead:
+            ops = ((events.starts[index], threads[index]) for index in ranges if scopes[index] != USER_SCOPE)
+            self._move_overhead(overhead, threads, ops)
         self._threads = threads
-        if not overhead:
-            return
-        overhead.sort(key=events.starts.__getitem__)
-        ops = ((events.starts[index], threads[index]) for index in ranges if scopes[index] != USER_SCOPE)
-        for index, thread in zip(overhead, threads_of_overhead([events.starts[index] for index in overhead], ops)):
+
+    def _move_overhead(self, overhead: list[int], threads: list[int], ops: Iterable[tuple[int, int]]) -> None:
+        """Put the events of overhead on the threads of the ops that they interrupt. ``ops``: start and thread."""
+        starts = self._events.starts
+        overhead.sort(key=starts.__getitem__)
+        for index, thread in zip(overhead, threads_of_overhead([starts[index] for index in overhead], ops)):
             threads[index] = thread or threads[index]
 
     def _number_kinds(self) -> None:
@@ -244,7 +255,7 @@ class SessionColumns:
         numbers: dict[tuple[int, int], int] = {}  # by number of the name, and scope
 
         def number_of(name: int, scope: int) -> int:
-            kind = None if is_python[name] else _kind(names[name], scope)
+            kind = None if is_python[name] else _kind_of(names[name], scope)
             event_kind = None if kind is None else EventKind(kind, names[name])
             return self._kinds[event_kind]
 
@@ -256,15 +267,17 @@ class SessionColumns:
                 numbers[key] = number_of(*key)
             self._numbers[index] = numbers[key]
 
-    def _of(self, is_wanted: Callable[[EventKind], bool]) -> list[int]:
+    def _indices_of(self, is_wanted: Callable[[EventKind], bool]) -> list[int]:
         """The indices of the events whose kinds are wanted."""
         wanted = [kind is not None and is_wanted(kind) for kind in self._kinds]
         events = compress(range(len(self._numbers)), map(wanted.__getitem__, self._numbers))
         return [*events] if any(wanted) else []
 
-    def _memory(self, address_of: Mapping[tuple[int, int, int], int]) -> tuple[array[int] | None, array[int] | None]:
+    def _memory_columns(
+        self, address_of: Mapping[tuple[int, int, int], int]
+    ) -> tuple[array[int] | None, array[int] | None]:
         """The bytes and the addresses of memory events. Each device has a kind of its own."""
-        of_memory = self._of(lambda kind: kind.kind is Kind.MEMORY)
+        of_memory = self._indices_of(lambda kind: kind.kind is Kind.MEMORY)
         if not of_memory:
             return None, None
         raws, starts, threads = self._events.all, self._events.starts, self._threads
@@ -274,7 +287,7 @@ class SessionColumns:
             raw, start = raws[index], starts[index]
             size = nbytes[index] = raw.nbytes()
             addresses[index] = address_of.get((start, threads[index], size), 0)
-            device = _device(raw.device_type(), raw.device_index(), self._devices)
+            device = _device_name(raw.device_type(), raw.device_index(), self._devices)
             if device not in numbers:
                 numbers[device] = self._kinds[EventKind(Kind.MEMORY, MEMORY, device)]
             self._numbers[index] = numbers[device]
@@ -283,7 +296,7 @@ class SessionColumns:
 
     def _shorten_async(self) -> None:
         """A label that ends on another thread takes no time of its own thread."""
-        for index in self._of(lambda kind: kind.kind is Kind.USER_LABEL):
+        for index in self._indices_of(lambda kind: kind.kind is Kind.USER_LABEL):
             raw = self._events.all[index]
             moves = raw.is_async() or raw.end_thread_id() != raw.start_thread_id()
             if moves and self._events.scopes[index] == USER_SCOPE:
@@ -291,10 +304,10 @@ class SessionColumns:
 
     def _signatures(self, detail: Callable[[str], Detail] | None) -> array[int] | None:
         """The numbers of the inputs of ops; None if none were recorded."""
-        collectives = self._of(lambda kind: kind.name == RECORDS_COLLECTIVE) if HAS_COLLECTIVE_METADATA else []
+        collectives = self._indices_of(lambda kind: kind.name == RECORDS_COLLECTIVE) if HAS_COLLECTIVE_METADATA else []
         if detail is None and not collectives:
             return None
-        wanted = [_detail(kind, detail) for kind in self._kinds]
+        wanted = [_detail_of(kind, detail) for kind in self._kinds]
         raws, number_of, nothing = self._events.all, self._inputs.number_of, Detail.NOTHING
         numbers = array("i", bytes(4 * len(raws)))
         for index, number in enumerate(self._numbers):
@@ -324,12 +337,12 @@ class SessionColumns:
                     launcher = -call
                 elif 0 < call < first:
                     launcher = BEFORE
-            device = _device(raw.device_type(), counted.get(index, index), devices)
+            device = _device_name(raw.device_type(), counted.get(index, index), devices)
             start, end = raw.start_ns(), end_ns(raw)
             yield Event(Kind.KERNEL, name, start, end, _stream(raw), correlation=launcher, device=device)
 
 
-def _kind(name: str, scope: int) -> Kind | None:
+def _kind_of(name: str, scope: int) -> Kind | None:
     """The kind of the events with a name and a scope; None if they are left out."""
     kind = event_kind(name)
     if scope == USER_SCOPE and is_a_common_name(name):
@@ -341,7 +354,7 @@ def _kind(name: str, scope: int) -> Kind | None:
     return Kind.BACKWARD_FUNCTION if scope == BACKWARD_SCOPE else Kind.OP
 
 
-def _detail(kind: EventKind | None, detail: Callable[[str], Detail] | None) -> Detail:
+def _detail_of(kind: EventKind | None, detail: Callable[[str], Detail] | None) -> Detail:
     """How much is read of the inputs of events of one kind."""
     if detail is None or kind is None:
         return Detail.NOTHING
@@ -352,7 +365,7 @@ def _detail(kind: EventKind | None, detail: Callable[[str], Detail] | None) -> D
     return Detail.NOTHING
 
 
-def _device(device_type: Any, index: int, known: dict[tuple[Any, int], str]) -> str:
+def _device_name(device_type: Any, index: int, known: dict[tuple[Any, int], str]) -> str:
     """The name of a device. torch calls a ROCm device "cuda"; only the profiler's memory events call it "hip"."""
     device = known.get((device_type, index))
     if device is None:

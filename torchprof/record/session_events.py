@@ -27,13 +27,11 @@ from torchprof.attribute.event_names import (
     MEMORY,
     RAISED,
     STOPPED,
-    Loop,
-    NamedRange,
-    is_of_a_call,
+    is_module_label,
     is_torchs_step,
-    loop_of,
 )
 from torchprof.attribute.events import PREFIX, Detail, OpenRanges
+from torchprof.attribute.loop import Loop, NamedRange, loop_of
 from torchprof.errors import TorchprofError
 from torchprof.measure.recording import CpuTime
 from torchprof.record.session_columns import InputSignatures, RawEvents, SessionColumns, end_ns
@@ -146,7 +144,7 @@ class SessionEvents:
             around = open_calls.at(thread, start)
             if name in (RAISED, STOPPED) and around:
                 failed.add(id(around[-1]))
-            elif is_of_a_call(name):
+            elif is_module_label(name):
                 calls.append(Call(name, start, end_ns(raw), thread, True))
                 around.append(calls[-1])
         calls.sort(key=lambda call: call.end_ns)
@@ -236,15 +234,16 @@ def _event_list_of(profiler: Any, raws: list[Any]) -> EventList:
     # What its parser reads of a result
     results = SimpleNamespace(events=lambda: raws, trace_start_ns=profiler.kineto_results.trace_start_ns)
     parsed = profiler._parse_kineto_results(results)
-    events = EventList(parsed, use_device=profiler.use_device, profile_memory=profiler.profile_memory)
-    events._build_tree()
-    return events
+    return _with_tree(EventList(parsed, use_device=profiler.use_device, profile_memory=profiler.profile_memory))
 
 
 def empty_event_list() -> EventList:
     """The list of a profiler that was switched off."""
+    return _with_tree(EventList([]))
+
+
+def _with_tree(events: EventList) -> EventList:
     needed("torch.autograd.profiler_util.EventList._build_tree")
-    events = EventList([])
     events._build_tree()
     return events
 

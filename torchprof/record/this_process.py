@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from torchprof.attribute.launches import mesh_of_groups, sole_group
-from torchprof.measure.recording import Freed, LiveMemory
+from torchprof.measure.memory_blocks import Freed, LiveMemory
 from torchprof.record.peak import measured_peaks
 from torchprof.run.lockstep import GroupOfRanks
 from torchprof.run.meta import MeshDim, Meta, name_of_job
@@ -116,13 +116,13 @@ def this_process(job: Job) -> Meta:
 def environment() -> tuple[tuple[str, str], ...]:
     """(name, value) of what two comparable runs share, without names of hosts and users. No device is initialized."""
     threads = f"{torch.get_num_threads()} in an operator, {torch.get_num_interop_threads()} between operators"
-    device = [("CUDA", _cuda())] if torch.cuda.is_available() or torch.version.cuda else []
+    device = [("CUDA", _cuda_environment())] if torch.cuda.is_available() or torch.version.cuda else []
     return (
         ("torch", f"{torch.__version__} on Python {platform.python_version()}"),
         ("built", _build()),
         *device,
         ("threads", threads),
-        ("CPU", f"{cpu_name()}, {_usable()} usable of {os.cpu_count()}"),
+        ("CPU", f"{cpu_name()}, {_usable_processors()} usable of {os.cpu_count()}"),
         ("system", f"{platform.system()} {platform.release()} {platform.machine()}"),
     )
 
@@ -138,7 +138,7 @@ def switches() -> tuple[tuple[str, str], ...]:
         ("deterministic_algorithms", str(torch.are_deterministic_algorithms_enabled())),
         ("detect_anomaly", str(torch.is_anomaly_enabled())),
         ("num_threads", str(torch.get_num_threads())),
-        ("usable_cpus", str(_usable())),
+        ("usable_cpus", str(_usable_processors())),
         *((("compute_capability", capability),) if capability else ()),
     )
 
@@ -155,7 +155,7 @@ def _build() -> str:
     return ", ".join([kernels, *(name for name, there in libraries if there), *checks])
 
 
-def _cuda() -> str:
+def _cuda_environment() -> str:
     """The version of CUDA; if this process uses it, also its libraries and its devices."""
     version = f"{torch.version.cuda}"
     if not torch.cuda.is_available():
@@ -181,13 +181,13 @@ def cpu_name() -> str:
     return name
 
 
-def _usable() -> int:
+def _usable_processors() -> int:
     """How many logical processors this process may use, by its affinity and the quota of its container."""
-    quota = _quota()
+    quota = _processor_quota()
     return usable_cpus() if quota is None else max(1, min(usable_cpus(), round(quota)))
 
 
-def _quota() -> float | None:
+def _processor_quota() -> float | None:
     """How many processors the control group of this process may use (docs.kernel.org, "Control Group v2", ``cpu.max``;
     in version 1 ``cpu.cfs_quota_us``); None without a limit."""
     root = Path("/sys/fs/cgroup")
@@ -212,7 +212,7 @@ _ALLOCATOR_STATISTICS = {
 """torch's names of the statistics of an allocator, by ours."""
 
 
-def held_now(models: Iterable[nn.Module], watch: bool = False) -> LiveMemory:
+def live_memory(models: Iterable[nn.Module], watch: bool = False) -> LiveMemory:
     """The memory of parameters, buffers and gradients that is allocated now. A shared storage counts once.
 
     ``watch``: note when each storage of the CPU is freed, until ``stop_watching``. torch's profiler does not record all

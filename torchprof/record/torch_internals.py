@@ -1,22 +1,18 @@
-"""Everything of torch that torchprof uses although it is not public, in one list; and what changes the process while we
-record: functions of torch that are replaced.
+"""What torchprof uses of torch although it is not public, in one list; and how functions of torch are replaced while we
+record.
 
-``needed`` and ``optional`` look a part up. Some code asks an object or a module at hand instead, with ``getattr``: what
-it asks for is in the lists, too.
+``needed`` and ``optional`` look a part up. Some code asks an object or a module at hand instead, with ``getattr``: the
+attributes that it asks for are listed in ``test/record/test_torch_internals.py``.
 """
 
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar, NamedTuple
 from weakref import WeakSet
 
 from torchprof.errors import TorchprofError
-
-_MOST_RECURSION = 2**31 - 1  # a C int
 
 
 class Use(NamedTuple):
@@ -121,50 +117,6 @@ _OF_MODULES: dict[str, dict[str, Use]] = {
 }
 INTERNALS = {f"{module}.{name}": use for module, uses in _OF_MODULES.items() for name, use in uses.items()}
 
-ATTRIBUTES: dict[str, Use] = {
-    # Of modules and their wrappers
-    "_modules": Use("the modules in a module"),
-    "_parameters": Use("the parameters of a module"),
-    "_buffers": Use("the buffers of a module"),
-    "_forward_hooks": Use("the hooks that split a layer over ranks"),
-    "_forward_pre_hooks": Use("the same"),
-    "_get_name": Use("a module's name in the pages of replaced profilers"),
-    "_orig_mod": Use("the module that torch.compile wrapped", "the wrapper is a layer"),
-    "_fsdp_wrapped_module": Use("the module that FSDP1 wrapped", "the wrapper is a layer"),
-    "_checkpoint_wrapped_module": Use("the module of a checkpoint", "the wrapper is a layer"),
-    "_packed_params": Use("that a layer is quantized", "its parameters are counted as 0"),
-    "_delay_all_reduce_all_params": Use("that a hook exchanges gradients", "they have no bucket"),
-    "_ty": Use("the class of a module of torch.export.unflatten", "it has torch's class", since="2.6"),
-    "_compiled_call_impl": Use("that it was compiled in place", "it is taken for one that was not"),
-    # Of tensors and operators
-    "_schema": Use("the arguments and results of an operator", "a registered formula is not used"),
-    "_version": Use("whether a parameter was written to"),
-    "_local_tensor": Use("the part of a DTensor on this rank", "the size of the whole is taken"),
-    "_opoverload": Use("the operator of a custom op", "it has no events in torch 2.15"),
-    "_pyobj_dispatcher": Use("whether an operator is called past the profiler", "the same", since="2.14"),
-    # Of meshes and groups
-    "_get_root_mesh": Use("the whole mesh of a job", "the mesh is that of the parameter", since="2.11"),
-    "_get_fsdp_state": Use("the parameters that FSDP2 gathers", "compiled code of them is unknown"),
-    "_fsdp_param_groups": Use("the same", "that of older versions is used", since="2.13"),
-    "_fsdp_param_group": Use("the same", "compiled code of them is unknown"),
-    "_unsharded_param": Use("the same", "compiled code of them is unknown"),
-    "_module_info": Use("the same", "compiled code of them is unknown"),
-    # Of pipelines
-    "_stage": Use("the stage of a schedule"),
-    "_stages": Use("the stages of a schedule"),
-    # Of compiled code
-    "_dynamo_source": Use("which module a compiled function took", "its layers are unknown"),
-    "_torchdynamo_disable": Use("that a forward is never compiled", "source lines are left out"),
-    "_torchdynamo_inline": Use("what torch.compile compiles instead", "labels are compiled"),
-    "_torchdynamo_orig_callable": Use("the class that a wrapper replaces", "it has its own name"),
-    "_compile_fx_inner": Use("the layers of compiled kernels", "compile_layers says so", since="2.6"),
-    "_fx_graph_cache_key": Use("the graph of a compiled kernel", "its layers are unknown"),
-    "source_code": Use("the layers of compiled code", "they are unknown", since="2.9"),
-    "inductor_post_grad_graph_str": Use("the work of compiled graphs", "it is not counted", since="2.9"),
-    "_inductor_triton_kernel_to_post_grad_node_info": Use("the same", "compile_layers says so", since="2.9"),
-}
-"""Attributes of objects that are at hand, by their names."""
-
 
 def optional(name: str, default: Any = None) -> Any:
     """A part of torch, by its name in ``INTERNALS``; ``default`` if this torch does not have it."""
@@ -245,31 +197,3 @@ def replaced(owner: Any, name: str, ours: Any) -> Callable[[], None]:
             setattr(owner, name, before)
 
     return restore
-
-
-class RecursionLimit(SharedChange):
-    """Python's recursion limit while labels are attached. One of four frames of a nested call is ours, and calls that
-    fitted into the limit before must still fit."""
-
-    def _make(self) -> None:
-        raised = min(2 * sys.getrecursionlimit(), _MOST_RECURSION)
-        self._set(sys.getrecursionlimit, sys.setrecursionlimit, raised)
-
-
-class CustomOps(SharedChange):
-    """All custom ops of the process pass through the dispatcher, as in older torch. Ops that are defined after ``on``
-    are not changed.
-
-    torch 2.15 calls a ``torch.library.custom_op`` without its dispatcher ("PyObject dispatch", pytorch#187949). torch's
-    profiler observes the dispatcher, so it would record only what the op calls: the op would have no row, and a FLOPs
-    formula that the user registered for it would not be used.
-    """
-
-    def on(self) -> None:
-        self._all_on.add(self)
-        known: Any = getattr(sys.modules.get("torch._library.custom_ops"), "OPDEFS", {})
-        for definition in list(known.values()):
-            op: Any = getattr(definition, "_opoverload", None)
-            if getattr(op, "_pyobj_dispatcher", None) is not None and hasattr(op, "_enable_pyobj_dispatch"):
-                op._enable_pyobj_dispatch(False)
-                self._undo.append(partial(op._enable_pyobj_dispatch, True))

@@ -14,13 +14,13 @@ from typing import Any, Literal, TypeAlias
 
 from torchprof.analyze.report import OPTIONS, QUESTIONS, REPORTS, Part, Report
 from torchprof.errors import TorchprofError, suggest
-from torchprof.reports.documents import checked_look, text_of
+from torchprof.reports.documents import checked_tablefmt, text_of
 from torchprof.run.processes import paused_gc
 from torchprof.run.run import ReportText, Run
 from torchprof.run.saved import names_job_folder, write
 
 _FIRST = "overview"  # in the list of reports
-_LOOK = "tablefmt"  # the option of all reports that only changes how they look
+_TABLEFMT = "tablefmt"  # the option of all reports that only changes how they look
 Reported: TypeAlias = Literal["run", "diff"]  # what a report is of
 PARQUET_RUN = "parquet"
 """In place of the name of a report: a Parquet file, or a job folder, which ``Run.save`` writes."""
@@ -65,7 +65,7 @@ def render(name: str | None, value: object, options: Mapping[str, Any], *, of: R
         reports = _list_of_reports(of)
         return ReportText(reports, "reports", reports)
     content = content_of(name, value, options, of=of)
-    text = text_of(content, checked_look(options.get(_LOOK)))
+    text = text_of(content, checked_tablefmt(options.get(_TABLEFMT)))
     return ReportText(text, name, content if known(of)[name].answers else None)
 
 
@@ -77,7 +77,7 @@ def content_of(name: str, value: object, options: Mapping[str, Any], *, of: Repo
             choice = suggest(option, accepted) if accepted else "It has none."
             raise TorchprofError(f"The report {name!r} has no option {option!r}. {choice}")
         OPTIONS[option].check(option, given)
-    return known(of)[name].write(value, **{option: given for option, given in options.items() if option != _LOOK})
+    return known(of)[name].write(value, **{option: given for option, given in options.items() if option != _TABLEFMT})
 
 
 def options_of(name: str, *, of: Reported = "run") -> list[str]:
@@ -86,7 +86,7 @@ def options_of(name: str, *, of: Reported = "run") -> list[str]:
     if name not in reports:
         raise TorchprofError(f"There is no report {name!r} of a {of}. {suggest(str(name), reports, every=True)}")
     of_content = list(inspect.signature(reports[name].write).parameters)[1:]
-    return [*of_content, _LOOK] if reports[name].answers else of_content
+    return [*of_content, _TABLEFMT] if reports[name].answers else of_content
 
 
 def export(path: str | PathLike[str], value: object, options: Mapping[str, Any], *, of: Reported = "run") -> None:

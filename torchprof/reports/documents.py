@@ -1,20 +1,19 @@
-"""Reports as text for terminals, as data, as GitHub Flavored Markdown, and as HTML for notebooks."""
+"""Reports as text for terminals, as GitHub Flavored Markdown, and as HTML for notebooks."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from importlib import import_module
 from itertools import zip_longest
 from shutil import get_terminal_size
-from typing import Any
 from unicodedata import east_asian_width
 
 from tabulate import tabulate, tabulate_formats
 
-from torchprof.analyze.columns import as_key
-from torchprof.analyze.layers import fitting_depth, tree
+from torchprof.analyze.layer_reports import tree
+from torchprof.analyze.layers import fitting_depth
 from torchprof.analyze.report import (
     HOT,
     Part,
@@ -27,10 +26,10 @@ from torchprof.analyze.report import (
     tables_and_sentences,
 )
 from torchprof.comparison.diff import Diff
-from torchprof.comparison.table import changes_of_layers, diff_headline, table_of, whole_of
+from torchprof.comparison.table import changes_of_layers, changes_of_run, diff_headline, table_of
 from torchprof.errors import TorchprofError, suggest
 from torchprof.first_screen.overview import overview
-from torchprof.run.formats import UNKNOWN, Cell, ReportCell, format_time
+from torchprof.run.formats import format_time
 from torchprof.run.processes import paused_gc
 from torchprof.run.run import Run
 
@@ -47,25 +46,27 @@ _FIRST_WIDE = "\u1100"  # Hangul: no letter before it is wide
 _COLOR = re.compile(r"\033\[[\d;]*m")
 
 
-def text_of(part: Part, look: str | None = None) -> str:
-    """A report, or a part of one, as text. Raises TorchprofError for a table with an unknown look."""
+def text_of(part: Part, tablefmt: str | None = None) -> str:
+    """A report, or a part of one, as text. ``tablefmt``: see ``checked_tablefmt``."""
     if isinstance(part, Section):
-        return part.separator.join(text_of(inner, look) for inner in part.parts)
+        return part.separator.join(text_of(inner, tablefmt) for inner in part.parts)
     if isinstance(part, str):
         return part
     if part.text is not None:
         return part.text
-    if look is None:
-        return _in_own_look(part.headings, [_painted(row, part) if part.in_color else _texts(row) for row in part.rows])
+    if tablefmt is None:
+        return _own_table(part.headings, [_painted(row, part) if part.in_color else _texts(row) for row in part.rows])
     rows = [*map(_texts, part.rows)]
-    return str(tabulate(rows, part.headings, checked_look(look), disable_numparse=True, preserve_whitespace=True))
+    return str(
+        tabulate(rows, part.headings, checked_tablefmt(tablefmt), disable_numparse=True, preserve_whitespace=True)
+    )
 
 
-def checked_look(look: str | None) -> str | None:
-    """The look of tables in text: None is torchprof's own. Raises TorchprofError for one unknown to tabulate."""
-    if look is None or look in tabulate_formats:
-        return look
-    raise TorchprofError(f"tabulate has no format {look!r}. {suggest(str(look), tabulate_formats)}")
+def checked_tablefmt(tablefmt: str | None) -> str | None:
+    """A format of tables in text: None is torchprof's own. Raises TorchprofError for one unknown to tabulate."""
+    if tablefmt is None or tablefmt in tabulate_formats:
+        return tablefmt
+    raise TorchprofError(f"tabulate has no format {tablefmt!r}. {suggest(str(tablefmt), tabulate_formats)}")
 
 
 def _texts(row: TableRow) -> list[str]:
@@ -89,8 +90,8 @@ def _in_color(text: str, color: str) -> str:
     return f"\033[{color}m{text}\033[0m"
 
 
-def _in_own_look(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The look of torchprof 1's table: no outer bars, and a line of dashes below the headings."""
+def _own_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table as in torchprof 1: no outer bars, and a line of dashes below the headings."""
     columns, line = [], []
     for texts in zip_longest(headings, *rows, fillvalue=""):
         widths = [*map(_width, texts)]
@@ -121,69 +122,9 @@ def terminal_width() -> int:
     return get_terminal_size((160, 50)).columns
 
 
-# Data: the rows of tables with their figures in base units, and sentences
-
-
-def data_of(name: str, content: Part) -> dict[str, Any]:
-    """What JSON stores of a report.
-
-    - ``report``: its name.
-    - ``tables``: each has a ``name``, ``columns`` and ``rows``, and the ``rank`` and ``device`` that it is about, if it
-      is about one. A column has ``key``, ``heading`` and ``unit`` ("ns", "bytes", "count", "share" as a fraction of 1,
-      …; "" for text). A row has an entry for each column, by key: none if the cell is empty, null if the figure is
-      unknown. ``at_least`` lists the columns in which the figure is a lower bound. Ids that are not a column, such as
-      the ``layer`` of an operator, are entries, too.
-    - ``sentences``: all other text, in the order of the report.
-    """
-    parts = [*tables_and_sentences(content)]
-    return {
-        "report": name,
-        "tables": [_data_of_table(part, name) for part in parts if isinstance(part, ReportTable)],
-        "sentences": [part for part in parts if isinstance(part, str)],
-    }
-
-
-def _data_of_table(table: ReportTable, report: str) -> dict[str, Any]:
-    keys = _keys(table.headings)
-    columns = [
-        {"key": key, "heading": heading, "unit": unit} for key, heading, unit in zip(keys, table.headings, table.units)
-    ]
-    return {
-        "name": table.name or report,
-        **table.ids,
-        "columns": columns,
-        "rows": [_data_of_row(keys, row.cells) for row in table.rows if not row.continues],
-    }
-
-
-def _keys(headings: Sequence[str]) -> list[str]:
-    """A key for each heading: the name of the column in options such as ``sort_by``."""
-    keys: list[str] = []
-    for heading in headings:
-        key = re.sub(r"[^\w/]+", "_", as_key(heading)).strip("_")
-        keys.append(f"{key}_{keys.count(key) + 1}" if key in keys else key)
-    return keys
-
-
-def _data_of_row(keys: Sequence[str], row: Sequence[Cell]) -> dict[str, Any]:
-    data: dict[str, Any] = {}
-    bounds: list[str] = []
-    for key, cell in zip(keys, row):
-        if isinstance(cell, ReportCell):
-            if cell.value is not None:
-                data[key] = cell.value
-            data.update((name, value) for name, value in cell.ids.items() if name not in keys)
-            bounds += [key] if cell.at_least else []
-        elif cell == UNKNOWN:
-            data[key] = None
-        elif cell:
-            data[key] = cell
-    return {**data, "at_least": bounds} if bounds else data
-
-
 # GitHub Flavored Markdown (https://github.github.com/gfm)
 
-_PLAIN = {ord(char): f"\\{char}" for char in "\\`*_[]<>|~&#$"} | {ord("@"): "@<!-- -->"}
+_ESCAPES = {ord(char): f"\\{char}" for char in "\\`*_[]<>|~&#$"} | {ord("@"): "@<!-- -->"}
 """A backslash escapes these characters. GitHub reads a user's name after "@" even if that is escaped, so an empty
 comment separates them."""
 _BEFORE_A_BAR = re.compile(r"(\\*)\|")  # a bar ends the cell even inside code, unless it is escaped
@@ -208,50 +149,51 @@ def markdown(
     lines, notes = ["".join(f"{fact}\n" for fact in _facts(run))], []
     for part in tables_and_sentences(content):
         if isinstance(part, ReportTable):
-            lines += lines_of(part)
+            lines += markdown_lines(part)
         else:
-            notes.append(f"- {plain(part)}")
+            notes.append(f"- {_escaped(part)}")
     return "\n".join([*lines, *[""] * bool(notes), *notes])
 
 
-def lines_of(table: ReportTable) -> Iterator[str]:
+def markdown_lines(table: ReportTable) -> Iterator[str]:
     """The lines of a table in Markdown. The first cell of each row is a name."""
-    yield _line([*map(plain, table.headings)])
-    yield _line([":--", *["--:"] * (len(table.headings) - 1)])
+    yield _line_of(map(_escaped, table.headings))
+    yield _line_of([":--", *["--:"] * (len(table.headings) - 1)])
     for row in table.rows:
         lead = row.lead[:-4].replace(" ", "\u00a0") + row.lead[-4:]
-        name = _BEFORE_A_BAR.sub(r"\1\1\\|", code(lead + printable(str(row.cells[0])))) + f" {HOT}" * row.is_hot
-        yield _line([name, *(plain(str(figure)) for figure in row.cells[1:])])
+        span = _code_span(lead + printable(str(row.cells[0])))
+        name = _BEFORE_A_BAR.sub(r"\1\1\\|", span) + f" {HOT}" * row.is_hot
+        yield _line_of([name, *(_escaped(str(figure)) for figure in row.cells[1:])])
+
+
+def _line_of(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _facts(run: Run) -> Iterator[str]:
     """What was recorded, its duration, and the environment."""
     meta = run.meta
-    models = f" of {', '.join(code(printable(model)) for model in meta.model)}" if meta.model else ""
+    models = f" of {', '.join(_code_span(printable(model)) for model in meta.model)}" if meta.model else ""
     ranks = f", rank {meta.rank} and {len(run.metas) - 1} more" if len(run.metas) > 1 else ""
     steps = f", {meta.marked_steps} step{'s' if meta.marked_steps != 1 else ''}" if meta.marked_steps else ""
     time = f": {format_time(meta.wall_ns)} recorded" if meta.wall_ns else ""
     version = "".join(f" {version}" for name, version in meta.versions if name == "torchprof")
-    yield f"**torchprof{plain(version)}**{models}{time}{steps}{ranks}"
+    yield f"**torchprof{_escaped(version)}**{models}{time}{steps}{ranks}"
     for what, values in (
         ("Ran on", [f"{name}: {value}" for name, value in meta.environment]),
         ("Switches", [f"{name}={value}" for name, value in meta.switches]),
         ("Recorded with", [name for name, is_on in meta.flags if is_on]),
     ):
         if values:
-            yield f"- {what}: {plain('; '.join(values))}"
+            yield f"- {what}: {_escaped('; '.join(values))}"
 
 
-def _line(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def plain(words: str) -> str:
+def _escaped(text: str) -> str:
     """Text with all characters escaped that have a meaning in Markdown."""
-    return printable(words).translate(_PLAIN)
+    return printable(text).translate(_ESCAPES)
 
 
-def code(name: str) -> str:
+def _code_span(name: str) -> str:
     """A name as a code span. Its fence is longer than any sequence of backticks in the name."""
     fence = "`" * (max(map(len, re.findall("`+", name)), default=0) + 1)
     pad = " " if name.startswith(("`", " ")) or name.endswith(("`", " ")) or not name else ""
@@ -266,20 +208,20 @@ def diff_markdown(diff: Diff, *, depth: int | None = None, sort_by: str | None =
     Names are code spans, so that Markdown finds no links, mentions or tags in them. Raises TorchprofError as "table".
     """
     table, notes = table_of(diff, depth, sort_by, top)
-    lines = [plain(diff_headline(diff, sort_by=sort_by)), ""]
-    whole = [f"- {plain(sentence)}" for sentence in whole_of(diff)]
+    lines = [_escaped(diff_headline(diff, sort_by=sort_by)), ""]
+    whole = [f"- {_escaped(sentence)}" for sentence in changes_of_run(diff)]
     lines += [*whole, ""] if whole else []
-    lines += lines_of(table)
+    lines += markdown_lines(table)
     for what, texts in (*changes_of_layers(diff), ("", (*notes, *diff.notes, *diff.warnings))):
         lines.append("")
-        lines += [f"- {what}: {code(text)}" if what else f"- {plain(text)}" for text in texts]
+        lines += [f"- {what}: {_code_span(text)}" if what else f"- {_escaped(text)}" for text in texts]
     return "\n".join(lines)
 
 
 # HTML for notebooks
 
 _ROWS_SHOWN = 500  # a row takes some hundred bytes of the notebook's file
-_FITS = 25  # characters fit in the first column of 50ch, also wide ones, which take 2ch
+_NAME_FITS = 25  # so many characters fit in the first column of 50ch, also wide ones, which take 2ch
 _STYLE = """
 .torchprof{--paper:var(--jp-layout-color0,var(--vscode-editor-background,var(--colab-primary-surface-color,Canvas)));\
 --ink:var(--jp-content-font-color1,var(--vscode-editor-foreground,var(--colab-primary-text-color,CanvasText)))}
@@ -331,9 +273,9 @@ def html_of(content: Part) -> str:
     parts = []
     for part in tables_and_sentences(content):
         if isinstance(part, ReportTable):
-            kinds = [' class="text"' if is_text else "" for is_text in part.are_texts]
-            headings = "".join(f"<th{kind}>{_text(heading)}</th>" for kind, heading in zip(kinds, part.headings))
-            rows = "".join(f"<tr>{''.join(_cells(row, part, kinds))}</tr>\n" for row in part.rows)
+            classes = [' class="text"' if is_text else "" for is_text in part.are_texts]
+            headings = "".join(f"<th{name}>{_text(heading)}</th>" for name, heading in zip(classes, part.headings))
+            rows = "".join(f"<tr>{''.join(_cells(row, part, classes))}</tr>\n" for row in part.rows)
             parts.append(f"<div><table>\n<thead><tr>{headings}</tr></thead>\n<tbody>\n{rows}</tbody>\n</table></div>\n")
         elif "\n" in part:  # lines that belong together, such as a picture
             parts.append(f"<pre>{escape(part)}</pre>\n")
@@ -342,14 +284,14 @@ def html_of(content: Part) -> str:
     return f'<div class="torchprof">\n<style>{_STYLE}</style>\n{"".join(parts)}</div>'
 
 
-def _cells(row: TableRow, table: ReportTable, kinds: Sequence[str]) -> Iterator[str]:
-    """The cells of a row. The style shortens a long name, so its element has all of it as a title. ``kinds``: the
-    attribute of the cells of a column without figures."""
-    title = f' title="{_text(str(row.cells[0]))}"' if len(row.first) > _FITS else ""
+def _cells(row: TableRow, table: ReportTable, classes: Sequence[str]) -> Iterator[str]:
+    """The cells of a row. The style shortens a long name, so its element has all of it as a title. ``classes``: the
+    attribute of the cells of each column; "" for figures."""
+    title = f' title="{_text(str(row.cells[0]))}"' if len(row.first) > _NAME_FITS else ""
     lines = f"<i>{row.lead}</i>" if row.lead else ""
     yield f"<td{title}>{lines}{_text(row.first.removeprefix(row.lead))}</td>"
-    for cell, share, kind in zip(row.cells[1:], table.shares(row)[1:], kinds[1:]):
-        yield f"<td{kind}{_bar(share)}>{_text(str(cell))}</td>"
+    for cell, share, name in zip(row.cells[1:], table.shares(row)[1:], classes[1:]):
+        yield f"<td{name}{_bar(share)}>{_text(str(cell))}</td>"
 
 
 def _text(text: str) -> str:

@@ -19,13 +19,13 @@ from types import NoneType
 from typing import Any
 from zlib import compress
 
-from torchprof.advise import advise, gain, place
+from torchprof.advise import advise, gain_in_words, place_in_words
 from torchprof.advise.evidence import Evidence
 from torchprof.analyze.report import QUESTIONS, report
 from torchprof.analyze.sentences import LEGEND, count_of_ranks
 from torchprof.comparison.diff import Diff
 from torchprof.comparison.layers import MOVED
-from torchprof.comparison.table import changes_of_layers, diff_headline, whole_of
+from torchprof.comparison.table import changes_of_layers, changes_of_run, diff_headline
 from torchprof.errors import TorchprofError
 from torchprof.first_screen.headline import headline
 from torchprof.first_screen.verdict import first_findings, in_short, lines_of_run
@@ -40,8 +40,8 @@ from torchprof.version import __version__
 _SCRIPTS = "format data elements run sheet icicle table layer pipeline ranks device memory roofline page"
 _COMMENTS = re.compile(r"^[ \t]*(?://.*|/\*(?:(?!\*/)[\s\S])*\*/[ \t]*)\n", re.MULTILINE)
 _FINDINGS_SHOWN = 12
-_LEVEL = 3
-"""The level of compression: with a higher one, the page of many layers takes longer and is hardly smaller."""
+_COMPRESSION = 3
+"""zlib's level: with a higher one, the page of many layers takes longer and is hardly smaller."""
 
 
 @report("html", "the page: an icicle chart of the layers, all tables, a roofline, memory over time", suffix=".html")
@@ -85,8 +85,8 @@ def page(takes: Sequence[Take], more: Mapping[str, Any], compared: Run | None = 
         "facts": _facts(run),
         "findings": [
             {
-                "gain": gain(finding, evidence),
-                "place": place(finding),
+                "gain": gain_in_words(finding, evidence),
+                "place": place_in_words(finding),
                 "layers": finding.layers or [finding.layer],
                 "finding": finding.finding,
                 "remedy": finding.remedy,
@@ -127,7 +127,7 @@ def _packed(document: Mapping[str, Any]) -> str:
         return {"column": [sizes[-2], len(column)]}
 
     text = json.dumps(document, separators=(",", ":"), default=place)
-    return b64encode(compress(b"\n".join([text.encode(), b"".join(columns)]), _LEVEL)).decode()
+    return b64encode(compress(b"\n".join([text.encode(), b"".join(columns)]), _COMPRESSION)).decode()
 
 
 def page_script() -> str:
@@ -179,7 +179,7 @@ def diff_html(diff: Diff) -> str:
             "scale": [1 / count if diff.unit else 1 for count in reversed(diff.counts)],
             "per": diff.unit,
             "notes": [*diff.notes, *diff.warnings],
-            "whole": whole_of(diff),
+            "whole": changes_of_run(diff),
             "layerChanges": [[what, lines] for what, lines in changes_of_layers(diff)],
             "quantities": [
                 {
@@ -200,7 +200,7 @@ def diff_html(diff: Diff) -> str:
 
 def _paths(diff: Diff) -> tuple[dict[Path, Path], dict[Path, Path]]:
     """The path on the page of each layer of ``before`` and of ``after``, by its own path. A layer of both runs has one
-    path on the page, unless it moved to another parent."""
+    path on the page, unless it moved to another parent: then its old path, with "(before)" if another layer has it."""
     pairs = [pair for pair in diff.walk() if pair.is_layer]
     after = {pair.after.path: pair.after.path for pair in pairs if pair.after}
     before: dict[Path, Path] = {}
@@ -213,7 +213,7 @@ def _paths(diff: Diff) -> tuple[dict[Path, Path], dict[Path, Path]]:
             before[layer.path] = pair.after.path
             continue
         path = (*above, layer.path[-1])
-        while path in taken:  # if another layer has this path after
+        while path in taken:
             path = (*path[:-1], f"{path[-1]} (before)")
         taken.add(path)
         before[layer.path] = path
@@ -222,10 +222,10 @@ def _paths(diff: Diff) -> tuple[dict[Path, Path], dict[Path, Path]]:
 
 def _pairs(diff: Diff, tree: Tree, takes: list[Take]) -> list[dict[str, Any]]:
     """By node: how the layer is matched, and each quantity before and after."""
-    numbers = [
+    nodes_after, nodes_before = (
         {path: nodes[index] for path, index in take.run.layers.index_of.items()}
         for take, nodes in zip(takes, tree.nodes)
-    ]
+    )
     outside = len(tree.layers)
     # Work launched before the recording is not compared.
     by_node: list[dict[str, Any]] = [{"how": "same", "differs": (), "changes": {}} for _ in range(outside + 3)]
@@ -243,11 +243,11 @@ def _pairs(diff: Diff, tree: Tree, takes: list[Take]) -> list[dict[str, Any]]:
         if not pair.is_layer:
             by_node[outside + (pair.name != OUTSIDE_NAME)] = data
             continue
-        at_before = numbers[1][pair.before.path] if pair.before else None
-        at_after = numbers[0][pair.after.path] if pair.after else None
-        if at_before is not None:
-            by_node[at_before] = data if at_after is None else {**data, "how": _MOVED_AWAY}
-        if at_after is not None:
-            moved_along = at_before not in (None, at_after) and pair.how == "same"  # its parent moved
-            by_node[at_after] = {**data, "how": MOVED} if moved_along else data
+        before = nodes_before[pair.before.path] if pair.before else None
+        after = nodes_after[pair.after.path] if pair.after else None
+        if before is not None:
+            by_node[before] = data if after is None else {**data, "how": _MOVED_AWAY}
+        if after is not None:
+            moved_along = before not in (None, after) and pair.how == "same"  # its parent moved
+            by_node[after] = {**data, "how": MOVED} if moved_along else data
     return by_node

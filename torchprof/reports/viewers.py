@@ -1,8 +1,4 @@
-"""Files for viewers: the timeline as a Chrome trace, for Perfetto (https://ui.perfetto.dev), and stacks for speedscope.
-
-The trace is in the JSON object form of "Trace Event Format", Google, 2016
-(https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU).
-"""
+"""Files for viewers: the timeline as a Chrome trace, for https://ui.perfetto.dev, and stacks for speedscope."""
 
 from __future__ import annotations
 
@@ -23,8 +19,11 @@ from torchprof.run.timeline import Lane, Spans, Timeline
 from torchprof.run.words import BACKWARD, PHASES, Frame, FrameKind, range_in_words
 from torchprof.version import __version__
 
+# The Chrome trace: the JSON object form of "Trace Event Format", Google, 2016
+# (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU)
+
 _PROCESS = 1  # the process of rank 0. Perfetto takes process 0 and thread 0 for idle ones
-_STEPS = 1  # the thread number of the track of steps
+_STEPS_TRACK = 1  # the thread number of the track of steps
 
 
 @report("chrome-trace", "the last cycle over time, for Perfetto and chrome://tracing", suffix=".trace.json")
@@ -59,6 +58,7 @@ def chrome_trace(run: Run) -> str:
 
 
 def _us(ns: int) -> str:
+    """A time in µs, with three decimals."""
     return f"{ns / 1000:.3f}"
 
 
@@ -75,7 +75,7 @@ def _numbers_of_tracks(spans: Spans) -> dict[tuple[int, int], int]:
     numbers: dict[tuple[int, int], int] = {}
     for lane, phase in keys:
         track = (lane, phase if spans.lanes[lane].device == "cpu" else 0)
-        numbers[lane, phase] = tracks.setdefault(track, _STEPS + 1 + len(tracks))
+        numbers[lane, phase] = tracks.setdefault(track, _STEPS_TRACK + 1 + len(tracks))
     return numbers
 
 
@@ -89,7 +89,7 @@ def _tracks(run: Run, spans: Spans) -> Iterator[str]:
     models = f": {', '.join(run.meta.model)}" if run.meta.model else ""
     yield about("process_name", 0, name=f"rank {run.meta.rank}{models}")
     yield about("process_sort_index", 0, sort_index=run.meta.rank)
-    names = {_STEPS: "steps"} if spans.steps else {}
+    names = {_STEPS_TRACK: "steps"} if spans.steps else {}
     for (lane, phase), track in _numbers_of_tracks(spans).items():
         device, number, stream = spans.lanes[lane]
         if device == "cpu":
@@ -104,6 +104,7 @@ def _tracks(run: Run, spans: Spans) -> Iterator[str]:
 
 
 def _ranges(run: Run, spans: Spans) -> Iterator[str]:
+    """The events of steps, layers, labels and kernels."""
     process = _PROCESS + run.meta.rank
 
     def text(kind: str, name: str, values: dict[str, Any]) -> str:
@@ -112,7 +113,7 @@ def _ranges(run: Run, spans: Spans) -> Iterator[str]:
 
     for number, (start, end) in enumerate(zip(spans.steps, spans.steps[1:]), 1):
         step = text("step", f"step {number}", {})
-        yield f'{step}, "tid": {_STEPS}, "ts": {_us(start)}, "dur": {_us(end - start)}}}'
+        yield f'{step}, "tid": {_STEPS_TRACK}, "ts": {_us(start)}, "dur": {_us(end - start)}}}'
     tracks = _numbers_of_tracks(spans)
     texts: dict[tuple[int, int, int, bool], str] = {}
     for start, end, lane, layer, phase, name in zip(*(spans.columns[name] for name in Spans.COLUMNS)):
@@ -139,15 +140,16 @@ def _short_name(run: Run, layer: int) -> str:
 
 
 def _about_layer(run: Run, layer: int, phase: int) -> dict[str, Any]:
+    """The arguments of the ranges of a layer in a phase."""
     if layer < 0:
         return {}
-    of = run.layers[layer]
-    about: dict[str, Any] = {"path": of.name, "class": of.kind}
-    if of.settings:
-        about["settings"] = of.settings
-    if of.input_shapes or of.output_shapes:
-        about["input shapes, first call"] = _shapes(of.input_shapes)
-        about["output shapes, first call"] = _shapes(of.output_shapes)
+    facts = run.layers[layer]
+    about: dict[str, Any] = {"path": facts.name, "class": facts.kind}
+    if facts.settings:
+        about["settings"] = facts.settings
+    if facts.input_shapes or facts.output_shapes:
+        about["input shapes, first call"] = _shapes(facts.input_shapes)
+        about["output shapes, first call"] = _shapes(facts.output_shapes)
     cost, calls = run.rows.by_layer.get((layer, phase), (None, 0))
     if PHASES[phase] != BACKWARD:
         about["calls in the run"] = calls
@@ -173,19 +175,22 @@ def _memory(run: Run, timeline: Timeline) -> Iterator[str]:
 
 # Stacks for flame graphs: from the model inward to an operator or a kernel
 
-Step = int | Frame
+StackEntry = int | Frame
 """A layer, by its index (negative for none), or an operator, label or kernel."""
 
-Stack = tuple[Step, ...]
+Stack = tuple[StackEntry, ...]
 
 
 def stacks(run: Run, measure: str) -> dict[tuple[int, str], Counter[Stack]]:
     """The self cost of each stack, by rank and phase; ``measure`` is a field of ``Cost``.
 
-    Σ over the stacks is Σ over the rows of that rank and phase. A stack starts at the model, and each layer of the path
-    is one step. An operator or label around the call of a layer comes after the layer that it belongs to, or first if
-    it belongs to no layer of the path. So the sum of the stacks with a layer in them is the layer's total, and of those
-    with an operator in them the operator's total in this phase. Stacks that cost nothing are left out.
+    A stack starts at the model, and each layer of the path is an entry. An operator or label around the call of a layer
+    comes after the layer that it belongs to, or first if it belongs to no layer of the path. A matrix product in the
+    layer "head", which was called inside the label "loss", has the stack ``(label loss, Net, head, aten::linear,
+    aten::mm)``. Stacks that cost nothing are left out.
+
+    Σ over the stacks is Σ over the rows of that rank and phase. The sum of the stacks with a layer in them is the
+    layer's total, and of those with an operator in them the operator's total in this phase.
 
     Raises TorchprofError for what was not measured, and for a file with negative costs.
     """
@@ -195,18 +200,19 @@ def stacks(run: Run, measure: str) -> dict[tuple[int, str], Counter[Stack]]:
         raise TorchprofError(f"{what}. {suggest(str(measure), known)}")
     paths: list[Stack] = [run.layers.lineage(index) for index in range(len(run.layers))]
     chains = [tuple(frame._replace(signature=None) for frame in frames) for frames in run.rows.frames]
-    sums_of: dict[tuple[int, str], Counter[Stack]] = {}
+    costs_of: dict[tuple[int, str], Counter[Stack]] = {}
     sums = run.rows.summed(("rank", "phase", "layer", "within", "frames"), measure)
     for (rank, phase, layer, within, chain), value in sums.items():
-        if value:
-            path = paths[layer] if layer >= 0 else (layer,)
-            if run.rows.within[within]:
-                path = _with_surroundings(path, run.rows.within[within], PHASES[phase])
-            stack = (*path, *chains[chain])
-            sums_of.setdefault((rank, PHASES[phase]), Counter())[stack] += value
-    if any(value < 0 for sums in sums_of.values() for value in sums.values()):
+        if not value:
+            continue
+        path = paths[layer] if layer >= 0 else (layer,)
+        if run.rows.within[within]:
+            path = _with_surroundings(path, run.rows.within[within], PHASES[phase])
+        stack = (*path, *chains[chain])
+        costs_of.setdefault((rank, PHASES[phase]), Counter())[stack] += value
+    if any(value < 0 for costs in costs_of.values() for value in costs.values()):
         raise TorchprofError(f"In this run {measure!r} is less than 0 somewhere, and no graph of stacks can show that.")
-    return {key: sums_of[key] for key in sorted(sums_of, key=lambda key: (key[0], PHASES.index(key[1])))}
+    return {key: costs_of[key] for key in sorted(costs_of, key=lambda key: (key[0], PHASES.index(key[1])))}
 
 
 def measured(run: Run) -> list[str]:
@@ -218,20 +224,20 @@ def measured(run: Run) -> list[str]:
 def _with_surroundings(path: Stack, within: Sequence[Around], phase: str) -> Stack:
     """A path with the operators and labels that its layers were called in. Operators of another phase are left out;
     labels have no phase."""
-    inside: dict[int | None, list[Frame]] = {}
+    inside: dict[int | None, list[Frame]] = {}  # by the layer that the frames belong to
     for around in within:
-        of = around.layer if around.layer in path else None
-        inside.setdefault(of, []).extend(
+        owner = around.layer if around.layer in path else None
+        inside.setdefault(owner, []).extend(
             frame._replace(signature=None)
             for frame in around.frames
             if frame.kind == FrameKind.LABEL or around.phase == phase
         )
-    steps: list[Step] = [*inside.get(None, ())]
+    entries: list[StackEntry] = [*inside.get(None, ())]
     for layer in path:
-        steps.append(layer)
+        entries.append(layer)
         if isinstance(layer, int):
-            steps.extend(inside.get(layer, ()))
-    return tuple(steps)
+            entries.extend(inside.get(layer, ()))
+    return tuple(entries)
 
 
 # Flame graphs for https://www.speedscope.app. Profiles are of the type "sampled": a list of stacks with weights.
@@ -255,12 +261,13 @@ def speedscope(run: Run) -> str:
     Σ rows of the run, including work of no layer. If FLOPs are a lower bound, the name of the profile says so. Raises
     TorchprofError if nothing was recorded.
     """
-    frames: dict[Step, int] = {}
-    profiles = [*_profiles(run, frames)]
+    numbers: dict[StackEntry, int] = {}
+    profiles = [*_profiles(run, numbers)]
     if not profiles:
         raise TorchprofError("Nothing of what speedscope can show was recorded in this run.")
     names = (
-        range_in_words(step.kind, step.name) if isinstance(step, Frame) else run.layers.name_of(step) for step in frames
+        range_in_words(entry.kind, entry.name) if isinstance(entry, Frame) else run.layers.name_of(entry)
+        for entry in numbers
     )
     document = {
         "$schema": _SCHEMA,
@@ -272,8 +279,8 @@ def speedscope(run: Run) -> str:
     return json.dumps(document, separators=(",", ":"))
 
 
-def _profiles(run: Run, frames: dict[Step, int]) -> Iterator[dict[str, Any]]:
-    """The profiles. ``frames``: the index of each step of a stack; grows by those that are new."""
+def _profiles(run: Run, numbers: dict[StackEntry, int]) -> Iterator[dict[str, Any]]:
+    """The profiles. ``numbers``: the number of each entry of a stack; grows by those that are new."""
     several = len({meta.rank for meta in run.metas}) > 1
     uncounted = stacks(run, "uncounted") if "uncounted" in measured(run) else {}
     device = run.meta.device_heading
@@ -285,9 +292,10 @@ def _profiles(run: Run, frames: dict[Step, int]) -> Iterator[dict[str, Any]]:
             missed = uncounted.get((rank, phase))
             if measure == "flops" and missed:
                 title += f", at least ({missed.total()} calls not counted)"
-            # speedscope merges adjacent samples with a common prefix: sort them by their steps.
+            # speedscope merges adjacent samples with a common prefix: sort them by their entries.
             samples = sorted(
-                ([frames.setdefault(step, len(frames)) for step in stack], weight) for stack, weight in weights.items()
+                ([numbers.setdefault(entry, len(numbers)) for entry in stack], weight)
+                for stack, weight in weights.items()
             )
             yield {
                 "type": "sampled",

@@ -101,8 +101,8 @@ def signature_of(args: Mapping[str, Any]) -> Signature | None:
     """The collective in the ``args`` of a kernel or of the op ``record_param_comms``, packed into a ``Signature``.
 
     None if they name no collective. Only ``collective_of`` unpacks it. The shapes have the elements in and out, the
-    dtypes the type twice, and the scalars the mark, name, group, description, size and ranks. The signature of an op
-    has as many scalars as shapes, or none, so it cannot be mistaken for this.
+    dtypes the type twice, and the scalars the mark, the name and the group (its name, description, size and ranks). The
+    signature of an op has as many scalars as shapes, or none, so it cannot be mistaken for this.
 
     torch writes the ``args`` for that op (``torch/csrc/profiler/util.h``), and Kineto for the kernels that it launches
     (``libkineto/src/output_json.cpp``); older versions write fewer. Those that differ in each call (``Seq``, addresses
@@ -118,12 +118,16 @@ def signature_of(args: Mapping[str, Any]) -> Signature | None:
     dtype, group, description, ranks = (
         _text(args, key) for key in ("dtype", "Process Group Name", "Process Group Description", "Process Group Ranks")
     )
-    return _packed(name, dtype, elements_in, elements_out, (group, description, size, ranks))
+    return _packed(name, dtype, elements_in, elements_out, GroupOfRanks(group, description, size, ranks))
 
 
-def _packed(
-    name: str, dtype: str, elements_in: int | None, elements_out: int | None, group: Sequence[Any]
-) -> Signature:
+def _text(args: Mapping[str, Any], key: str) -> str:
+    value = args.get(key)
+    return value if isinstance(value, str) else ""
+
+
+def _packed(name: str, dtype: str, elements_in: int | None, elements_out: int | None, group: GroupOfRanks) -> Signature:
+    """The signature that is described in ``signature_of``."""
     shapes = tuple(None if count is None else (count,) for count in (elements_in, elements_out))
     return Signature(shapes, (dtype, dtype), (_MARK, name, *group))
 
@@ -133,19 +137,13 @@ def signature_in_group(name: str, inputs: Signature, group: GroupOfRanks) -> Sig
     of the range; ``inputs``: those that were recorded. The size of the group makes the output of an all-gather and of a
     reduce-scatter known."""
     collective = _of_range(Frame(FrameKind.COLLECTIVE, name, inputs))
-    elements, size, elements_out = collective.elements_in, group.size, collective.elements_out
-    if elements is not None and size:
+    elements, elements_out = collective.elements_in, collective.elements_out
+    if elements is not None and group.size:
         if collective.name == "all_gather":
-            elements_out = elements * size
+            elements_out = elements * group.size
         elif collective.name == "reduce_scatter":
-            elements_out = elements // size
-    in_group = group.name, group.description, size, group.ranks
-    return _packed(collective.name, collective.dtype, elements, elements_out, in_group)
-
-
-def _text(args: Mapping[str, Any], key: str) -> str:
-    value = args.get(key)
-    return value if isinstance(value, str) else ""
+            elements_out = elements // group.size
+    return _packed(collective.name, collective.dtype, elements, elements_out, group)
 
 
 def collective_of(frames: Sequence[Frame]) -> Collective | None:
@@ -158,16 +156,16 @@ def collective_of(frames: Sequence[Frame]) -> Collective | None:
     3. for a kernel, the name of torch's op around it, or the name of the NCCL kernel. Then only the name is known.
     """
     for frame in reversed(frames):
-        collective = _recorded(frame)
+        collective = _of_signature(frame.signature)
         if collective is not None:
             return collective
     for frame in reversed(frames):
         if frame.kind == FrameKind.COLLECTIVE:
             return _of_range(frame)
-    return _named(frames) if frames and frames[-1].kind == FrameKind.KERNEL else None
+    return _by_names(frames) if frames and frames[-1].kind == FrameKind.KERNEL else None
 
 
-def _named(frames: Sequence[Frame]) -> Collective | None:
+def _by_names(frames: Sequence[Frame]) -> Collective | None:
     """The collective by the names of the ops around a kernel, or by the name of the kernel."""
     for frame in reversed(frames):
         if frame.kind == FrameKind.OP and frame.name.startswith(C10D_OPS):
@@ -179,12 +177,11 @@ def _named(frames: Sequence[Frame]) -> Collective | None:
 def shows_collective(frame: Frame) -> bool:
     """Whether a frame alone shows that it is a collective: the range of a backend by its name, a kernel or the op
     ``record_param_comms`` by its signature."""
-    return frame.kind == FrameKind.COLLECTIVE or _recorded(frame) is not None
+    return frame.kind == FrameKind.COLLECTIVE or _of_signature(frame.signature) is not None
 
 
-def _recorded(frame: Frame) -> Collective | None:
-    """Unpack what ``signature_of`` packed; None if the frame has no signature or one of another kind."""
-    signature = frame.signature
+def _of_signature(signature: Signature | None) -> Collective | None:
+    """Unpack what ``signature_of`` packed; None for the signature of an op, and for none."""
     if signature is None or len(signature.shapes) != 2 or len(signature.scalars) != 6:
         return None
     mark, name, group, description, size, ranks = signature.scalars
@@ -192,7 +189,14 @@ def _recorded(frame: Frame) -> Collective | None:
         return None
     elements_in, elements_out = (None if shape is None else shape[0] for shape in signature.shapes)
     return Collective(
-        name_of_collective(name), signature.dtypes[0], elements_in, elements_out, group, description, size, ranks
+        name=name_of_collective(name),
+        dtype=signature.dtypes[0],
+        elements_in=elements_in,
+        elements_out=elements_out,
+        group=group,
+        description=description,
+        size=size,
+        ranks=ranks,
     )
 
 
@@ -218,7 +222,7 @@ def _is_known(shape: Any) -> bool:
 
 
 class Entered(NamedTuple):
-    """How often (``times``) a layer (by its index, negative for none) called the collective ``name`` in a phase."""
+    """How many ``times`` a layer (by its index, negative for none) called the collective ``name`` in a phase."""
 
     layer: int
     phase: str
@@ -228,11 +232,14 @@ class Entered(NamedTuple):
 
 @dataclass(frozen=True)
 class Unfinished:
-    """Where a rank was when its recording ended in the middle of a step. The step had lasted ``ns`` by then, and for
-    the last ``since_ns`` the rank was in ``layer`` (by its index, negative for none), in ``phase``: in the operator
-    ``name``, or between operators (""). ``waits``: it waited in the collective ``name`` that the layer had called.
-    ``entered``: the collectives that the rank called in the step, in the order of their first calls. ``began_before``:
-    the step had begun before this recording, in the cycle before it, if there was one."""
+    """Where a rank was when its recording ended in the middle of a step.
+
+    - ``ns``: how long the step had lasted by then. For the last ``since_ns`` the rank was in ``layer`` (by its index,
+      negative for none), in ``phase``: in the operator ``name``, or between operators ("").
+    - ``waits``: it waited in the collective ``name`` that the layer had called.
+    - ``entered``: the collectives that the rank called in the step, in the order of their first calls.
+    - ``began_before``: the step had begun before this recording, in the cycle before it, if there was one.
+    """
 
     rank: int
     ns: int

@@ -1,5 +1,5 @@
-"""A run as a file: JSON (docs/run-file.md) or Parquet; and the tables that a job folder has of each rank
-(docs/job-folder.md). Files are checked when they are read. pyarrow is optional, so it is imported when it is used."""
+"""A run as a file: JSON (docs/run-file.md) or Parquet (docs/job-folder.md). Files are checked when they are read.
+pyarrow is optional, so it is imported when it is used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from typing import Any, BinaryIO, TypeAlias
 
 from torchprof.errors import TorchprofError
 from torchprof.run.layers import Layers
-from torchprof.run.lockstep import NOT_RECORDED, WORK, GroupOfRanks, LockstepKey
 from torchprof.run.measures import FIELDS, Cost
 from torchprof.run.meta import Meta, RunWarning, StoredWarnings
 from torchprof.run.part import demand, fields_of, read_list
@@ -112,11 +111,11 @@ def run_of(data: bytes, path: str) -> Run:
 def comparison_of(data: bytes, path: str) -> Run:
     """``run_of(data, path).to_compare(layers=True)``, but faster: what is not compared is not read, and not checked.
     Raises TorchprofError like ``run_of``."""
-    return _run_of_document(_document_of(data, path), path, _compared).to_compare(layers=True)
+    return _run_of_document(_document_of(data, path), path, _without_uncompared).to_compare(layers=True)
 
 
-def _compared(document: dict[str, Any]) -> dict[str, Any]:
-    """The JSON of a run without what is not compared. Raises KeyError or TypeError if it is damaged."""
+def _without_uncompared(document: dict[str, Any]) -> dict[str, Any]:
+    """The JSON of a run without what is not compared between ranks. Raises KeyError or TypeError if it is damaged."""
     not_compared = ("frames", "within", "shared", "signatures", "devices", "memory", "device_times")
     return {
         **document,
@@ -144,24 +143,24 @@ def _document_of(data: bytes, path: str) -> dict[str, Any]:
 
 
 def _run_of_document(
-    document: dict[str, Any], path: str, part: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    document: dict[str, Any], path: str, reduced: Callable[[dict[str, Any]], dict[str, Any]] | None = None
 ) -> Run:
-    """The run of the JSON of a file. ``part``: makes of it the part that is read, None for all; it fails for a damaged
-    document, too. Raises TorchprofError if it is damaged or was written by a newer torchprof."""
+    """The run of the JSON of a file. Raises TorchprofError if it is damaged or was written by a newer torchprof.
+    ``reduced``: leaves out of it what is not read. It is called here because it fails for a damaged document, too."""
     schema = document.get("schema")
     if type(schema) is not int or not 1 <= schema <= SCHEMA:
         raise TorchprofError(
             f"{path} has schema {schema}; this torchprof reads up to {SCHEMA}. Read it with a newer torchprof."
         )
     try:
-        run = _checked_run(part(document) if part else document)
+        run = _checked_run(reduced(document) if reduced else document)
         return run if schema >= _WITH_IDLE_TIME else _with_idle_time(run)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise TorchprofError(f"{path} is a damaged run file: {type(error).__name__} {error}.") from error
 
 
 def _checked_run(document: dict[str, Any]) -> Run:
-    """The run of a document that does not contradict itself. Raises as described in ``run.part`` if it does."""
+    """The run of a document. Raises as described in ``run.part`` if the document is damaged or contradicts itself."""
     document = {"pipelines": [], **document}  # runs of torchprof 2.7 have none
     layers = Layers.from_json(document["layers"])
     names = [layer.name for layer in layers]
@@ -197,7 +196,8 @@ _RUN = b"torchprof-run"
 _MEASURED_WITH = {"collective_ns": "cpu_ns"}  # never requested alone
 _LONGEST_METADATA = 2**31 - 1  # bytes: a run of many ranks may have more than the 100 MB that pyarrow reads by default
 
-_TEXT, _TEXTS, _INT, _BYTES = "text", "list of texts", "integer", "bytes"
+TEXT, TEXTS, INT, BYTES = "text", "list of texts", "integer", "bytes"
+"""The types of columns."""
 ParquetTable: TypeAlias = Mapping[str, tuple[str, Sequence[Any]]]
 """A table by the names of its columns: the type of each, and its values; None for what is unknown."""
 
@@ -232,34 +232,36 @@ def table_of_rows(run: Run) -> ParquetTable:
     """The rows of a run, one line for each. A cost that its rank did not measure is None, as are the costs of a sampled
     line of Python, which has none."""
     rows, columns = run.rows, run.rows.columns
-    layers, kinds = _names_of_layers(run)
-    frames = [[frame.name for frame in chain] for chain in rows.frames]
-    operators = [chain[-1][:2] if chain else (FrameKind.OP, BETWEEN_OPS) for chain in rows.frames]
+    layers, classes = names_of_layers(run)
+    # By the number of a chain of frames:
+    frame_names = [[frame.name for frame in frames] for frames in rows.frames]
+    operators = [frames[-1][:2] if frames else (FrameKind.OP, BETWEEN_OPS) for frames in rows.frames]
     left_over = [*map(is_left_over, rows.frames)]
-    of_row = [*zip(columns["layer"], columns["phase"], columns["frames"])]
-    table: dict[str, tuple[str, Sequence[Any]]] = {
-        "rank": (_INT, columns["rank"]),
-        "layer": (_TEXT, [LAUNCHED_BEFORE if left_over[chain] else layers[layer] for layer, _, chain in of_row]),
-        "kind": (_TEXT, [kinds[layer] for layer, _, _ in of_row]),
-        "phase": (_TEXT, [phase_of(layer, PHASES[phase]) for layer, phase, _ in of_row]),
-        "frames": (_TEXTS, [frames[chain] for _, _, chain in of_row]),
-        "operator": (_TEXT, [operators[chain][1] for _, _, chain in of_row]),
-        "operator_kind": (_TEXT, [str(operators[chain][0]) for _, _, chain in of_row]),
-        "device": (_TEXT, [rows.devices[device] for device in columns["device"]]),
-        "calls": (_INT, columns["calls"]),
-    }
     has_cost = [kind != FrameKind.PYTHON for kind, _ in operators]
+    layer_and_chain = [*zip(columns["layer"], columns["frames"])]
+    layer_and_phase = zip(columns["layer"], columns["phase"])
+    table: dict[str, tuple[str, Sequence[Any]]] = {
+        "rank": (INT, columns["rank"]),
+        "layer": (TEXT, [LAUNCHED_BEFORE if left_over[number] else layers[layer] for layer, number in layer_and_chain]),
+        "kind": (TEXT, [classes[layer] for layer in columns["layer"]]),
+        "phase": (TEXT, [phase_of(layer, PHASES[phase]) for layer, phase in layer_and_phase]),
+        "frames": (TEXTS, [frame_names[number] for number in columns["frames"]]),
+        "operator": (TEXT, [operators[number][1] for number in columns["frames"]]),
+        "operator_kind": (TEXT, [str(operators[number][0]) for number in columns["frames"]]),
+        "device": (TEXT, [rows.devices[device] for device in columns["device"]]),
+        "calls": (INT, columns["calls"]),
+    }
     for name in FIELDS:
         measured = {meta.rank for meta in run.metas if _MEASURED_WITH.get(name, name) in meta.measured}
-        values = zip(columns[name], columns["rank"], columns["frames"])
-        table[name] = (
-            _INT,
-            [value if value or (rank in measured and has_cost[chain]) else None for value, rank, chain in values],
-        )
+        values = [
+            value if value or (rank in measured and has_cost[number]) else None
+            for value, rank, number in zip(columns[name], columns["rank"], columns["frames"])
+        ]
+        table[name] = INT, values
     return table
 
 
-def _names_of_layers(run: Run) -> tuple[list[str], list[str | None]]:
+def names_of_layers(run: Run) -> tuple[list[str], list[str | None]]:
     """The names and the classes of the layers, by index. Negative indices, of no layer, count from the end."""
     names = [*(layer.name for layer in run.layers), NOT_SELECTED_NAME, OUTSIDE_NAME]
     return names, [*(layer.kind or None for layer in run.layers), None, None]
@@ -269,10 +271,10 @@ def write_table(table: ParquetTable, file: BinaryIO, metadata: Mapping[bytes, by
     """Write a table to an open file. ``metadata``: of the file. Raises TorchprofError without pyarrow."""
     pyarrow = _pyarrow()
     types = {
-        _TEXT: pyarrow.string(),
-        _TEXTS: pyarrow.list_(pyarrow.string()),
-        _INT: pyarrow.int64(),
-        _BYTES: pyarrow.binary(),
+        TEXT: pyarrow.string(),
+        TEXTS: pyarrow.list_(pyarrow.string()),
+        INT: pyarrow.int64(),
+        BYTES: pyarrow.binary(),
     }
     columns = []
     for kind, values in table.values():
@@ -310,6 +312,14 @@ def _pyarrow() -> Any:
     return pyarrow
 
 
+def read_line(data: bytes, path: str, names: Sequence[str]) -> list[Any]:
+    """The values of some columns of a Parquet file with one line; ``path`` and errors: as of ``run_of_parquet``."""
+    parquet = _pyarrow().parquet
+    with _damaged(path):
+        (line,) = parquet.read_table(BytesIO(data), columns=[*names]).to_pylist()
+        return [line[name] for name in names]
+
+
 @contextmanager
 def _damaged(path: str) -> Iterator[None]:
     """Errors of pyarrow, and those of values that are not as expected, become a TorchprofError that names the file."""
@@ -319,70 +329,3 @@ def _damaged(path: str) -> Iterator[None]:
         raise
     except (_pyarrow().ArrowException, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise TorchprofError(f"{path} is a damaged Parquet file: {type(error).__name__} {error}.") from error
-
-
-# The other tables of a job folder
-
-_WHOLE = "run"  # the column with the run file of a rank
-_LEVEL = 6  # of gzip: the highest one takes twice as long for 1 % less
-
-
-def table_of_rank(run: Run) -> ParquetTable:
-    """How the only rank of a run was recorded, what is compared between ranks (a gzipped run file), and the whole run
-    (another one). It has one line."""
-    meta = run.meta
-    line: dict[str, tuple[str, Any]] = {
-        "rank": (_INT, meta.rank),
-        "world_size": (_INT, meta.world_size),
-        "job": (_TEXT, meta.job or None),
-        "host": (_TEXT, meta.machine or None),
-        "device": (_TEXT, meta.device or "cpu"),
-        "models": (_TEXTS, meta.model),
-        "measured": (_TEXTS, meta.measured),
-        "cycles": (_INT, meta.cycles),
-        "steps": (_INT, meta.steps),
-        "wall_ns": (_INT, meta.wall_ns),
-        "process_cpu_ns": (_INT, meta.process_cpu_ns),
-        "run_delay_ns": (_INT, meta.run_delay_ns),
-        "compared": (_BYTES, zipped_json(run.to_compare(), _LEVEL)),
-        _WHOLE: (_BYTES, zipped_json(run, _LEVEL)),
-    }
-    return {name: (kind, [value]) for name, (kind, value) in line.items()}
-
-
-def run_of_rank(data: bytes, path: str, read: Callable[[bytes, str], Run] = run_of) -> Run:
-    """The run that ``table_of_rank`` has, or what ``read`` reads of its file."""
-    (whole,) = values_of_rank(data, path, _WHOLE)
-    return read(whole, path)
-
-
-def values_of_rank(data: bytes, path: str, *names: str) -> list[Any]:
-    """The values of columns of ``table_of_rank``; ``path`` and errors: as of ``run_of_parquet``."""
-    parquet = _pyarrow().parquet
-    with _damaged(path):
-        (line,) = parquet.read_table(BytesIO(data), columns=[*names]).to_pylist()
-        return [line[name] for name in names]
-
-
-def table_of_steps(run: Run) -> ParquetTable:
-    """The single times in the lockstep of the only rank of a run, one line for each."""
-    layers, _ = _names_of_layers(run)
-    lines: list[tuple[LockstepKey, GroupOfRanks, bool, int, int]] = []
-    for key, lockstep in run.lockstep.items():
-        is_of_layer = key.is_collective or key.what == WORK
-        group = key.group or NOT_RECORDED
-        numbers = lockstep.times or range(len(lockstep.last_ns))
-        lines += [(key, group, is_of_layer, number, ns) for number, ns in zip(numbers, lockstep.last_ns)]
-    return {
-        "rank": (_INT, [run.meta.rank] * len(lines)),
-        "layer": (_TEXT, [layers[key.layer] if is_of_layer else None for key, _, is_of_layer, _, _ in lines]),
-        "phase": (_TEXT, [phase_of(*key[:2]) if is_of_layer else None for key, _, is_of_layer, _, _ in lines]),
-        "device": (_TEXT, [key.device for key, *_ in lines]),
-        "what": (_TEXT, [key.what for key, *_ in lines]),
-        "group_name": (_TEXT, [group.name or None for _, group, *_ in lines]),
-        "group_description": (_TEXT, [group.description or None for _, group, *_ in lines]),
-        "group_size": (_INT, [group.size for _, group, *_ in lines]),
-        "group_ranks": (_TEXT, [group.ranks or None for _, group, *_ in lines]),
-        "number": (_INT, [number for *_, number, _ in lines]),
-        "ns": (_INT, [ns for *_, ns in lines]),
-    }

@@ -1,5 +1,4 @@
-"""How figures and ranks become text (units, bounds, cells of tables, the format of each unit), and amounts as users
-write them become numbers."""
+"""Figures as text: cells of tables, bounds, a format for each unit, ranks in words; and amounts as users write them."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ Value = str | int | float | None
 
 
 class Unit(Enum):
-    """The unit of a number. It decides how the number is formatted."""
+    """The unit of a measured figure. It decides how the figure is formatted."""
 
     TIME = "ns"
     BYTES = "bytes"
@@ -41,8 +40,8 @@ class ReportCell:
 
     - ``text``: what a table shows; also ``str()`` of the cell.
     - ``value``: the number in ``unit``, or the id as files write it: the path of a layer. None: unknown.
-    - ``unit``: that of a ``Unit`` as text ("ns", "bytes", "count"), or one that no amount is written in: "per second",
-      "share" (a fraction of 1), "ratio"; "" for text.
+    - ``unit``: the text of a ``Unit`` ("ns", "bytes", "count"), or that of a derived figure: "per second", "share" (a
+      fraction of 1), "ratio"; "" for text.
     - ``at_least``: the number is a lower bound.
     - ``ids``: more ids of the row, by name, such as the layer that an operator ran in.
     """
@@ -110,10 +109,17 @@ def format_time(ns: float) -> ReportCell:
 
 
 def short_time(ns: float) -> str:
-    """A time in three digits: ``81.2ms``."""
-    unit, size = next(((unit, size) for unit, size in (("s", 1e9), ("ms", 1e6)) if ns >= 0.9995 * size), ("us", 1e3))
+    """A time in three digits, as text alone: ``81.2ms``."""
+    # What would round to 1000ms is shown in s.
+    unit, size = ("s", 1e9) if ns >= 0.9995e9 else ("ms", 1e6) if ns >= 0.9995e6 else ("us", 1e3)
     number = ns / size
     return f"{number:.0f}{unit}" if number >= 100 else f"{number:.3g}{unit}"
+
+
+def as_range(least: str, most: str) -> str:
+    """Two figures as a range, with their unit once if both have it: "81–95.2ms"."""
+    unit = most.lstrip("0123456789.")
+    return f"{least.removesuffix(unit) if least.lstrip('0123456789.') == unit else least}–{most}"
 
 
 def format_memory(nbytes: float) -> ReportCell:
@@ -164,6 +170,7 @@ def ranks_in_words(ranks: Iterable[int], noun: str = "rank") -> str:
 def numbers_in_words(numbers: Iterable[int]) -> str:
     """As in "2", "2 and 5" and "0 to 3, 5 and 7"."""
     words: list[str] = []
+    # Of successive numbers, each minus its position is the same.
     for _, group in groupby(enumerate(sorted(set(numbers))), lambda numbered: numbered[1] - numbered[0]):
         row = [number for _, number in group]
         words += [f"{row[0]} to {row[-1]}"] if len(row) > 2 else map(str, row)

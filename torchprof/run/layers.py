@@ -1,4 +1,4 @@
-"""``Layer`` describes one layer; ``Layers`` is the tree of all layers of a run."""
+"""``Layer`` describes one layer, ``Layers`` is the tree of all layers of a run; names of models, and paths of users."""
 
 from __future__ import annotations
 
@@ -13,66 +13,6 @@ from typing import Any, TypeVar
 from torchprof.errors import TorchprofError, suggest
 from torchprof.run.part import demand, read_as
 from torchprof.run.words import NO_LAYERS, OUTSIDE
-
-_Step = TypeVar("_Step")
-
-_ROOT = re.compile(r"(?P<kind>[^#]+?)( \(stage (?P<stage>\d+)\))?(#\d+)?")
-"""The name of a model: its class, the stage of a pipeline that calls it, and a number for the second of a name."""
-
-
-def root_of_stage(kind: str, stage: int) -> str:
-    """The name of the model of this class that a stage of a pipeline calls."""
-    return f"{kind} (stage {stage})"
-
-
-def kind_of_root(name: str) -> str:
-    """The class of a model, by its name: "Net" of "Net#2" and of "Net (stage 1)"."""
-    match = _ROOT.fullmatch(name)
-    return name if match is None else match["kind"]
-
-
-def stage_of_root(name: str) -> int | None:
-    """The stage of a pipeline that calls a model, by the name of the model; None for others."""
-    match = _ROOT.fullmatch(name)
-    return None if match is None or match["stage"] is None else int(match["stage"])
-
-
-def find(path: Any, known: Sequence[tuple[tuple[str, ...], ...]]) -> set[int]:
-    """The indices of the entries of ``known`` that a path matches, at least one. An entry holds the paths of one
-    module: the real path, and the path that users see. ``path`` is a tuple of steps or a dotted string, with or without
-    the root; ``*`` matches one step. Raises TorchprofError if nothing matches (the message has the nearest real paths)
-    or if ``path`` is not a path."""
-    steps = tuple(path.split(".")) if isinstance(path, str) else path
-    if not isinstance(steps, (tuple, list)) or not steps or not all(isinstance(step, str) for step in steps):
-        raise TorchprofError(
-            f"{path!r} is not a path of a module. Write a tuple of names, ('Net', 'features', '3'), or a dotted "
-            "string, 'features.3'; '*' matches any one step."
-        )
-    indices = matching(steps, known) or matching(steps, known, without=1)
-    if not indices:
-        dotted = [".".join(names[-1]) for names in known]
-        raise TorchprofError(f"No module of the model matches the path {path!r}. {suggest('.'.join(steps), dotted)}")
-    return indices
-
-
-def matching(steps: Sequence[str], known: Sequence[tuple[tuple[str, ...], ...]], without: int = 0) -> set[int]:
-    """The indices of the entries with a path of exactly these steps. Its first ``without`` steps are ignored."""
-    return {
-        number
-        for number, names in enumerate(known)
-        for name in names
-        if len(name) - without == len(steps)
-        and all(wanted in ("*", step) for wanted, step in zip(steps, name[without:]))
-    }
-
-
-def common_prefix(paths: Iterable[tuple[_Step, ...]]) -> tuple[_Step, ...]:
-    """The steps that all paths begin with."""
-    prefix, *others = paths
-    for other in others:
-        prefix = tuple(step for step, _ in takewhile(lambda pair: pair[0] == pair[1], zip(prefix, other)))
-    return prefix
-
 
 _COUNTED = ("params", "trainable_params", "param_bytes", "buffers", "buffer_bytes", "grad_calls", "updated_params")
 """Counts of a layer: kept in the merged layer if equal on all ranks, else None."""
@@ -181,8 +121,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 class Layers(tuple[Layer, ...]):
     """The layers of a run, parents before children, as a tree. Equal to a tuple of the same layers. Other values refer
-    to a layer by its index here; a negative number is not a layer (``OUTSIDE``, ``NOT_SELECTED``). Properties are
-    computed at first use and cached."""
+    to a layer by its index here; a negative number is not a layer (``OUTSIDE``, ``NOT_SELECTED``)."""
 
     @classmethod
     def of(cls, layers: Iterable[Layer]) -> Layers:
@@ -245,14 +184,14 @@ class Layers(tuple[Layer, ...]):
 
     @cached_property
     def alike(self) -> list[int]:
-        """For each layer a number, equal for layers that differ only in the numbers of their paths, as the same layer
-        of every block: equal are their class, its settings and the types of their parameters."""
-        numbers: dict[Hashable, int] = {}
+        """For each layer the number of its group. Layers of one group differ only in the numbers of their paths, as
+        ``blocks.0.mlp`` and ``blocks.1.mlp``: their class, its settings and the types of their parameters are equal."""
+        groups: dict[Hashable, int] = {}
         group_of_layer = []
         for layer in self:
             path = tuple("*" if step.isdecimal() else step for step in layer.path)
             key = path, layer.kind, layer.settings, tuple(dtype for dtype, _ in layer.dtype_bytes)
-            group_of_layer.append(numbers.setdefault(key, len(numbers)))
+            group_of_layer.append(groups.setdefault(key, len(groups)))
         return group_of_layer
 
     def at_or_below(self, tops: Collection[int]) -> set[int]:
@@ -271,8 +210,9 @@ class Layers(tuple[Layer, ...]):
         return tuple(reversed(indices))
 
     def roll_up(self, values: Sequence[_Value], plus: Callable[[_Value, _Value], _Value] = add) -> list[_Value]:
-        """For each layer the total: its own value plus those of all layers below it. ``values`` may be longer than the
-        layers (work of no layer, for example): the rest is not changed."""
+        """For each layer the total: its own value plus those of all layers below it. A model with the value 1 and two
+        children with 10 and 20 has the totals 31, 10, 20. ``values`` may be longer than the layers (work of no layer,
+        for example): the rest is not changed."""
         totals = list(values)
         for index in range(len(self) - 1, -1, -1):  # children come after their parents
             above = self.parent[index]
@@ -290,3 +230,69 @@ class Layers(tuple[Layer, ...]):
                 key = index, phase
                 totals[key] = plus(totals[key], value) if key in totals else value
         return totals
+
+
+# Names of models
+
+_ROOT = re.compile(r"(?P<kind>[^#]+?)( \(stage (?P<stage>\d+)\))?(#\d+)?")
+"""The name of a model: its class, the stage of a pipeline that calls it, and a number from the second of a name on."""
+
+
+def root_of_stage(kind: str, stage: int) -> str:
+    """The name of the model of this class that a stage of a pipeline calls."""
+    return f"{kind} (stage {stage})"
+
+
+def kind_of_root(name: str) -> str:
+    """The class of a model, by its name: "Net" of "Net#2" and of "Net (stage 1)"."""
+    match = _ROOT.fullmatch(name)
+    return name if match is None else match["kind"]
+
+
+def stage_of_root(name: str) -> int | None:
+    """The stage of a pipeline that calls a model, by the name of the model; None for others."""
+    match = _ROOT.fullmatch(name)
+    return None if match is None or match["stage"] is None else int(match["stage"])
+
+
+# Paths of layers, as users write them
+
+
+def find(path: Any, known: Sequence[tuple[tuple[str, ...], ...]]) -> set[int]:
+    """The indices of the entries of ``known`` that a path matches, at least one. An entry holds the paths of one
+    module: the real path, and the path that users see. ``path`` is a tuple of steps or a dotted string, with or without
+    the root; ``*`` matches one step: "blocks.*.mlp" matches ``("Net", "blocks", "0", "mlp")``. Raises TorchprofError if
+    nothing matches (the message has the nearest real paths) or if ``path`` is not a path."""
+    steps = tuple(path.split(".")) if isinstance(path, str) else path
+    if not isinstance(steps, (tuple, list)) or not steps or not all(isinstance(step, str) for step in steps):
+        raise TorchprofError(
+            f"{path!r} is not a path of a module. Write a tuple of names, ('Net', 'features', '3'), or a dotted "
+            "string, 'features.3'; '*' matches any one step."
+        )
+    indices = matching(steps, known) or matching(steps, known, without=1)
+    if not indices:
+        dotted = [".".join(names[-1]) for names in known]
+        raise TorchprofError(f"No module of the model matches the path {path!r}. {suggest('.'.join(steps), dotted)}")
+    return indices
+
+
+def matching(steps: Sequence[str], known: Sequence[tuple[tuple[str, ...], ...]], without: int = 0) -> set[int]:
+    """The indices of the entries with a path of exactly these steps. Its first ``without`` steps are ignored."""
+    return {
+        index
+        for index, paths in enumerate(known)
+        for path in paths
+        if len(path) - without == len(steps)
+        and all(wanted in ("*", step) for wanted, step in zip(steps, path[without:]))
+    }
+
+
+_Step = TypeVar("_Step")
+
+
+def common_prefix(paths: Iterable[tuple[_Step, ...]]) -> tuple[_Step, ...]:
+    """The steps that all paths begin with: ("a", "b") of ("a", "b", "c") and ("a", "b", "d")."""
+    prefix, *others = paths
+    for other in others:
+        prefix = tuple(step for step, _ in takewhile(lambda pair: pair[0] == pair[1], zip(prefix, other)))
+    return prefix

@@ -72,7 +72,10 @@ class LockstepKey(NamedTuple):
 @dataclass(frozen=True)
 class Lockstep:
     """Times of something that several ranks do equally often: the first time of one rank belongs to the first of the
-    others, and so on.
+    others, and so on. Two ranks with the work of three steps::
+
+        rank 0: 5, 9, 4     ranks (0, 1), counts (3, 3), ns (18, 14)
+        rank 1: 7, 3, 4     last_ns (7, 9, 4), last_rank (1, 0, NO_LAST_RANK)
 
     For each of ``ranks``, which ascend: how often (``counts``), the sum of the times (``ns``), and during how much of
     that sum a collective that had started earlier was running, too (``beside_ns``).
@@ -93,9 +96,9 @@ class Lockstep:
     ``last_ns`` and ``last_rank`` are empty if the counts differ or if the group of a collective is unknown: the times
     of different ranks cannot be matched then.
 
-    With one rank, ``last_ns`` are its own times. With several, ``medians`` is for each rank the median of the kept
-    times (not for collectives), and ``values`` for each rank the kept times (only with ``LockstepKey.keeps_values``);
-    both are ``()`` if unknown.
+    A single rank is always the last, so ``last_ns`` are its own times (``own_ns``). With several ranks, ``medians`` is
+    for each rank the median of the kept times (not for collectives), and ``values`` for each rank the kept times (only
+    with ``LockstepKey.keeps_values``); both are ``()`` if unknown.
     """
 
     ranks: tuple[int, ...]
@@ -116,47 +119,65 @@ class Lockstep:
         """The lockstep of one rank, from how long it took each time, in ns. ``first``: how many times were before, in
         earlier cycles."""
         kept = _kept_from(first, len(times), cls.SIZE)
-        last = tuple(times[number] for number in kept)
-        numbers = kept if len(kept) < len(times) else ()
-        return cls((rank,), (len(times),), (sum(times),), (beside_ns,), last, (rank,) * len(last), numbers)
+        return cls(
+            ranks=(rank,),
+            counts=(len(times),),
+            ns=(sum(times),),
+            beside_ns=(beside_ns,),
+            last_ns=tuple(times[number] for number in kept),
+            last_rank=(rank,) * len(kept),
+            times=kept if len(kept) < len(times) else (),
+        )
+
+    @property
+    def own_ns(self) -> tuple[int, ...]:
+        """The kept times of a single rank; ``()`` if they are unknown, and for several ranks."""
+        return self.last_ns if len(self.ranks) == 1 else ()
 
     def __add__(self, later: Lockstep) -> Lockstep:
         """The sum of earlier and later cycles of one rank. More than ``SIZE`` single times are sampled: see the
         class."""
         (count,), (more,) = self.counts, later.counts
-        whole = replace(
+        summed = replace(
             later,
             counts=(count + more,),
             ns=(self.ns[0] + later.ns[0],),
             beside_ns=(self.beside_ns[0] + later.beside_ns[0],),
             medians=(),  # computed from the single times, or unknown
         )
-        if not self.last_ns or not later.last_ns:
-            return replace(whole, last_ns=(), last_rank=(), times=())
+        if not self.own_ns or not later.own_ns:
+            return replace(summed, last_ns=(), last_rank=(), times=())
         before, after = self.times or range(count), later.times or range(more)
-        known = dict(zip((*before, *(count + number for number in after)), (*self.last_ns, *later.last_ns)))
-        kept = _kept_of_both(count, self.times, more, later.times, self.SIZE)
-        if (self.times, later.times) == (_sampled(0, count, self.SIZE), _sampled(count, more, self.SIZE)):
-            kept = _kept(count + more, self.SIZE)
-        last_ns = tuple(known[number] for number in kept)
+        ns_by_number = dict(zip(before, self.own_ns))
+        ns_by_number.update(zip((count + number for number in after), later.own_ns))
+        if self.times == _sampled(0, count, self.SIZE) and later.times == _sampled(count, more, self.SIZE):
+            kept = _kept(count + more, self.SIZE)  # each side has all of its times that are kept of the sum
+        else:
+            kept = _kept_of_both(count, self.times, more, later.times, self.SIZE)
+        last_ns = tuple(ns_by_number[number] for number in kept)
         times = kept if len(kept) < count + more else ()
-        return replace(whole, last_ns=last_ns, last_rank=later.ranks * len(kept), times=times)
+        return replace(summed, last_ns=last_ns, last_rank=later.ranks * len(kept), times=times)
 
     def of_one(self, index: int) -> Lockstep:
         """The part of the rank at ``index``. It has single times only if they are kept for every rank."""
         if len(self.ranks) == 1:
             return self
-        rank = self.ranks[index]
-        alone = Lockstep((rank,), (self.counts[index],), (self.ns[index],), (self.beside_ns[index],), (), ())
-        if self.values:
-            values = self.values[index]
-            return replace(alone, last_ns=values, last_rank=(rank,) * len(values), times=self.times)
-        return replace(alone, medians=self.medians[index : index + 1])
+        own_ns = self.values[index] if self.values else ()
+        return Lockstep(
+            ranks=(self.ranks[index],),
+            counts=(self.counts[index],),
+            ns=(self.ns[index],),
+            beside_ns=(self.beside_ns[index],),
+            last_ns=own_ns,
+            last_rank=(self.ranks[index],) * len(own_ns),
+            times=self.times if self.values else (),
+            medians=() if self.values else self.medians[index : index + 1],
+        )
 
     def without_times(self) -> Lockstep:
         """The counts, the sums, and for each rank the median of its times; not for a collective, which has none."""
-        medians = (median_low(self.last_ns),) if len(self.ranks) == 1 and self.last_ns else self.medians
-        return Lockstep(self.ranks, self.counts, self.ns, self.beside_ns, (), (), medians=medians)
+        medians = (median_low(self.own_ns),) if self.own_ns else self.medians
+        return replace(self, last_ns=(), last_rank=(), times=(), kept_ns=(), medians=medians, values=())
 
     @property
     def is_valid(self) -> bool:
@@ -191,13 +212,16 @@ class Lockstep:
         return round((kept_ns[index] - sum(self.last_ns)) * self.counts[index] / len(self.times))
 
 
-_known: dict[tuple[int, int], tuple[int, ...]] = {}  # the last results of ``_kept``, so many at most
+# Which of the single times are kept, by their numbers
+
+_known: dict[tuple[int, int], tuple[int, ...]] = {}  # the last results of ``_kept``, by count and size
 _MOST_KNOWN = 64
 
 
 def _kept(count: int, size: int) -> tuple[int, ...]:
-    """The numbers of the times that are kept of ``count`` times. Every layer has the same ones. A long recording asks
-    for larger and larger counts: what is kept of a smaller one has all that can be kept of it."""
+    """The numbers of the times that are kept of ``count`` times: those with the smallest hashes. Every layer has the
+    same ones. A long recording asks for larger and larger counts. What is not kept of a smaller count is not kept of a
+    larger one either, so its result is enough to begin with."""
     if count <= size:
         return tuple(range(count))
     if (count, size) not in _known:
@@ -217,7 +241,7 @@ def _kept_from(first: int, count: int, size: int) -> tuple[int, ...]:
 
 
 def _sampled(first: int, count: int, size: int) -> tuple[int, ...]:
-    """The same as in ``Lockstep.times``: empty if all are kept."""
+    """The same in the form of ``Lockstep.times``: empty if all are kept."""
     return _kept_from(first, count, size) if count > size else ()
 
 
@@ -230,6 +254,9 @@ def _kept_of_both(count: int, before: tuple[int, ...], more: int, after: tuple[i
     Each side keeps ``size`` times its share of the whole. The fractional part of that is the probability of one more:
     if it were always rounded the same way, the last of many short cycles would keep too many times, or none. Each
     addition uses another salt, or times that were kept for their small hash would be kept for it again.
+
+    With ``size`` 4, of 8 times of which (0, 2, 5, 7) are kept and of 4 more, all kept: the later ones are a third of
+    the whole, so they keep 4/3 times: 1, or 2 with a probability of 1/3. The result may be (0, 5, 7, 9).
     """
     earlier, later = before or range(count), [count + number for number in after or range(more)]
     whole = count + more
@@ -305,10 +332,10 @@ def _zero_in_each_step(key: LockstepKey, cycles: _Together) -> Lockstep | None:
 
 
 class _Merging:
-    """The lockstep of some ranks so far. ``figures``: each with an entry for each rank; None if not all ranks have
-    it."""
+    """The lockstep of the ranks so far, in the order in which they come. ``by_rank``: the fields of ``Lockstep`` that
+    have an entry for each rank, by name; None for a field that some rank lacks."""
 
-    __slots__ = ("counts", "figures", "first", "is_paired", "key", "last_ns", "last_rank", "ranks", "times")
+    __slots__ = ("by_rank", "counts", "first", "is_paired", "key", "last_ns", "last_rank", "ranks", "times")
 
     def __init__(self, key: LockstepKey, first: Lockstep) -> None:
         self.key = key
@@ -316,7 +343,7 @@ class _Merging:
         self.ranks = [*first.ranks]
         self.counts = [*first.counts]
         self.times = first.times
-        self.figures = self._figures(first)
+        self.by_rank = self._fields_by_rank(first)
         self.is_paired = first.is_paired
         self.last_ns = [*first.last_ns]
         self.last_rank = [*first.last_rank]
@@ -333,26 +360,24 @@ class _Merging:
                 self.last_rank[index] = NO_LAST_RANK if is_equal else other.last_rank[index]
         self.ranks += other.ranks
         self.counts += other.counts
-        for index, (mine, theirs) in enumerate(zip(self.figures, self._figures(other))):
-            if mine is None or theirs is None:
-                self.figures[index] = None
+        for name, theirs in self._fields_by_rank(other).items():
+            so_far = self.by_rank[name]
+            if so_far is None or theirs is None:
+                self.by_rank[name] = None
             else:
-                mine += theirs
+                so_far += theirs
 
-    def _figures(self, lockstep: Lockstep) -> list[list[Any] | None]:
-        """For each rank: ``ns``, ``beside_ns``, ``kept_ns``, the median of the kept times, and the kept times."""
-        kept, medians, values = lockstep.kept_ns, lockstep.medians, lockstep.values
-        if len(lockstep.ranks) == 1 and lockstep.last_ns:  # the times of this rank
-            values = (lockstep.last_ns,)
-            kept = (sum(lockstep.last_ns),)
-            medians = (median_low(lockstep.last_ns),)
-        return [
-            [*lockstep.ns],
-            [*lockstep.beside_ns],
-            [*kept] if kept and lockstep.times else None,
-            [*medians] if medians and not self.key.is_collective else None,
-            [*values] if values and self.key.keeps_values else None,
-        ]
+    def _fields_by_rank(self, lockstep: Lockstep) -> dict[str, list[Any] | None]:
+        kept_ns, medians, values = lockstep.kept_ns, lockstep.medians, lockstep.values
+        if own_ns := lockstep.own_ns:
+            kept_ns, medians, values = (sum(own_ns),), (median_low(own_ns),), (own_ns,)
+        return {
+            "ns": [*lockstep.ns],
+            "beside_ns": [*lockstep.beside_ns],
+            "kept_ns": [*kept_ns] if kept_ns and lockstep.times else None,
+            "medians": [*medians] if medians and not self.key.is_collective else None,
+            "values": [*values] if values and self.key.keeps_values else None,
+        }
 
     def lockstep(self, known: dict[Any, Any]) -> Lockstep:
         """The ``Lockstep`` of all ranks. ``known`` has the tuples made so far: equal tuples are one object."""
@@ -360,21 +385,16 @@ class _Merging:
             return self.first
         order = sorted(range(len(self.ranks)), key=self.ranks.__getitem__)
 
-        def sorted_by_rank(values: Sequence[Any] | None) -> tuple[Any, ...]:
-            ordered = () if values is None else tuple(values[index] for index in order)
+        def sorted_by_rank(entries: Sequence[Any] | None) -> tuple[Any, ...]:
+            ordered = () if entries is None else tuple(entries[index] for index in order)
             return known.setdefault(ordered, ordered)  # type: ignore[no-any-return]
 
-        ns, beside_ns, kept_ns, medians, values = map(sorted_by_rank, self.figures)
-        is_paired = self.is_paired
-        return Lockstep(
-            sorted_by_rank(self.ranks),
-            sorted_by_rank(self.counts),
-            ns,
-            beside_ns,
-            tuple(self.last_ns) if is_paired else (),
-            tuple(self.last_rank) if is_paired else (),
-            known.setdefault(self.times, self.times) if is_paired else (),
-            kept_ns if is_paired else (),
-            medians,
-            values if is_paired else (),
+        merged = Lockstep(
+            ranks=sorted_by_rank(self.ranks),
+            counts=sorted_by_rank(self.counts),
+            last_ns=tuple(self.last_ns),
+            last_rank=tuple(self.last_rank),
+            times=known.setdefault(self.times, self.times),
+            **{name: sorted_by_rank(entries) for name, entries in self.by_rank.items()},
         )
+        return merged if self.is_paired else replace(merged, last_ns=(), last_rank=(), times=(), kept_ns=(), values=())

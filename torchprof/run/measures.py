@@ -1,5 +1,5 @@
-"""``Cost``: the measures that add up over layers, ops and ranks; tables, sort keys and files show ``MEASURES``.
-``Spread``: the distribution of a measure that does not add up, such as the time per call. Merging is associative."""
+"""What is measured: ``Cost`` has the measures that add up over layers, ops and ranks; a ``Spread`` is the distribution
+of one that does not, such as the time of a call. Adding either is associative."""
 
 from __future__ import annotations
 
@@ -67,9 +67,12 @@ def sum_of_costs(costs: Iterable[Cost]) -> Cost:
 
 @dataclass(frozen=True)
 class Measure:
-    """What a table can show of a ``Cost``: the sum of ``fields``, each with its sign: memory is shown net, allocated
-    minus freed. ``unit``: of the sum. ``{device}`` in the ``heading`` stands for the kind of device that was profiled.
-    ``lower_bound_if``: the field that counts what this may have missed. If it is not 0, this is a lower bound."""
+    """A column of tables that shows something of a ``Cost``.
+
+    - ``heading``: ``{device}`` in it stands for the kind of device that was profiled.
+    - ``unit``: of the value, which is the sum of ``fields``, each with its sign: memory is allocated minus freed.
+    - ``lower_bound_if``: the field that counts what this may have missed. If it is not 0, this is a lower bound.
+    """
 
     heading: str
     unit: Unit
@@ -98,12 +101,18 @@ MEASURES = (
 )
 
 
+# Measures that do not add up
+
+
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The distribution of a measure over the calls, for a measure that does not add up. ``count`` values were added;
-    ``sum``, ``min`` and ``max`` are of all of them, ``first`` is the value of the first call. ``sample`` has at most
-    ``Spread.SIZE`` values: those with the smallest ``hashes`` of their start times. So it does not depend on the order
-    or grouping of the additions. Up to that size it has all values. ``sample`` and ``hashes`` are sorted by value."""
+    """The distribution of a measure over calls.
+
+    - ``count``: how many values were added. ``sum``, ``min``, ``max``: of all of them.
+    - ``first``: the value of the first call.
+    - ``sample``: all values, or ``Spread.SIZE`` of them: those with the smallest ``hashes`` of the start times of their
+      calls. So it does not depend on the order or grouping of the additions. Both are sorted by value.
+    """
 
     count: int
     sum: int
@@ -119,8 +128,8 @@ class Spread:
     def of(cls, calls: Sequence[tuple[int, int]]) -> Spread:
         """The spread of calls, each (start in ns, value), in any order; at least one."""
         values = [value for _, value in calls]
-        chosen = ((scrambled(start), value) for start, value in calls)
-        sample = cls._by_value(nsmallest(cls.SIZE, chosen) if len(calls) > cls.SIZE else chosen)
+        hashed = ((scrambled(start), value) for start, value in calls)
+        sample = cls._by_value(nsmallest(cls.SIZE, hashed) if len(calls) > cls.SIZE else hashed)
         return cls(len(values), sum(values), min(values), max(values), min(calls)[1], *sample)
 
     @classmethod
@@ -144,7 +153,7 @@ class Spread:
             highest = max(self.hashes)
             entering = [pair for pair in entering if pair[0] <= highest]
         if len(entering) == 1 and len(self.sample) < self.SIZE:  # as in a cycle of one step
-            sample = self._with(*entering[0])
+            sample = self._sample_with(*entering[0])
         elif entering:
             sample = self._by_value(sorted([*zip(self.hashes, self.sample), *entering])[: self.SIZE])
         return Spread(
@@ -156,11 +165,12 @@ class Spread:
             *sample,
         )
 
-    def _with(self, number: int, value: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _sample_with(self, hash_of_start: int, value: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The sample and the hashes with one more value."""
         first, last = bisect_left(self.sample, value), bisect_right(self.sample, value)
-        slot = bisect_left(self.hashes, number, first, last)  # equal values are sorted by their hashes
-        return (*self.sample[:slot], value, *self.sample[slot:]), (*self.hashes[:slot], number, *self.hashes[slot:])
+        slot = bisect_left(self.hashes, hash_of_start, first, last)  # equal values are sorted by their hashes
+        sample = (*self.sample[:slot], value, *self.sample[slot:])
+        return sample, (*self.hashes[:slot], hash_of_start, *self.hashes[slot:])
 
     def __reduce__(self) -> tuple[Any, ...]:
         """How it is pickled: half the time that a dataclass takes. The runs of many ranks go from process to process,
@@ -168,9 +178,10 @@ class Spread:
         return Spread, (self.count, self.sum, self.min, self.max, self.first, self.sample, self.hashes)
 
     @staticmethod
-    def _by_value(chosen: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        values = sorted((value, number) for number, value in chosen)
-        return tuple(value for value, _ in values), tuple(number for _, number in values)
+    def _by_value(hashed: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The sample and the hashes of pairs (hash, value)."""
+        pairs = sorted((value, hash_of_start) for hash_of_start, value in hashed)
+        return tuple(value for value, _ in pairs), tuple(hash_of_start for _, hash_of_start in pairs)
 
     def quantile(self, q: float) -> float:
         """The quantile ``q`` (0 to 1) of the sample, interpolated linearly."""
@@ -211,9 +222,17 @@ def scrambled(number: int) -> int:
     return (number ^ (number >> 31)) >> 1
 
 
+def of_smallest_hash(numbers: Iterable[int], size: int, salt: int = 0) -> tuple[int, ...]:
+    """The ``size`` numbers with the smallest hashes, sorted. Another ``salt`` gives another choice."""
+    return tuple(sorted(nsmallest(size, numbers, key=lambda number: scrambled(number ^ salt))))
+
+
+# The samples of a run
+
+
 class SampleKey(NamedTuple):
-    """The measure that a ``Spread`` is of, on one ``rank`` and ``device``. ``layer`` is an index, negative for no
-    layer. ``measure`` is one of
+    """What a ``Spread`` in ``Run.samples`` is of: a ``measure`` of a ``layer`` (by its index, negative for none) in a
+    phase, on one ``rank`` and ``device``. ``measure`` is one of
 
     - ``cpu_ns``: the duration of a forward call, including child layers, without garbage collections;
     - ``no_grad_ns`` (models): the duration of a forward call without gradients, with the garbage collections
@@ -285,7 +304,9 @@ def _with_zeros(samples: _Samples, other: _Samples) -> dict[SampleKey, Spread]:
     for key in other:
         steps = samples.get(SampleKey(OUTSIDE, FORWARD, key.rank, "cpu", "step_ns"))
         if steps is not None and key.measure.startswith("step_") and key not in samples:
-            complete[key] = Spread(steps.count, 0, 0, 0, 0, (0,) * len(steps.sample), tuple(sorted(steps.hashes)))
+            zeros = (0,) * len(steps.sample)
+            hashes = tuple(sorted(steps.hashes))  # all values are equal, so the order of hashes decides
+            complete[key] = Spread(steps.count, sum=0, min=0, max=0, first=0, sample=zeros, hashes=hashes)
     return complete
 
 
@@ -301,8 +322,3 @@ def _sample(entry: dict[str, Any], layers: int, ranks: Set[int]) -> tuple[Sample
     if len(entry) != _FIELDS or not spread.count >= len(spread.sample) == len(spread.hashes) > 0:
         raise ValueError(f"the values of sample {tuple(key)}")
     return key, spread
-
-
-def of_smallest_hash(numbers: Iterable[int], size: int, salt: int = 0) -> tuple[int, ...]:
-    """The ``size`` numbers with the smallest hashes, sorted. Another ``salt`` gives another choice."""
-    return tuple(sorted(nsmallest(size, numbers, key=lambda number: scrambled(number ^ salt))))

@@ -66,26 +66,29 @@ def _checked(run: Any) -> Run:
 
 def _sums_of_cycles(runs: Iterable[Run]) -> list[Run]:
     """One run for each rank: the sum of its cycles, with the stored warnings of all of them."""
-    sums: dict[tuple[int, ...], tuple[Run, list[tuple[RunWarning, ...]]]] = {}  # with the warnings of each run
+    sums: dict[tuple[int, ...], Run] = {}
+    warnings: dict[tuple[int, ...], list[tuple[RunWarning, ...]]] = {}  # those of each run
     for run in runs:
         ranks = tuple(meta.rank for meta in run.metas)
-        before, stored = sums.get(ranks) or (None, [])
-        if before is not None and len(ranks) > 1:
+        if ranks in sums and len(ranks) > 1:
             raise TorchprofError(
                 "Two of the runs are of several ranks, the same in both: first add up the cycles of each rank, then "
                 "merge the ranks."
             )
-        sums[ranks] = add_cycle(before, run), [*stored, run.meta.warnings]
-    return [
-        run if len(stored) == 1 else replace(run, metas=(replace(run.meta, warnings=_warnings_of_sum(stored)),))
-        for run, stored in sums.values()
-    ]
+        sums[ranks] = add_cycle(sums.get(ranks), run)
+        warnings.setdefault(ranks, []).append(run.meta.warnings)
+    for ranks, of_runs in warnings.items():
+        if len(of_runs) > 1:
+            meta = replace(sums[ranks].meta, warnings=_warnings_of_sum(of_runs))
+            sums[ranks] = replace(sums[ranks], metas=(meta,))
+    return [*sums.values()]
 
 
 def _warnings_of_sum(of_runs: Sequence[Sequence[RunWarning]]) -> tuple[RunWarning, ...]:
-    """The stored warnings of a sum of runs, from those of each run. Each has the numbers of the runs that had it. A
-    stored warning is about one recording: a layer that was never called in one may be called in the next. The exception
-    are operators without recorded shapes: if one recording knows that they have a formula, it holds for all."""
+    """The stored warnings of a sum of runs, from those of each run. Each has the numbers of the runs that had it: a
+    stored warning is about one recording, and a layer that was never called in one may be called in the next. The
+    exception are operators without recorded shapes: if one recording knows that they have a formula, it holds for
+    all."""
     numbers: dict[RunWarning, list[int]] = {}
     without_shapes: dict[str, None] = {}
     for number, warnings in enumerate(of_runs, 1):
@@ -94,9 +97,12 @@ def _warnings_of_sum(of_runs: Sequence[Sequence[RunWarning]]) -> tuple[RunWarnin
                 without_shapes.update(dict.fromkeys(warning.facts.get("names", ())))
             else:
                 numbers.setdefault(warning, []).append(number)
-    count = len(of_runs)
-    counted = [replace(warning, added=((tuple(by), count), *warning.added)) for warning, by in numbers.items()]
-    return (*counted, *([RunWarning.of(WITHOUT_SHAPES, names=tuple(without_shapes))] if without_shapes else []))
+    of_sum = []
+    for warning, had_it in numbers.items():
+        of_sum.append(replace(warning, added=((tuple(had_it), len(of_runs)), *warning.added)))
+    if without_shapes:
+        of_sum.append(RunWarning.of(WITHOUT_SHAPES, names=tuple(without_shapes)))
+    return tuple(of_sum)
 
 
 class _Merged:
@@ -105,7 +111,7 @@ class _Merged:
     def __init__(self) -> None:
         self._metas: dict[int, Meta] = {}
         self._of_job: dict[str, tuple[int, str]] = {}  # what all ranks share: the first rank that has it, and its value
-        self._warnings: dict[tuple[Any, ...], RunWarning] = {}
+        self._warnings: dict[tuple[Any, ...], RunWarning] = {}  # equal warnings are one object
         self._layers = _MergingLayers()
         self._rows = _MergingRows()
         self._parts: dict[str, Any] = dict.fromkeys(RUN_PARTS)
@@ -152,10 +158,10 @@ class _MergingLayers:
     def __init__(self) -> None:
         self._known: dict[tuple[str, ...], _Known] = {}
 
-    def add(self, layers: Layers, everyone: Sequence[int]) -> list[int]:
-        """Add the layers of a run with the ranks ``everyone``, which ascend. Returns the number of each."""
+    def add(self, layers: Layers, all_ranks: Sequence[int]) -> list[int]:
+        """Add the layers of a run with the ranks ``all_ranks``, which ascend. Returns the number of each."""
         for place, layer in enumerate(layers):
-            ranks = layer.ranks or everyone
+            ranks = layer.ranks or all_ranks
             if layer.ranks:
                 layer = replace(layer, ranks=())
             known = self._known.get(layer.path)
@@ -165,15 +171,15 @@ class _MergingLayers:
                 known.add(layer, ranks, place)
         return [self._known[layer.path].number for layer in layers]
 
-    def merged(self, everyone: tuple[int, ...]) -> tuple[list[int], Layers]:
-        """For each number the index among the merged layers; and these. ``everyone``: all ranks."""
+    def merged(self, all_ranks: tuple[int, ...]) -> tuple[list[int], Layers]:
+        """For each number the index among the merged layers; and these."""
         ordered = _depth_first(self._known)
-        of_ranks: dict[tuple[int, ...], tuple[int, ...]] = {everyone: ()}
+        stored_ranks: dict[tuple[int, ...], tuple[int, ...]] = {all_ranks: ()}  # equal tuples are one object
         indices = [0] * len(ordered)
         layers = []
         for index, known in enumerate(ordered):
             ranks = tuple(sorted(known.ranks))
-            layers.append(replace(known.layer, ranks=of_ranks.setdefault(ranks, ranks)))
+            layers.append(replace(known.layer, ranks=stored_ranks.setdefault(ranks, ranks)))
             indices[known.number] = index
         return indices, Layers(layers)
 
@@ -221,7 +227,8 @@ def _depth_first(layers: Mapping[tuple[str, ...], _Known]) -> list[_Known]:
 
 
 class _Table:
-    """Entries that rows refer to by number, each once. ``first`` are the entries that come first, if there are any."""
+    """A table of the merged rows, which refer to its entries by number: each entry once. ``first``: those that it has
+    from the beginning."""
 
     def __init__(self, *first: Any) -> None:
         self.numbers: dict[Any, int] = {entry: number for number, entry in enumerate(first)}
@@ -236,6 +243,8 @@ class _Table:
 
 
 class _MergingRows:
+    """The rows of the ranks so far, one rank after the other, with the numbers of common tables."""
+
     def __init__(self) -> None:
         self._tables = {"shared": _Table(()), "within": _Table(()), "frames": _Table(()), "device": _Table()}
         self._columns = {name: array("q") for name in Rows.COLUMNS}

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from torchprof.errors import some
@@ -51,6 +52,12 @@ class CompiledRegion(NamedTuple):
     break_reason: str = ""
     break_hint: str = ""
 
+    @property
+    def break_place(self) -> str:
+        """The file and the line of its graph break; only the line in a stripped run, which has no files."""
+        file = PurePath(self.file).name
+        return f"{file}:{self.break_line}" if file else f"line {self.break_line}"
+
 
 class Compilation(NamedTuple):
     """One time that torch.compile compiled a region.
@@ -81,6 +88,11 @@ class Compilation(NamedTuple):
     kernels_ns: int | None
     from_cache: bool | None
     began_ns: int
+
+    @property
+    def is_first_version(self) -> bool:
+        """Whether no version of this code was compiled before: a compile id ends in the number of the version."""
+        return self.name.rpartition("/")[2] == "0"
 
 
 @dataclass(frozen=True)
@@ -207,16 +219,17 @@ class Meta:
 
 
 def sum_if_known(before: int | None, cycle: int | None) -> int | None:
+    """The sum of two figures; None if one of them is unknown."""
     return None if before is None or cycle is None else before + cycle
 
 
 def _unambiguous(regions: Sequence[CompiledRegion]) -> tuple[CompiledRegion, ...]:
     """Each region once. A name that stands for two different regions (torch.compile was reset) is left out: it is
     ambiguous."""
-    of_name: dict[str, set[CompiledRegion]] = {}
+    by_name: dict[str, set[CompiledRegion]] = {}
     for region in regions:
-        of_name.setdefault(region.name, set()).add(region)
-    return tuple(region for same in of_name.values() if len(same) == 1 for region in same)
+        by_name.setdefault(region.name, set()).add(region)
+    return tuple(region for same_name in by_name.values() if len(same_name) == 1 for region in same_name)
 
 
 def name_of_job() -> str:
@@ -237,7 +250,7 @@ class RunWarning:
       that had it, from 1 on, and how many runs were added.
     - ``ranks``: the ranks that it is of, in ``Run.warnings``; empty in ``Meta.warnings``.
 
-    A code of a newer torchprof has no sentence here: ``str()`` shows the code with its layers and facts.
+    A code of another torchprof may have no sentence here: ``str()`` shows the code with its layers and facts.
     """
 
     code: str
@@ -275,14 +288,14 @@ class RunWarning:
         facts = stored.get("facts", {})
         demand(isinstance(facts, dict), f"{facts!r:.80} instead of the facts of a warning")
         added = read_as(tuple[tuple[tuple[int, ...], int], ...], stored.get("added", []))
-        for numbers, of in added:
-            is_valid = numbers and [*numbers] == sorted({*numbers}) and numbers[0] >= 1 and numbers[-1] <= of
+        for numbers, count in added:
+            is_valid = numbers and [*numbers] == sorted({*numbers}) and numbers[0] >= 1 and numbers[-1] <= count
             demand(is_valid, f"the runs {added!r:.80}")
         layers = read_list(stored.get("layers", []))
         are_known = all(type(layer) is not int or 0 <= layer < len(names) for layer in layers)
         demand(are_known, f"the layers of a warning: {layers!r:.80}")
         layers = [names[layer] if type(layer) is int else layer for layer in layers]
-        if stored["code"] == WITHOUT_SHAPES:  # analyze.sentences computes with these
+        if stored["code"] == WITHOUT_SHAPES:  # analyze.warnings computes with these
             read_as(tuple[str, ...], facts.get("names", []))
         if stored["code"] == RANKS_CHOSEN:  # so does ranks
             for name in ("slow", "late"):
@@ -293,6 +306,7 @@ class RunWarning:
 
 
 def _of_the_runs_added(added: tuple[Sequence[int], int]) -> str:
+    """The beginning of a sentence: which of the runs that were added it is about. ``added``: see ``RunWarning``."""
     numbers, count = added
     if len(numbers) == count:
         return f"Each of the {count} runs added: "

@@ -1,7 +1,8 @@
 """Sums of operators over the rows of a run: self, total and calls. Every view of operators uses these.
 
 Views group rows into operators in different ways: by name and phase, by layer, by input shapes. A view numbers its
-operators. For each ``RowKey`` it gives a ``Way``: the operators that rows with this key count for.
+operators. For each ``RowKey`` it gives a ``Way``: the operators that rows with this key count for. In a view by name
+with the numbers 0 for "aten::linear" and 1 for "aten::addmm", rows with these two frames have ``Way((0, 1), 1)``.
 """
 
 from __future__ import annotations
@@ -36,10 +37,13 @@ class Way(NamedTuple):
 
 @dataclass
 class Sums:
-    """The sums of an operator. ``self`` excludes the operators inside it. ``total`` is that of its outermost
-    occurrences, with everything in them. ``calls`` is 0 for the time between operators. ``parts`` is how many of the
-    calls were made inside an operator whose MACs and FLOPs include those of the operators that it calls; 0 if the view
-    does not request it."""
+    """The sums of an operator.
+
+    - ``calls``: 0 for the time between operators. ``parts``: how many of the calls were made inside an operator whose
+      MACs and FLOPs include those of the operators that it calls; 0 if the view does not request it.
+    - ``self``: its cost without the operators inside it. ``total``: that of its outermost occurrences, with everything
+      in them.
+    """
 
     calls: int = 0
     parts: int = 0
@@ -61,24 +65,29 @@ def sum_operators(
     size = 1 + max((number for way in ways.values() for number in (*way.totals, way.inner)), default=-1)
     is_call = [bool(frames) and not is_kernel(frames) for frames in rows.frames]
     calls, parts = [0] * size, [0] * size
-    own, totals = [[0] * size for _ in measures], [[0] * size for _ in measures]
+    selves, totals = [[0] * size for _ in measures], [[0] * size for _ in measures]
     for key, way in ways.items():
         called, *values = lines[key]
         if way.inner >= 0 and is_call[key.frames]:
             calls[way.inner] += called
             if is_part is not None and is_part(key):
                 parts[way.inner] += called
-        for sums, selves, value in zip(totals, own, values):
+        for total, own, value in zip(totals, selves, values):
             if value:
                 for number in way.totals:
-                    sums[number] += value
+                    total[number] += value
                 if way.inner >= 0:
-                    selves[way.inner] += value
-    return [*map(Sums, calls, parts, _costs(measures, own, size), _costs(measures, totals, size))]
+                    own[way.inner] += value
+    return [*map(Sums, calls, parts, _costs(measures, selves, size), _costs(measures, totals, size))]
 
 
 def _is_work(frames: Sequence[Frame]) -> bool:
     return not frames or frames[-1].kind != FrameKind.PYTHON
+
+
+def is_kernel(frames: Sequence[Frame]) -> bool:
+    """Whether rows with these frames are of a kernel."""
+    return bool(frames) and frames[-1].kind == FrameKind.KERNEL
 
 
 def _costs(measures: Sequence[str], sums: Sequence[Sequence[int]], size: int) -> list[Cost]:
@@ -90,18 +99,14 @@ def _costs(measures: Sequence[str], sums: Sequence[Sequence[int]], size: int) ->
     ]
 
 
-def is_kernel(frames: Sequence[Frame]) -> bool:
-    return bool(frames) and frames[-1].kind == FrameKind.KERNEL
-
-
 def rows_in_ranges(rows: Rows) -> Rows:
     """The rows of work inside a range, such as a label or a compiled region: no other row counts for a range."""
     is_in_range = [_has_range(frames) for frames in rows.frames]
     is_called_in_range = [any(_has_range(around.frames) for around in within) for within in rows.within]
     kept: list[bool] = []
     if any(is_in_range) or any(is_called_in_range):
-        chains, within = rows.columns["frames"], rows.columns["within"]
-        kept = [is_in_range[chain] or is_called_in_range[number] for chain, number in zip(chains, within)]
+        numbers = zip(rows.columns["frames"], rows.columns["within"])
+        kept = [is_in_range[frames] or is_called_in_range[within] for frames, within in numbers]
     columns = {name: array("q", compress(column, kept)) for name, column in rows.columns.items()}
     return replace(rows, columns=columns)
 
@@ -114,11 +119,11 @@ def _has_range(frames: Iterable[Frame]) -> bool:
 class Op:
     """An operator under a layer, in one phase or in all of them. It runs directly in the layer, not in a child layer.
 
-    ``name`` is torch's ("aten::mm") or that of the label; ``calls`` counts its calls, 0 for the time between ops.
-    ``self`` excludes the ops inside it; ``total`` is that of its outermost occurrences, including layers that it calls.
-    A kernel counts for the op that launched it. ``kind`` is op or one of ``RANGES``, for example label for a range of
-    the user, region for code of torch.compile. ``inside`` are the ops and ranges directly in a range. The layer's own
-    time between ops has the name ``(between ops)``.
+    - ``name``: torch's ("aten::mm"), or that of the label; ``(between ops)`` for the layer's own time between ops.
+    - ``kind``: op or one of ``RANGES``, for example label for a range of the user, region for code of torch.compile.
+    - ``calls``, ``self``, ``total``: as of ``Sums``; the total includes layers that it calls. A kernel counts for the
+      op that launched it.
+    - ``inside``: the ops and ranges directly in a range.
     """
 
     name: str
@@ -132,53 +137,64 @@ class Op:
 def operators_of_layers(rows: Rows, phase: str | None) -> dict[int, list[Op]]:
     """``Run.ops``, by the index of the layer in place of its path."""
     wanted = None if phase is None else number_of_phase(phase)
-    made: list[Op] = []
-    by_layer: dict[int, dict[tuple[FrameKind, str], int]] = {}  # indices in ``made``, by layer, kind and name
-    levels: dict[int, dict[tuple[FrameKind, str], int]] = {}  # the same for ops inside a range, by its index
+    ops = _OpsOfLayers()
+    names = [_names(frames) or [(FrameKind.OP, BETWEEN_OPS)] for frames in rows.frames]
 
-    def ops_on_path(layer: int, names: Sequence[tuple[FrameKind, str]]) -> list[int]:
-        """The numbers of the ops with these kinds and names, outer to inner; new ones are added to ``made``."""
-        level = by_layer.setdefault(layer, {})
-        siblings: list[Op] | None = None
-        numbers = []
-        for name in names:
-            number = level.get(name)
-            if number is None:
-                number = level[name] = len(made)
-                made.append(Op(name[1], name[0], 0, NO_COST, NO_COST))
-                if siblings is not None:
-                    siblings.append(made[number])
-            numbers.append(number)
-            if name[0] in RANGES:
-                level, siblings = levels.setdefault(number, {}), made[number].inside
-        return numbers
-
-    def ops_around(here: bool, within: Sequence[Around]) -> Iterator[int]:
+    def ops_around(is_wanted: bool, within: Sequence[Around]) -> Iterator[int]:
         """The ops and ranges of other layers around a row's layer that the row counts for. A label counts every
         phase."""
         for around in within:
-            names = _names(around.frames)
+            path = _names(around.frames)
             if phase is not None and around.phase != phase:
-                names = [name for name in names if here and name[0] == FrameKind.LABEL]
-            for number in ops_on_path(around.layer, names):
-                if here or made[number].kind not in RANGES:
+                path = [name for name in path if is_wanted and name[0] == FrameKind.LABEL]
+            for number in ops.on_path(around.layer, path):
+                if is_wanted or ops.all[number].kind not in RANGES:
                     yield number
 
-    names = [_names(frames) or [(FrameKind.OP, BETWEEN_OPS)] for frames in rows.frames]
-
     def way_of(key: RowKey) -> Way | None:
-        here, within = wanted in (None, key.phase), rows.within[key.within]
-        if not here and not within:
+        is_wanted, within = wanted in (None, key.phase), rows.within[key.within]
+        if not is_wanted and not within:
             return None
-        outer = [*ops_around(here, within)]
-        inner = ops_on_path(key.layer, names[key.frames]) if here else []
-        return Way(tuple(dict.fromkeys(outer + inner)), inner[-1] if here else -1)
+        outer = [*ops_around(is_wanted, within)]
+        inner = ops.on_path(key.layer, names[key.frames]) if is_wanted else []
+        return Way(tuple(dict.fromkeys(outer + inner)), inner[-1] if inner else -1)
 
-    for op, sums in zip(made, sum_operators(rows, way_of)):
+    for op, sums in zip(ops.all, sum_operators(rows, way_of)):
         op.calls, op.self, op.total = sums.calls, sums.self, sums.total
-    return {layer: [made[number] for number in level.values()] for layer, level in by_layer.items()}
+    return {layer: [ops.all[number] for number in level.values()] for layer, level in ops.by_layer.items()}
 
 
-def _names(frames: Sequence[Frame]) -> list[tuple[FrameKind, str]]:
+_Name = tuple[FrameKind, str]
+
+
+class _OpsOfLayers:
+    """The ops of all layers so far, numbered. An op is on the level of its layer, or on that of the range around it: of
+    the frames label "step", op "aten::linear", op "aten::addmm", "step" is on the level of the layer, the others on
+    that of "step"."""
+
+    def __init__(self) -> None:
+        self.all: list[Op] = []
+        self.by_layer: dict[int, dict[_Name, int]] = {}  # the numbers of the ops on the level of each layer
+        self._in_range: dict[int, dict[_Name, int]] = {}  # the same for each range, by its number
+
+    def on_path(self, layer: int, path: Sequence[_Name]) -> list[int]:
+        """The numbers of the ops with these names, outer to inner. New ones are added."""
+        level = self.by_layer.setdefault(layer, {})
+        siblings: list[Op] | None = None
+        numbers = []
+        for kind, name in path:
+            number = level.get((kind, name))
+            if number is None:
+                number = level[kind, name] = len(self.all)
+                self.all.append(Op(name, kind, 0, NO_COST, NO_COST))
+                if siblings is not None:
+                    siblings.append(self.all[number])
+            numbers.append(number)
+            if kind in RANGES:
+                level, siblings = self._in_range.setdefault(number, {}), self.all[number].inside
+        return numbers
+
+
+def _names(frames: Sequence[Frame]) -> list[_Name]:
     """Kind and name of each frame but kernels: a kernel counts for the op that launched it."""
     return [(frame.kind, frame.name) for frame in frames if frame.kind != FrameKind.KERNEL]

@@ -1,8 +1,7 @@
 """The parts of a run: how each is split by rank, renumbered, added up over cycles, merged over ranks, written and read.
 
 ``RUN_PARTS`` in ``torchprof.run.run`` lists them. Metadata, layers and rows are not among them: they depend on each
-other. First the functions that convert JSON values and check them, because a file may be damaged or changed by hand:
-they raise TypeError, ValueError, KeyError or OverflowError if a value does not fit.
+other.
 """
 
 from __future__ import annotations
@@ -19,8 +18,12 @@ from typing import Any, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 from torchprof.run.words import NOT_SELECTED, PHASES
 
+# JSON values. A file may be damaged or changed by hand, so each is checked: these functions raise TypeError,
+# ValueError, KeyError or OverflowError if a value does not fit.
+
 
 def demand(holds: bool, what: str) -> None:
+    """Raise an error about ``what`` unless it ``holds``."""
     if not holds:
         raise ValueError(what)
 
@@ -39,8 +42,8 @@ def fields_of(value: Any) -> dict[str, Any]:
 def read_columns(
     document: Mapping[str, Any], names: Sequence[str], layers: int, limits: Mapping[str, tuple[int, int]], of: str
 ) -> dict[str, array[int]]:
-    """Columns of integers of one length: layers, phases and others. ``limits``: the least number of a column, and that
-    above its greatest."""
+    """Columns of integers of one length: layers, phases and others. ``limits``: by the name of a column, the least
+    number in it and the first that is too large. ``of``: what has the columns, in words."""
     columns = {name: array("q", document[name]) for name in names}
     demand(len({len(column) for column in columns.values()}) == 1, f"columns of the {of} that differ in length")
     for name, (low, high) in {"layer": (NOT_SELECTED, layers), "phase": (0, len(PHASES)), **limits}.items():
@@ -111,6 +114,8 @@ def _plain_value(value: Any) -> Any:
     return tuple(_plain_value(each) for each in value) if isinstance(value, list) else value
 
 
+# Parts of a run
+
 _Value = TypeVar("_Value")
 
 
@@ -121,7 +126,8 @@ class RunPart(Protocol[_Value]):
         """The value of each of these ranks alone."""
 
     def renumbered(self, value: _Value, to: Sequence[int]) -> _Value:
-        """The same with other indices of layers. ``to``: by index; negative ones keep theirs."""
+        """The same with other indices of layers. ``to``: the new index at each old one. Its last entries are -2 and -1:
+        Python counts negative indices from the end, so these keep their meaning."""
 
     def added(self, before: _Value, cycle: _Value) -> _Value:
         """The value of the earlier cycles of a rank and one more."""
@@ -138,7 +144,8 @@ class RunPart(Protocol[_Value]):
         """What the file has of it. A list that may be long is an iterator."""
 
     def from_json(self, stored: Any, layers: int, ranks: Set[int]) -> _Value:
-        """Read what ``to_json`` wrote, of a run of so many layers and these ranks. Raises as above."""
+        """Read what ``to_json`` wrote, of a run of so many ``layers`` and these ``ranks``. Raises an error if a value
+        does not fit."""
 
 
 class PerRank(RunPart[tuple[Any, ...]]):
@@ -175,7 +182,7 @@ class PerRank(RunPart[tuple[Any, ...]]):
 
 
 class PerDevice(PerRank):
-    """The same, with one object for each device of a rank. Cycles of a device add up with ``+``."""
+    """The same with one object for each device of a rank. The cycles of a device add up with ``+``."""
 
     def added(self, before: tuple[Any, ...], cycle: tuple[Any, ...]) -> tuple[Any, ...]:
         sums = {(item.rank, item.device): item for item in before}

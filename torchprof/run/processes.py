@@ -1,4 +1,4 @@
-"""Calls a function for many files in several processes; and pauses the garbage collector meanwhile."""
+"""Reading many files: ``in_processes`` calls a function in several processes, ``paused_gc`` pauses the collector."""
 
 from __future__ import annotations
 
@@ -86,14 +86,15 @@ def _results(call: Callable[[_Item], _Result], items: Sequence[_Item], count: in
 
 def _outcomes(items: Iterable[Any], idle: list[Connection]) -> Iterator[tuple[Any, Exception | None]]:
     """The result of each item, in their order, or the error. ``idle``: the connections to the processes. Raises
-    TorchprofError if a process has ended."""
+    TorchprofError if a process has ended. With two processes and a slow item 0, one works on that while the other one
+    does 1, 2 and 3, but no more before the result of 0 is taken."""
     from multiprocessing.connection import wait
 
     count = len(idle)
     remaining = enumerate(items)
     busy: dict[Any, int] = {}  # by connection: the number of the item
-    done: dict[int, tuple[Any, Exception | None]] = {}
-    taken = 0
+    done: dict[int, tuple[Any, Exception | None]] = {}  # the outcomes that were not taken yet, by the same number
+    next_number = 0
     try:
         while True:
             room = _AHEAD * count - len(busy) - len(done)
@@ -101,9 +102,9 @@ def _outcomes(items: Iterable[Any], idle: list[Connection]) -> Iterator[tuple[An
                 connection = idle.pop()
                 connection.send(item)
                 busy[connection] = number
-            if taken in done:
-                yield done.pop(taken)
-                taken += 1
+            if next_number in done:
+                yield done.pop(next_number)
+                next_number += 1
             elif busy:
                 ready: list[Any] = wait([*busy])
                 for connection in ready:

@@ -28,98 +28,6 @@ from torchprof.run.words import (
 )
 
 
-def compacted(
-    layers: tuple[Layer, ...], columns: Mapping[str, array[int]], tables: Mapping[str, Sequence[Any]]
-) -> Rows:
-    """Rows with these columns, and the entries of ``tables`` that they use, in the order of first use."""
-    columns = dict(columns)
-    used: dict[str, tuple[Any, ...]] = {}
-    for name, table in tables.items():
-        kept: dict[Any, int] = {} if name == "device" else {(): 0}
-        numbers = {number: kept.setdefault(table[number], len(kept)) for number in dict.fromkeys(columns[name])}
-        if any(before != now for before, now in numbers.items()):
-            columns[name] = array("q", map(numbers.__getitem__, columns[name]))
-        used[name] = tuple(kept)
-    return Rows(layers, used["frames"], used["device"], columns, used["within"], used["shared"])
-
-
-def stretches_of(ranks: Iterable[int]) -> list[tuple[int, int, int]]:
-    """The stretches of consecutive rows of the same rank: (rank, first row, row after the last)."""
-    stretches = []
-    start = 0
-    for rank, same in groupby(ranks):
-        stop = start + sum(1 for _ in same)
-        stretches.append((rank, start, stop))
-        start = stop
-    return stretches
-
-
-SIGNATURES = 64
-"""How many different inputs of an operator in one place have rows of their own."""
-
-
-class Chains:
-    """Chains of frames, numbered; ``()`` has the number 0. If an operator was called on more than ``SIGNATURES``
-    different inputs in one place, all further inputs share one chain, with unknown shapes."""
-
-    def __init__(self) -> None:
-        self.all: list[tuple[Frame, ...]] = [()]
-        self._numbers: dict[tuple[int, Frame], int] = {}
-        self._signatures: Counter[tuple[int, str, str]] = Counter()
-
-    def inside(self, outer: int, frame: Frame) -> int:
-        """The number of the chain that is chain ``outer`` plus this frame."""
-        number = self._numbers.get((outer, frame))
-        if number is not None:
-            return number
-        if frame.signature is not None:
-            other = _on_other_shapes(frame)
-            place = outer, frame.kind, frame.name
-            if other != frame and self._signatures[place] >= SIGNATURES:
-                number = self._numbers[outer, frame] = self.inside(outer, other)
-                return number
-            self._signatures[place] += other != frame
-        number = self._numbers[outer, frame] = len(self.all)
-        self.all.append((*self.all[outer], frame))
-        return number
-
-    def number_of(self, chain: Iterable[Frame]) -> int:
-        """The number of a chain; with unknown shapes if there are too many different inputs."""
-        number = 0
-        for frame in chain:
-            number = self.inside(number, frame)
-        return number
-
-    def around(self, around: Around) -> Around:
-        """The same, with unknown shapes if there are too many different inputs."""
-        return around._replace(frames=self.all[self.number_of(around.frames)])
-
-
-def _on_other_shapes(frame: Frame) -> Frame:
-    """The same frame with unknown shapes and scalars. The scalars of a collective stay: they describe the
-    collective."""
-    signature = frame.signature
-    if signature is None:
-        return frame
-    shapes = tuple(() if shape == () else None for shape in signature.shapes)
-    scalars = signature.scalars if shows_collective(frame) else (None,) * len(signature.scalars)
-    return frame._replace(signature=signature._replace(shapes=shapes, scalars=scalars))
-
-
-def rows_of_lines(
-    layers: tuple[Layer, ...],
-    lines: Mapping[tuple[int, ...], Sequence[int]],
-    frames: Iterable[tuple[Frame, ...]] = ((),),
-    devices: Iterable[str] = (),
-    within: Iterable[tuple[Around, ...]] = ((),),
-    shared: Iterable[tuple[int, ...]] = ((),),
-) -> Rows:
-    """Rows from ``lines``. A key has the values of ``Rows.COLUMNS`` up to the rank, a line those from the calls on."""
-    columns = dict(zip(Rows.COLUMNS, zip(*((*key, *line) for key, line in lines.items()))))
-    arrays = {name: array("q", columns.get(name, ())) for name in Rows.COLUMNS}
-    return Rows(layers, tuple(frames), tuple(devices), arrays, tuple(within), tuple(shared))
-
-
 class Around(NamedTuple):
     """An op or a label around a layer's range: the ``frames`` down to it, in the layer (by its index, negative for
     none) and the phase that it runs in. Most layers have none: a layer calls them directly, not inside an op."""
@@ -186,16 +94,16 @@ class Rows(Sequence[Row]):
             self.columns[name][index] for name in self.COLUMNS
         )
         return Row(
-            self.layers[layer] if layer >= 0 else None,
-            layer != NOT_SELECTED,
-            phase_of(layer, PHASES[phase]),
-            self.within[within],
-            self.frames[frames],
-            self.devices[device],
-            rank,
-            calls,
-            Cost(*cost),
-            tuple(self.layers[number] for number in self.shared[shared]),
+            layer=self.layers[layer] if layer >= 0 else None,
+            selected=layer != NOT_SELECTED,
+            phase=phase_of(layer, PHASES[phase]),
+            within=self.within[within],
+            frames=self.frames[frames],
+            device=self.devices[device],
+            rank=rank,
+            calls=calls,
+            cost=Cost(*cost),
+            shared_by=tuple(self.layers[number] for number in self.shared[shared]),
         )
 
     def __iter__(self) -> Iterator[Row]:
@@ -363,11 +271,13 @@ class Rows(Sequence[Row]):
                 continue
             holds = wanted if callable(wanted) else partial(eq, wanted)
             column, table = self.columns[name], {"phase": PHASES, **self.tables}.get(name)
-            numbers = set(column) if table is None else range(len(table))
-            known = dict(zip(numbers, map(holds, numbers if table is None else table)))
-            if not all(known.values()):
-                here = map(known.__getitem__, column)
-                chosen = [*here] if chosen is None else [before and now for before, now in zip(chosen, here)]
+            if table is None:  # the numbers of the column are the values: layers, ranks, calls
+                holds_of = {number: holds(number) for number in set(column)}
+            else:
+                holds_of = dict(enumerate(map(holds, table)))
+            if not all(holds_of.values()):
+                in_rows = map(holds_of.__getitem__, column)
+                chosen = [*in_rows] if chosen is None else [before and here for before, here in zip(chosen, in_rows)]
         return chosen
 
     @cached_property
@@ -387,3 +297,99 @@ class Rows(Sequence[Row]):
         calls = self.summed(place, "calls", frames=())
         costs = self.of_recording.summed(place, FIELDS)
         return {key: (Cost(*cost), calls.get(key, 0)) for key, cost in costs.items()}
+
+
+def rows_of_lines(
+    layers: tuple[Layer, ...],
+    lines: Mapping[tuple[int, ...], Sequence[int]],
+    frames: Iterable[tuple[Frame, ...]] = ((),),
+    devices: Iterable[str] = (),
+    within: Iterable[tuple[Around, ...]] = ((),),
+    shared: Iterable[tuple[int, ...]] = ((),),
+) -> Rows:
+    """Rows from ``lines``. A key has the values of ``Rows.COLUMNS`` up to the rank, a line those from the calls on."""
+    values = dict(zip(Rows.COLUMNS, zip(*((*key, *line) for key, line in lines.items()))))  # {} without lines
+    columns = {name: array("q", values.get(name, ())) for name in Rows.COLUMNS}
+    return Rows(layers, tuple(frames), tuple(devices), columns, tuple(within), tuple(shared))
+
+
+def compacted(
+    layers: tuple[Layer, ...], columns: Mapping[str, array[int]], tables: Mapping[str, Sequence[Any]]
+) -> Rows:
+    """Rows with these columns, and the entries of ``tables`` that they use, in the order of first use. Of the devices
+    ("cpu", "cuda:0", "cuda:1") and a column (2, 2, 0), ("cuda:1", "cpu") and (0, 0, 1) remain."""
+    columns = dict(columns)
+    used: dict[str, tuple[Any, ...]] = {}
+    for name, table in tables.items():
+        kept: dict[Any, int] = {} if name == "device" else {(): 0}
+        numbers = {number: kept.setdefault(table[number], len(kept)) for number in dict.fromkeys(columns[name])}
+        if any(before != now for before, now in numbers.items()):
+            columns[name] = array("q", map(numbers.__getitem__, columns[name]))
+        used[name] = tuple(kept)
+    return Rows(layers, used["frames"], used["device"], columns, used["within"], used["shared"])
+
+
+def stretches_of(ranks: Iterable[int]) -> list[tuple[int, int, int]]:
+    """The stretches of consecutive rows of the same rank, each (rank, first row, row after the last): of the ranks of
+    rows 3, 3, 5 these are (3, 0, 2) and (5, 2, 3)."""
+    stretches = []
+    start = 0
+    for rank, same in groupby(ranks):
+        stop = start + sum(1 for _ in same)
+        stretches.append((rank, start, stop))
+        start = stop
+    return stretches
+
+
+# Chains of frames, with a limit on their number
+
+SIGNATURES = 64
+"""How many different inputs of an operator in one place have rows of their own."""
+
+
+class Chains:
+    """Chains of frames, numbered; ``()`` has the number 0. If an operator was called on more than ``SIGNATURES``
+    different inputs in one place, all further inputs share one chain, with unknown shapes."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[Frame, ...]] = [()]
+        self._numbers: dict[tuple[int, Frame], int] = {}  # of the chain that is a numbered chain and one more frame
+        self._signatures: Counter[tuple[int, str, str]] = Counter()  # by the chain outside, and the operator
+
+    def inside(self, outer: int, frame: Frame) -> int:
+        """The number of the chain that is chain ``outer`` plus this frame."""
+        number = self._numbers.get((outer, frame))
+        if number is not None:
+            return number
+        if frame.signature is not None:
+            without_shapes = _without_shapes(frame)
+            place = outer, frame.kind, frame.name
+            if without_shapes != frame and self._signatures[place] >= SIGNATURES:
+                number = self._numbers[outer, frame] = self.inside(outer, without_shapes)
+                return number
+            self._signatures[place] += without_shapes != frame
+        number = self._numbers[outer, frame] = len(self.all)
+        self.all.append((*self.all[outer], frame))
+        return number
+
+    def number_of(self, chain: Iterable[Frame]) -> int:
+        """The number of a chain; with unknown shapes if there are too many different inputs."""
+        number = 0
+        for frame in chain:
+            number = self.inside(number, frame)
+        return number
+
+    def around(self, around: Around) -> Around:
+        """The same, with unknown shapes if there are too many different inputs."""
+        return around._replace(frames=self.all[self.number_of(around.frames)])
+
+
+def _without_shapes(frame: Frame) -> Frame:
+    """The same frame with unknown shapes and scalars. The scalars of a collective stay: they describe the
+    collective."""
+    signature = frame.signature
+    if signature is None:
+        return frame
+    shapes = tuple(() if shape == () else None for shape in signature.shapes)
+    scalars = signature.scalars if shows_collective(frame) else (None,) * len(signature.scalars)
+    return frame._replace(signature=signature._replace(shapes=shapes, scalars=scalars))

@@ -1,4 +1,5 @@
-"""``Run``: everything known about one profiled run. It is frozen; every report reads it. Imports no torch."""
+"""``Run``: everything known about one profiled run. It is frozen; every report reads it. Then its ``RUN_PARTS``, and
+the ``ReportText`` that its reports are. Imports no torch."""
 
 from __future__ import annotations
 
@@ -164,7 +165,7 @@ class Run:
         layers = Layers.of(layers)
         if all(number == index for index, number in enumerate(numbers)):
             return replace(self, layers=layers, rows=replace(self.rows, layers=layers))
-        to = [*numbers, NOT_SELECTED, OUTSIDE]  # negative numbers keep their meaning: Python counts them from the end
+        to = [*numbers, NOT_SELECTED, OUTSIDE]  # see ``RunPart.renumbered``
         return replace(
             self,
             layers=layers,
@@ -320,14 +321,14 @@ _FILES = {
     "chosen_ranks": "torchprof.ranks.sentences",
     "with_comparison": "torchprof.ranks.sentences",
     "benchmark_table": "torchprof.analyze.summary",
-    "data_of": "torchprof.reports.documents",
+    "data_of": "torchprof.reports.exports",
     "dataframe": "torchprof.reports.exports",
     "export": "torchprof.reports",
     "html_of": "torchprof.reports.documents",
-    "metrics": "torchprof.analyze.records",
+    "metrics": "torchprof.analyze.metrics",
     "printed": "torchprof.reports.documents",
     "render": "torchprof.reports",
-    "all_warnings": "torchprof.analyze.sentences",
+    "all_warnings": "torchprof.analyze.warnings",
     "text_of": "torchprof.reports.documents",
     "verdict_on_ranks": "torchprof.ranks.sentences",
     "show_page": "torchprof.reports.documents",

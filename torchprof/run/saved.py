@@ -1,4 +1,4 @@
-"""Saves runs, and loads them: the name of a file chooses its format, its first bytes say which it has."""
+"""Saves and loads runs: in one file, whose name chooses its format, or in a job folder with a table for each rank."""
 
 from __future__ import annotations
 
@@ -8,48 +8,132 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from torchprof.errors import TorchprofError, some
 from torchprof.run.file import (
+    BYTES,
+    INT,
     PARQUET,
+    TEXT,
+    TEXTS,
+    ParquetTable,
     check_pyarrow,
     comparison_of,
+    names_of_layers,
+    read_line,
     run_of,
     run_of_parquet,
-    run_of_rank,
     stripped,
-    table_of_rank,
     table_of_rows,
-    table_of_steps,
-    values_of_rank,
     write_json,
     write_parquet,
     write_table,
+    zipped_json,
 )
 from torchprof.run.formats import ranks_in_words
+from torchprof.run.lockstep import NOT_RECORDED, WORK, LockstepKey
 from torchprof.run.merge import merge
 from torchprof.run.processes import check_processes, in_processes, paused_gc
 from torchprof.run.run import Run
+from torchprof.run.words import phase_of
 
 if TYPE_CHECKING:
     import duckdb
 
 
+def write(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
+    """Save a run as ``Run.save`` describes. The old contents of the file stay until the new ones are complete."""
+    if names_job_folder(path):
+        add_to_job(run, path, strip=strip)
+        return
+    path = Path(os.path.realpath(path))  # write to the target of a link
+    if not path.parent.is_dir():
+        raise TorchprofError(f"{path} cannot be written: the folder {path.parent} does not exist. Make it first.")
+    with _atomic_file(path) as file:
+        if path.suffix == ".parquet":
+            write_parquet(run, file, strip=strip)
+        else:
+            write_json(run, file, strip=strip, zipped=path.suffix == ".gz")
+
+
+@contextmanager
+def _atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, under another name until the block ends: then it replaces ``path``. An error removes it. A pipe
+    or a terminal is written directly. Raises OSError like ``open``."""
+    if path.exists() and not path.is_file():
+        with path.open("wb") as file:
+            yield file
+        return
+    # Processes of other machines, in containers with the same process number, may write a file of this name, too.
+    written = path.with_name(f".{path.name}.{token_hex(4)}.part")
+    try:
+        with written.open("wb") as file:
+            yield file
+        written.replace(path)
+    except BaseException:
+        written.unlink(missing_ok=True)
+        raise
+
+
+@paused_gc()
+def load(path: str | PathLike[str] | Iterable[str | PathLike[str]], *, processes: int = 1) -> Run:
+    """Read a run that ``Run.save`` wrote; of a job folder, all ranks in one run. Does not import torch.
+
+    Several paths, as those of the ranks of a job, make one run, which is what ``torchprof.merge`` makes of their runs.
+    So many ``processes`` read them; one reads a single file, or a job folder. They are spawned, so a script that uses
+    several must call this function below ``if __name__ == "__main__":``.
+
+    Raises OSError if the file cannot be read; TorchprofError if it is not a run file, is damaged, or was written by a
+    newer torchprof, for a Parquet file if pyarrow is not installed, and for runs that cannot be merged.
+    """
+    check_processes(processes)
+    if not isinstance(path, (str, PathLike)):
+        return merge(in_processes(load, [*path], processes))
+    if is_job_folder(path):
+        return open_job(path).run()
+    data = Path(path).read_bytes()
+    return (run_of_parquet if data.startswith(PARQUET) else run_of)(data, str(path))
+
+
+@paused_gc()
+def load_to_compare(path: str | PathLike[str]) -> Run:
+    """``load(path).to_compare(layers=True)`` of a file, but faster. Raises TorchprofError and OSError like ``load``."""
+    data = Path(path).read_bytes()
+    if data.startswith(PARQUET):
+        return run_of_parquet(data, str(path)).to_compare(layers=True)
+    return comparison_of(data, str(path))
+
+
 _START = 256  # bytes: the format of a run is named in the first of them
+
+
+def is_run_file(path: str | PathLike[str]) -> bool:
+    """Whether a file is a saved run, by its first bytes; any Parquet file may be one. Raises OSError like ``open``."""
+    with Path(path).open("rb") as file:
+        start = file.read(len(PARQUET))
+        if start == PARQUET:
+            return True
+        file.seek(0)
+        try:
+            start = (gzip.GzipFile(fileobj=file) if start[:2] == b"\x1f\x8b" else file).read(_START)
+        except (OSError, EOFError, zlib.error):  # damaged: reading the file reports it
+            return False
+    return re.match(rb'(?:\xef\xbb\xbf)?\s*{\s*"format"\s*:\s*"torchprof-run"', start) is not None
+
+
+# Job folders: a Parquet file for each rank and table
 
 _MARK = "torchprof-job.json"  # the file by which a folder is known as a job folder
 _FORMAT = "torchprof-job"
 _SCHEMA = 1
-_RANKS = "ranks"
-_TABLES = {"rows": table_of_rows, "steps": table_of_steps, _RANKS: table_of_rank}
-"""The tables, by the names of their folders. A rank is there if the last one has its file."""
+_RANKS = "ranks"  # the table with a line for each rank
 _FILE = re.compile(r"rank-(\d{6,})\.parquet")
 
 
@@ -175,11 +259,11 @@ def make_room(folder: Path, rank: int, world_size: int = 1, job: str = "") -> No
 def _check_job(folder: Path, rank: int, world_size: int, job: str) -> None:
     """Raises TorchprofError if a rank is not of the job whose ranks are in the folder. These are of one job, so one of
     them is read, which is not damaged. Like ``merge``, it refuses nothing for a size or a name that is unknown."""
-    there, its_size, its_job = 0, 1, None
-    for there in _ranks_in(folder):
-        file = _file_of(folder, _RANKS, there)
+    known_rank, its_size, its_job = 0, 1, None
+    for known_rank in _ranks_in(folder):
+        file = _file_of(folder, _RANKS, known_rank)
         with suppress(TorchprofError, OSError):  # a damaged file is not that of another job
-            its_size, its_job = values_of_rank(file.read_bytes(), str(file), "world_size", "job")
+            its_size, its_job = read_line(file.read_bytes(), str(file), ["world_size", "job"])
             break
     if world_size > 1 and its_size > 1 and world_size != its_size:
         its, this = f"a job of {its_size} ranks", f"of a job of {world_size} ranks"
@@ -188,7 +272,7 @@ def _check_job(folder: Path, rank: int, world_size: int, job: str) -> None:
     else:
         return
     raise TorchprofError(
-        f"{folder} has rank {there} of {its}, but rank {rank} to be saved is {this}. A folder is for the ranks of "
+        f"{folder} has rank {known_rank} of {its}, but rank {rank} to be saved is {this}. A folder is for the ranks of "
         "one job: save this one to another folder, or remove the old one first."
     )
 
@@ -241,78 +325,67 @@ def _file_of(folder: Path, table: str, rank: int) -> Path:
     return folder / table / f"rank-{rank:06}.parquet"
 
 
-def write(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
-    """Save a run as ``Run.save`` describes. The old contents of the file stay until the new ones are complete."""
-    if names_job_folder(path):
-        add_to_job(run, path, strip=strip)
-        return
-    path = Path(os.path.realpath(path))  # write to the target of a link
-    if not path.parent.is_dir():
-        raise TorchprofError(f"{path} cannot be written: the folder {path.parent} does not exist. Make it first.")
-    with _atomic_file(path) as file:
-        if path.suffix == ".parquet":
-            write_parquet(run, file, strip=strip)
-        else:
-            write_json(run, file, strip=strip, zipped=path.suffix == ".gz")
+# The tables of a job folder
+
+_WHOLE = "run"  # the column with the run file of a rank
+_LEVEL = 6  # of gzip: the highest one takes twice as long for 1 % less
 
 
-@contextmanager
-def _atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, under another name until the block ends: then it replaces ``path``. An error removes it. A pipe
-    or a terminal is written directly. Raises OSError like ``open``."""
-    if path.exists() and not path.is_file():
-        with path.open("wb") as file:
-            yield file
-        return
-    # Processes of other machines, in containers with the same process number, may write a file of this name, too.
-    written = path.with_name(f".{path.name}.{token_hex(4)}.part")
-    try:
-        with written.open("wb") as file:
-            yield file
-        written.replace(path)
-    except BaseException:
-        written.unlink(missing_ok=True)
-        raise
+def table_of_rank(run: Run) -> ParquetTable:
+    """How the only rank of a run was recorded, what is compared between ranks (a gzipped run file), and the whole run
+    (another one). It has one line."""
+    meta = run.meta
+    line: dict[str, tuple[str, Any]] = {
+        "rank": (INT, meta.rank),
+        "world_size": (INT, meta.world_size),
+        "job": (TEXT, meta.job or None),
+        "host": (TEXT, meta.machine or None),
+        "device": (TEXT, meta.device or "cpu"),
+        "models": (TEXTS, meta.model),
+        "measured": (TEXTS, meta.measured),
+        "cycles": (INT, meta.cycles),
+        "steps": (INT, meta.steps),
+        "wall_ns": (INT, meta.wall_ns),
+        "process_cpu_ns": (INT, meta.process_cpu_ns),
+        "run_delay_ns": (INT, meta.run_delay_ns),
+        "compared": (BYTES, zipped_json(run.to_compare(), _LEVEL)),
+        _WHOLE: (BYTES, zipped_json(run, _LEVEL)),
+    }
+    return {name: (kind, [value]) for name, (kind, value) in line.items()}
 
 
-@paused_gc()
-def load(path: str | PathLike[str] | Iterable[str | PathLike[str]], *, processes: int = 1) -> Run:
-    """Read a run that ``Run.save`` wrote; of a job folder, all ranks in one run. Does not import torch.
-
-    Several paths, as those of the ranks of a job, make one run, which is what ``torchprof.merge`` makes of their runs.
-    So many ``processes`` read them; one reads a single file, or a job folder. They are spawned, so a script that uses
-    several must call this function below ``if __name__ == "__main__":``.
-
-    Raises OSError if the file cannot be read; TorchprofError if it is not a run file, is damaged, or was written by a
-    newer torchprof, for a Parquet file if pyarrow is not installed, and for runs that cannot be merged.
-    """
-    check_processes(processes)
-    if not isinstance(path, (str, PathLike)):
-        return merge(in_processes(load, [*path], processes))
-    if is_job_folder(path):
-        return open_job(path).run()
-    data = Path(path).read_bytes()
-    return (run_of_parquet if data.startswith(PARQUET) else run_of)(data, str(path))
+def run_of_rank(data: bytes, path: str, read: Callable[[bytes, str], Run] = run_of) -> Run:
+    """The run that ``table_of_rank`` has, or what ``read`` reads of its file."""
+    (whole,) = read_line(data, path, [_WHOLE])
+    return read(whole, path)
 
 
-@paused_gc()
-def load_to_compare(path: str | PathLike[str]) -> Run:
-    """``load(path).to_compare(layers=True)`` of a file, but faster. Raises TorchprofError and OSError like ``load``."""
-    data = Path(path).read_bytes()
-    if data.startswith(PARQUET):
-        return run_of_parquet(data, str(path)).to_compare(layers=True)
-    return comparison_of(data, str(path))
+def table_of_steps(run: Run) -> ParquetTable:
+    """The single times in the lockstep of the only rank of a run, one line for each."""
+    names, _ = names_of_layers(run)
+    keys: list[LockstepKey] = []
+    numbers: list[int] = []
+    times: list[int] = []
+    for key, lockstep in run.lockstep.items():
+        keys += [key] * len(lockstep.own_ns)
+        numbers += lockstep.times or range(len(lockstep.own_ns))
+        times += lockstep.own_ns
+    places = [(key.layer, key.phase) if key.is_collective or key.what == WORK else None for key in keys]
+    groups = [key.group or NOT_RECORDED for key in keys]
+    return {
+        "rank": (INT, [run.meta.rank] * len(keys)),
+        "layer": (TEXT, [place and names[place[0]] for place in places]),
+        "phase": (TEXT, [place and phase_of(*place) for place in places]),
+        "device": (TEXT, [key.device for key in keys]),
+        "what": (TEXT, [key.what for key in keys]),
+        "group_name": (TEXT, [group.name or None for group in groups]),
+        "group_description": (TEXT, [group.description or None for group in groups]),
+        "group_size": (INT, [group.size for group in groups]),
+        "group_ranks": (TEXT, [group.ranks or None for group in groups]),
+        "number": (INT, numbers),
+        "ns": (INT, times),
+    }
 
 
-def is_run_file(path: str | PathLike[str]) -> bool:
-    """Whether a file is a saved run, by its first bytes; any Parquet file may be one. Raises OSError like ``open``."""
-    with Path(path).open("rb") as file:
-        start = file.read(len(PARQUET))
-        if start == PARQUET:
-            return True
-        file.seek(0)
-        try:
-            start = (gzip.GzipFile(fileobj=file) if start[:2] == b"\x1f\x8b" else file).read(_START)
-        except (OSError, EOFError, zlib.error):  # damaged: reading the file reports it
-            return False
-    return re.match(rb'(?:\xef\xbb\xbf)?\s*{\s*"format"\s*:\s*"torchprof-run"', start) is not None
+_TABLES = {"rows": table_of_rows, "steps": table_of_steps, _RANKS: table_of_rank}
+"""The tables, by the names of their folders. A rank is there if the last one has its file."""

@@ -1,4 +1,4 @@
-"""What a run has over time: the peak of memory and the busy time of each device, the timeline, and the pipeline."""
+"""What a run has of each device and over time: the peak of memory, the busy time, the timeline; a rank's pipeline."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class DeviceTime:
     Each time is the length of a union of intervals: work on several streams at once counts once.
 
     - ``busy_ns``: any work ran. ``streams``: the same for each stream.
-    - ``communication_ns``: a collective or another transfer between ranks (see ``torchprof.measure.timeline``).
+    - ``communication_ns``: a collective or another transfer between ranks (see ``torchprof.measure.busy``).
     - ``copy_ns``: a copy or a set. ``compute_ns``: any other work.
     - ``overlap_ns``: it communicated and computed at the same time.
 

@@ -1,5 +1,5 @@
-"""torch's operators by family: products, convolutions, attention, elementwise, views, and those of each kind of layer.
-Whatever needs a set of operators makes it of these."""
+"""The names that torch has for things: its operators by family, wrappers of modules, types of tensors, kernels, and the
+ranges that tell what work is for. Whatever needs a set of these names makes it of those here."""
 
 from __future__ import annotations
 
@@ -39,6 +39,8 @@ CONVOLUTIONS = aten(
     "convolution _convolution convolution_overrideable cudnn_convolution cudnn_convolution_relu "
     "cudnn_convolution_add_relu cudnn_convolution_transpose convolution_backward"
 )
+PRODUCT_KERNELS = frozenset({*FACTORS, *CONVOLUTIONS})
+"""The operators that call the kernels of matrix products and convolutions."""
 SOFTMAX_OPS = aten("softmax _softmax")
 FORWARD_ATTENTION = aten(
     "scaled_dot_product_attention _scaled_dot_product_attention_math _scaled_dot_product_attention_math_for_mps "
@@ -112,6 +114,9 @@ INSIDE_LAYERS = {
 
 FUSED, FOREACH = "aten::_fused_", "aten::_foreach_"
 """Prefixes of the operators in which optimizers update many parameters at once."""
+
+# Classes of modules
+
 BATCH_NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")
 """The classes of torch's layers of batch normalization."""
 
@@ -124,6 +129,9 @@ WRAPPERS = {
     "OptimizedModule": "_orig_mod",
 }
 """Classes of modules that only wrap another module, and the attribute that holds it. Both are shown as one layer."""
+
+
+# Types of tensors
 
 
 class Dtype(NamedTuple):
@@ -171,7 +179,7 @@ DTYPES = (
     Dtype("bits8", "Bits8", 1, "", ("c10::bits8",)),
     Dtype("bits16", "Bits16", 2, "", ("c10::bits16",)),
 )
-"""Without types that pack several elements into a byte."""
+"""All types but those that pack several elements into a byte."""
 NO_TENSORS = ("", "Scalar", "ScalarList")
 """The names in place of a type for inputs that are not tensors or lists of tensors."""
 
@@ -203,6 +211,8 @@ _COPY = re.compile(
 
 
 class KernelWork(Enum):
+    """What a kernel does, as far as its name says it."""
+
     COMPUTING = 0
     COMMUNICATION = 1
     COPYING = 2

@@ -1,4 +1,4 @@
-"""Constants, predicates and wording that all packages share: phases, kinds of frames, names of rows and ranges."""
+"""Words that all packages share, and what they mean: phases, kinds of frames, names of rows and of torch's ranges."""
 
 from __future__ import annotations
 
@@ -47,6 +47,9 @@ class StepEnd(str, Enum):
     """A backward pass has ended."""
     CALL = "call"
     """A call of the model has ended."""
+
+
+# Frames: the way from a layer inward to an event
 
 
 class FrameKind(str, Enum):

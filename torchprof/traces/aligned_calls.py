@@ -1,5 +1,5 @@
-"""The operators of a trace without labels: of forwards, and what backward computes again; and the calls of layers in
-it, once it is known where the forwards of the model are."""
+"""For ``alignment``: the operators of a trace without labels, and the calls of layers among them, once it is known
+where the forwards of the model are."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from torchprof.attribute.event_names import STOPPED
 from torchprof.attribute.events import PREFIX, Event, Kind, OpenRanges
 from torchprof.run.words import FSDP_RANGE, OPTIMIZER_STEP, is_runtime_call
 
+# The operators of forwards, and those that backward computes again
+
 _NO_FORWARD = (OPTIMIZER_STEP, FSDP_RANGE)
 """The beginnings of the names of ranges that contain nothing of a forward. FSDP's hooks name their layers."""
 
 OpSpan = tuple[int, tuple[Event, ...], int | None]
+"""``nodes``, the outermost of ``ranges``, and ``call`` of a ``TracedOp``."""
 
 
 @dataclass(slots=True)
@@ -135,6 +138,8 @@ def traced_ops(events: Iterable[Event]) -> TracedOps:
     return TracedOps(by_thread, [node for node in again if node.ops])
 
 
+# The calls of layers
+
 UNALIGNED = PREFIX + "!unaligned"
 """The label around an operator inside a forward whose layer is not known."""
 
@@ -186,8 +191,14 @@ def _extended(
     after: tuple[int, int],
 ) -> dict[int, int]:
     """Pairs of equal operators, and the pairs next to them, in both directions as long as the names are equal.
-    ``before``, ``after``: the places right before and right after all that may have a counterpart."""
+    ``before``, ``after``: the places right before and right after all that may have a counterpart. For example, if the
+    two ``mm`` are pairs, ``view`` and ``add`` are found, and ``cast`` has no counterpart::
+
+        traced   view  mm  add  cast  mm
+        model    view  mm  add        mm
+    """
     extended = dict(pairs)
+    # Left between two pairs: from ``first`` up to ``last`` in the trace, from ``start`` up to ``stop`` in the model.
     for number, ((first, start), (last, stop)) in enumerate(pairwise([before, *pairs.items(), after])):
         first, start = first + 1, start + 1
         while number > 0 and first < last and start < stop and traced[first].name == model[start].name:
@@ -235,8 +246,9 @@ class AlignedCalls:
         self, again: ComputedAgain, compared: Sequence[int], on: OpsOfThread, maker: int, forward: AlignedForward
     ) -> None:
         """What an autograd node computes again: a part of the forward that ends with the operator that created the
-        node, or the inside of it if it is a function of autograd. What does not fit there has no layer. ``compared``:
-        the places in ``again.ops`` of the operators that are compared."""
+        node (``maker``), or the inside of it if it is a function of autograd. For example, of a forward ``norm mm add
+        gelu mm``, the node of ``gelu`` computes ``mm add gelu`` again. What does not fit there has no layer.
+        ``compared``: the places in ``again.ops`` of the operators that are compared."""
         after = bisect_right(forward.matched, maker)
         first = after if "::" not in on.ops[maker].name else after - len(compared)
         matched = forward.matched[max(first, 0) : max(first, 0) + len(compared)]

@@ -138,7 +138,8 @@ class _Search:
             self.calls.add_computed_again(again, compared, on, maker, forwards[number])
 
     def _ends(self, names: Sequence[str]) -> list[int]:
-        """Where the whole order ends, by the search of Knuth, Morris and Pratt: each operator is looked at once."""
+        """Where the whole order ends, by the search of Knuth, Morris and Pratt: each operator is looked at once. For
+        example, the order ``a b a`` ends in ``a b a b a`` at 2 and at 4."""
         ends, matched = [], 0
         for index, kind in enumerate(map(_class_of, names)):
             while matched and (matched == len(self._classes) or kind != self._classes[matched]):
@@ -157,17 +158,44 @@ class _Search:
         """The starts of forwards that do not overlap. Where several overlap, which are right is known only if they fill
         the time between two backward passes, a range of the user such as that of a step, or an outermost call of a
         module (``spans``). If the model repeats equal blocks and nothing else, several forwards may be one of a deeper
-        model: then only one may fill that time."""
+        model: then only one may fill that time. For example, ``a a`` may begin at 0, 1 and 2 of ``a a a a``; with a
+        backward pass in the middle, at 0 and 2."""
         size = len(self._classes)
         kept: list[int] = []
         start = 0
         while start < len(starts):
-            group = [starts[start]]
-            while start + len(group) < len(starts) and starts[start + len(group)] < group[-1] + size:
-                group.append(starts[start + len(group)])
-            kept += group if len(group) == 1 else self._filling(group, spans)
-            start += len(group)
+            overlapping = [starts[start]]
+            while start + len(overlapping) < len(starts) and starts[start + len(overlapping)] < overlapping[-1] + size:
+                overlapping.append(starts[start + len(overlapping)])
+            kept += overlapping if len(overlapping) == 1 else self._filling(overlapping, spans)
+            start += len(overlapping)
         return kept
+
+    def _filling(self, overlapping: list[int], spans: Sequence[OpSpan]) -> list[int]:
+        """The starts of those of overlapping forwards that fill a span. Notes whether some fill none."""
+        starts, fill_all = self._filled(overlapping, spans)
+        if not fill_all:  # where the layers of a model are called one by one, each is an outermost call
+            starts, fill_all = self._filled(overlapping, [(nodes, ranges, None) for nodes, ranges, _ in spans])
+        self.is_ambiguous |= not fill_all
+        return starts
+
+    def _filled(self, overlapping: list[int], spans: Sequence[OpSpan]) -> tuple[list[int], bool]:
+        """The starts of forwards that fill a span, and whether forwards fill all spans."""
+        size, possible = len(self._classes), set(overlapping)
+        starts: list[int] = []
+        fill_all = True
+        for _, of_span in groupby(range(overlapping[0], overlapping[-1] + size), spans.__getitem__):
+            ops = [*of_span]
+            first, last = ops[0], ops[-1]
+            begins = first == 0 or spans[first - 1] != spans[first]
+            ends = last + 1 == len(spans) or spans[last + 1] != spans[last]
+            forwards = range(first, last + 1, size)
+            are_forwards = len(ops) % size == 0 and possible.issuperset(forwards)
+            if begins and ends and are_forwards and (len(forwards) == 1 or not self._repeats_blocks):
+                starts += forwards
+            else:
+                fill_all = False
+        return starts, fill_all
 
     def _is_adjacent(self, ops: list[TracedOp], last: int, first: int) -> bool:
         """Whether a forward follows the one before at once: in the same call of a module, and without a backward, a
@@ -176,31 +204,6 @@ class _Search:
         before, after = ops[last], ops[first]
         lead = self._places[0]
         return first - last - 1 <= lead and (before.span, before.ranges) == (after.span, after.ranges)
-
-    def _filling(self, group: list[int], spans: Sequence[OpSpan]) -> list[int]:
-        starts, are_all = self._whole(group, spans)
-        if not are_all:  # where the layers of a model are called one by one, each is an outermost call
-            starts, are_all = self._whole(group, [(nodes, ranges, None) for nodes, ranges, _ in spans])
-        self.is_ambiguous |= not are_all
-        return starts
-
-    def _whole(self, group: list[int], spans: Sequence[OpSpan]) -> tuple[list[int], bool]:
-        """The starts of forwards that fill a span, and whether forwards fill all spans."""
-        size, known = len(self._classes), set(group)
-        starts: list[int] = []
-        are_all = True
-        for _, alike in groupby(range(group[0], group[-1] + size), spans.__getitem__):
-            segment = [*alike]
-            first, last = segment[0], segment[-1]
-            begins = first == 0 or spans[first - 1] != spans[first]
-            ends = last + 1 == len(spans) or spans[last + 1] != spans[last]
-            whole = range(first, last + 1, size)
-            is_whole = len(segment) % size == 0 and known.issuperset(whole)
-            if begins and ends and is_whole and (len(whole) == 1 or not self._repeats_blocks):
-                starts += whole
-            else:
-                are_all = False
-        return starts, are_all
 
     def _has_same_parameters(self, traced: Sequence[TracedOp]) -> bool:
         for place, op in zip(self._places, traced):
@@ -245,7 +248,7 @@ class _Search:
 
 
 def _borders(classes: Sequence[str | None]) -> list[int]:
-    """For each beginning of the order: how much of it is also its end. (Knuth, Morris, Pratt, 1977)"""
+    """For each beginning of the order, how much of it is also its end: for ``a b a c``, 0, 0, 1 and 0."""
     borders, length = [0] * len(classes), 0
     for index in range(1, len(classes)):
         while length and classes[index] != classes[length]:

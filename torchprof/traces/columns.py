@@ -1,21 +1,13 @@
-"""What a trace's events are read into: the groups of events, their columns, the values in their JSON, and signatures.
-Knows no torch."""
+"""The events of a trace as columns in the order of the file: how they are grouped, sorted and corrected."""
 
 from __future__ import annotations
 
-import ast
-import marshal
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
-from math import isfinite
+from collections.abc import Callable, Iterator, Sequence
+from itertools import compress, count, groupby, islice
+from operator import gt
 from typing import Any
-
-from torchprof.attribute.event_columns import BEYOND
-from torchprof.attribute.events import Detail, SignatureTable
-from torchprof.run.collectives import signature_of
-from torchprof.run.words import Signature, is_collective
 
 # The groups of events, and Kineto's categories
 
@@ -61,6 +53,10 @@ _WINDOW = 1024  # events of each stretch that are sorted at a time
 _MANY_STRETCHES = 2000  # from here on, sorting everything at once is faster
 
 
+TraceRow = tuple[int, int, int, int, int, int, int]
+"""An event: start, ns, name, lane, sequence, number, signature, as in ``Columns``."""
+
+
 class Columns:
     """Events in the order of the file, a column for each field.
 
@@ -70,7 +66,7 @@ class Columns:
     - ``sequence``: the sequence number; of device work, the number of the operator that launched it.
     - ``number``: that of an operator ("External id"); of a runtime call and of device work, the correlation ID; of a
       memory event, the address.
-    - ``signature``: see ``Signatures``.
+    - ``signature``: see ``TraceSignatures``.
     - ``stretches``: the first event of each stretch in which no event starts before the previous one.
     """
 
@@ -82,25 +78,18 @@ class Columns:
         self.signature = array("i")
         self.stretches = [0]
 
-    @property
-    def last(self) -> int:
-        return self.start[-1] if self.start else -BEYOND
-
-    def add(self, start: int, ns: int, name: int, lane: int, sequence: int, number: int, signature: int) -> None:
-        if start < self.last:
-            self.stretches.append(len(self.start))
-        self.start.append(start)
-        self.ns.append(ns)
-        self.name.append(name)
-        self.lane.append(lane)
-        self.sequence.append(sequence)
-        self.number.append(number)
-        self.signature.append(signature)
+    def add(self, rows: Sequence[TraceRow]) -> None:
+        begin = max(len(self.start) - 1, 0)
+        for column, values in zip(self._columns(), zip(*rows)):
+            column.extend(values)
+        starts = self.start[begin:]
+        self.stretches += compress(count(begin + 1), map(gt, starts, islice(starts, 1, None)))
 
     def windows(self) -> Iterator[Sequence[int]]:
-        """The numbers of the events in the order of their start, in lists. A trace consists of sorted stretches, of one
+        """The indices of the events in the order of their start, in lists. A trace consists of sorted stretches, of one
         thread or one kind of event. They are merged a window at a time, which takes little memory; a sorted list of all
-        events would take as much as the columns."""
+        events would take as much as the columns. For example, with at most two events of each stretch in a window, the
+        starts ``0 2 5``, ``1 3 4`` of two stretches come as ``0 1 2``, ``3 4`` and ``5``."""
         start, ns, number = self.start, self.ns, self.number
 
         def outer_first(index: int) -> tuple[int, int, bool, int]:
@@ -115,35 +104,32 @@ class Columns:
         if len(heads) > _MANY_STRETCHES:
             yield sorted(range(len(start)), key=key)
             return
-        waiting = [which for which, head in enumerate(heads) if head < ends[which]]
-        while waiting:
+        unfinished = [which for which, head in enumerate(heads) if head < ends[which]]
+        while unfinished:
             # No event of a later window starts before this time, or at it.
-            limit = min(start[min(heads[which] + _WINDOW, ends[which]) - 1] for which in waiting)
+            limit = min(start[min(heads[which] + _WINDOW, ends[which]) - 1] for which in unfinished)
             window: list[int] = []
-            for which in waiting:
+            for which in unfinished:
                 after = bisect_right(start, limit, heads[which], ends[which])
                 window.extend(range(heads[which], after))
                 heads[which] = after
             window.sort(key=key)
             yield window
-            waiting = [which for which in waiting if heads[which] < ends[which]]
+            unfinished = [which for which in unfinished if heads[which] < ends[which]]
 
     def _columns(self) -> tuple[array[int], ...]:
         return self.start, self.ns, self.name, self.lane, self.sequence, self.number, self.signature
 
-    def in_order(self) -> Iterator[tuple[int, int, int, int, int, int, int]]:
-        """The events in the order of their start: start, ns, name, lane, sequence, number, signature."""
+    def in_order(self) -> Iterator[TraceRow]:
+        """The events in the order of their start."""
         for window in self.windows():
             yield from zip(*(map(column.__getitem__, window) for column in self._columns()))
 
     def drop_duplicates(self) -> int:
-        """Drop events that repeat an earlier one in all fields, and return how many were dropped.
-
-        In traces of whole microseconds, different short events can have equal fields. There, events of the CPU are
-        duplicates only if they have a number. Device work is one only if it took longer than rounding can explain: a
-        stream runs one thing at a time. An allocation, or a deallocation, is one if it directly follows an equal one at
-        the same address.
-        """
+        """Drop events that repeat an earlier one in all fields, and return how many were dropped. In traces of whole
+        microseconds, different short events can have equal fields. There, events of the CPU are duplicates only if they
+        have a number. Device work is one only if it took longer than rounding can explain: a stream runs one thing at a
+        time. An allocation, or a deallocation, is one if it directly follows an equal one at the same address."""
         duplicates: set[int] = set()
         for window in self.windows():
             for start, group in groupby(window, self.start.__getitem__):
@@ -177,8 +163,14 @@ class Columns:
 
     def separate(self, threads: Sequence[int], is_left_out: Sequence[bool]) -> None:
         """Let a range that ends shortly after the start of the next one on its thread end there: otherwise the next one
-        would be inside it. The overlap is taken for rounding if it is below 1 us, and shorter than the rest of either.
-        ``threads``: by lane. ``is_left_out``: by name, whether an event is not a range of its thread."""
+        would be inside it::
+
+            |first...........|                  |first..........|
+                            |second....|   →                    |second....|
+
+        The overlap is taken for rounding if it is below 1 us, and shorter than the rest of either range. ``threads``:
+        by lane. ``is_left_out``: by name, whether an event is not a range of its thread.
+        """
         starts, lengths, lanes, names = self.start, self.ns, self.lane, self.name
         open_ranges: dict[int, list[int]] = {thread: [] for thread in threads}  # outer to inner
         for window in self.windows():
@@ -189,132 +181,11 @@ class Columns:
                 stack = open_ranges[threads[lanes[index]]]
                 while stack:
                     last = stack[-1]
-                    shared = starts[last] + lengths[last] - start
-                    if shared > 0:
-                        is_rounded = shared < _MICROSECOND and 2 * shared < min(lengths[last], lengths[index])
-                        if not is_rounded or start + shared >= end:
+                    overlap = starts[last] + lengths[last] - start
+                    if overlap > 0:
+                        is_rounding = overlap < _MICROSECOND and 2 * overlap < min(lengths[last], lengths[index])
+                        if not is_rounding or start + overlap >= end:
                             break
-                        lengths[last] -= shared
+                        lengths[last] -= overlap
                     stack.pop()
                 stack.append(index)
-
-
-# Values in a trace's JSON, which may be anything
-
-
-def nanoseconds(microseconds: float) -> int:
-    """The same time in ns. The whole part and the fraction are converted separately, so that no digit is lost."""
-    whole = int(microseconds)
-    return whole * 1000 + round((microseconds - whole) * 1000)
-
-
-def parse_int(value: Any, default: int | None = None) -> int:
-    """An integer, from a number or from text. Other values give the default; without one, they raise ValueError."""
-    try:
-        return int(value, 0) if isinstance(value, str) else int(value)
-    except (ValueError, TypeError):
-        if default is None:
-            raise ValueError from None
-        return default
-
-
-def encodable_text(value: Any) -> str:
-    """A string that UTF-8 can encode; "" for other values. JSON can escape half of a surrogate pair, which is not a
-    character: it is replaced by "?"."""
-    return value.encode(errors="replace").decode() if isinstance(value, str) else ""
-
-
-def parse_shape(value: Any) -> Any:
-    """The sizes of a tensor as a tuple, or a tuple of these for a list of tensors; None for other values."""
-    if not isinstance(value, list):
-        return None
-    if value and all(isinstance(part, list) for part in value):
-        tensors = tuple(map(_sizes, value))
-        return None if None in tensors else tensors
-    return _sizes(value)
-
-
-def _sizes(value: Iterable[Any]) -> tuple[int, ...] | None:
-    sizes = tuple(value)
-    return sizes if all(type(size) is int and 0 <= size < BEYOND for size in sizes) else None
-
-
-def _frozen(value: Any) -> Any:
-    """The value with tuples in place of lists, and None in place of values that JSON cannot hold (complex numbers)."""
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_frozen, value))
-    known = value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and isfinite(value))
-    return value if known else None
-
-
-# The inputs of operators
-
-
-class Signatures(SignatureTable):
-    """The inputs of the operators and collectives of a trace. ``operators``: the numbers of the names of operators, in
-    traces that have one category for operators and ranges. ``detail``: for the name of an operator, how much of its
-    inputs is kept."""
-
-    def __init__(self, detail: Callable[[str], Detail]) -> None:
-        super().__init__()
-        self.operators: set[int] = set()
-        self._detail = detail
-        self._details: dict[str, Detail] = {}
-        self._scalars: dict[str, Any] = {"": None}
-
-    @property
-    def has_shapes(self) -> bool:
-        return any(self._number_of_bytes.values())
-
-    def of_operator(self, name: str, group: str, name_number: int, args: Mapping[str, Any]) -> int:
-        """The number of the signature of an operator, or of a collective's range; equal signatures have one number."""
-        shapes = args["Input Dims"] if "Input Dims" in args else args["Input dims"]  # the spelling of torch 1.8
-        if not shapes:
-            return 0
-        if group is not OP:
-            if group is OP_OR_RANGE:
-                self.operators.add(name_number)
-            if group is RANGE and not is_collective(name):
-                return 0
-        if "Collective name" in args:
-            return self.of_collective(args)
-        if (detail := self._details.get(name)) is None:
-            detail = self._details[name] = Detail.SHAPES if group is RANGE else self._detail(name)
-        dtypes = args.get("Input type", ())
-        values = args.get("Concrete Inputs", ()) if detail in (Detail.ONES, Detail.SCALARS) else ()
-        if detail is Detail.ONES and isinstance(values, list):
-            values = [value if value in ("", "0", "1", "True", "False", "0.", "1.") else "2" for value in values]
-        key = marshal.dumps((shapes, dtypes, values), 2)
-        if (number := self._number_of_bytes.get(key)) is None:
-            number = self._number_of_bytes[key] = self._number(self._checked(shapes, dtypes, values))
-        return number
-
-    def _checked(self, shapes: Any, dtypes: Any, values: Any) -> Signature:
-        """The signature from an event's args, each a list with an entry for each input; what torch would not write is
-        unknown."""
-        if not isinstance(shapes, list):
-            return self.all[0]
-
-        def each(entries: Any, read: Callable[[Any], Any]) -> tuple[Any, ...]:
-            fits = isinstance(entries, list) and len(entries) == len(shapes)
-            return tuple(map(read, entries)) if fits else ()
-
-        return Signature(each(shapes, parse_shape), each(dtypes, encodable_text), each(values, self._scalar))
-
-    def of_collective(self, args: Mapping[str, Any]) -> int:
-        """The number of the signature of a collective, from an event's args; 0 if they name no collective."""
-        signature = signature_of(args)
-        if signature is None:
-            return 0
-        scalars = tuple(encodable_text(value) if isinstance(value, str) else value for value in signature.scalars)
-        return self._number(signature._replace(dtypes=tuple(map(encodable_text, signature.dtypes)), scalars=scalars))
-
-    def _scalar(self, text: Any) -> Any:
-        """A value from torch's text of it; None if the text has no value."""
-        text = encodable_text(text)
-        if text not in self._scalars:
-            try:
-                self._scalars[text] = _frozen(ast.literal_eval(text))
-            except (ValueError, SyntaxError, MemoryError, RecursionError):
-                self._scalars[text] = text
-        return self._scalars[text]

@@ -26,11 +26,9 @@ from torchprof.traces.columns import (
     RUNTIMES,
     SESSION,
     Columns,
-    Signatures,
-    encodable_text,
-    nanoseconds,
-    parse_int,
+    TraceRow,
 )
+from torchprof.traces.signatures import TraceSignatures, encodable_text
 
 _HIP = 6
 _DEVICE_TYPES = {1: "cuda", _HIP: "cuda", 9: "xla", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia", 20: "privateuse1"}
@@ -64,7 +62,7 @@ class EventTable:
         self.cpu, self.work = Columns(self.names), Columns(self.names)
         self.lanes: list[tuple[int, int]] = []
         self.streams: list[tuple[int, int]] = []
-        self.signatures = Signatures(detail)
+        self.signatures = TraceSignatures(detail)
         self.arrows = Arrows()
         self.device: str | None = None
         self.session: tuple[int, int] | None = None
@@ -77,6 +75,7 @@ class EventTable:
         self._lane_numbers: dict[tuple[Any, ...], int] = {}  # (process, thread, forward thread of a node) → lane
         self._stream_numbers: dict[tuple[Any, Any], int] = {}  # (device, stream) → its number
         self._overhead: set[tuple[int, int, int]] = set()  # start, ns, number of the name
+        self._work_rows: list[TraceRow] = []  # of the current piece
         self._last_node: tuple[int, int, int] | None = None  # thread, start, number of the forward thread
 
     def __len__(self) -> int:
@@ -87,41 +86,16 @@ class EventTable:
         """The IDs of the processes that have events."""
         return tuple(sorted({process for process, _ in self._threads}))
 
-    def drop_duplicates(self) -> int:
-        """Drop the repetitions of events that the trace has several times, and return how many were dropped."""
-        return sum(columns.drop_duplicates() for columns in (self.cpu, self.work))
-
-    def place_overhead(self) -> None:
-        """Put the profiler's overhead on the threads that it was on. What comes before all operators is left out."""
-        if not self._overhead:
-            return
-        is_op = [group in (OP, OP_OR_RANGE) for group, _ in self.names]
-        thread_of = [thread for thread, _ in self.lanes]
-        lane_of = dict(zip(thread_of, range(len(thread_of))))
-        overhead = sorted(self._overhead)
-        events = zip(self.cpu.start, self.cpu.lane, self.cpu.name)
-        ops = ((start, thread_of[lane]) for start, lane, name in events if is_op[name])
-        for (start, ns, name), thread in zip(overhead, threads_of_overhead([event[0] for event in overhead], ops)):
-            if thread:
-                self.cpu.add(start, ns, name, lane_of[thread], -1, 0, 0)
-
-    def separate(self) -> None:
-        """Let ranges that only rounding makes overlap follow each other: see ``Columns.separate``."""
-        # Runtime calls and overhead have another clock: one may end after its operator.
-        no_ranges = (MEMORY_EVENTS, RUNTIME_CALLS, OVERHEAD_EVENTS)
-        is_left_out = [group in no_ranges or is_host_collective(name) for group, name in self.names]
-        self.cpu.separate([thread for thread, _ in self.lanes], is_left_out)
-
     def add(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """Add the events of one piece of the file. An event that lacks a necessary value is counted and dropped. One
-        long function: the loop runs for each of millions of events, and a call in it would take a tenth more time."""
-        groups, numbers_of, cpu = self._groups, self._numbers_of, self.cpu
+        """Add the events of one piece of the file. An event that lacks a necessary value is counted and dropped. The
+        loop runs for each of millions of events, and a call in it would take a tenth more time. So what most events
+        need is in one function: those of operators, ranges and runtime calls. Other events have methods of their
+        own."""
+        groups, numbers_of = self._groups, self._numbers_of
         module, runtime, no_work = MODULE, RUNTIME_CALLS, NO_WORK
         add_of = {DEVICE_WORK: self._add_work, OVERHEAD_EVENTS: self._add_overhead, SESSION: self._add_session}
-        starts, lengths, names, lanes = cpu.start.append, cpu.ns.append, cpu.name.append, cpu.lane.append
-        sequences, numbers, signatures = cpu.sequence.append, cpu.number.append, cpu.signature.append
         of_operator, operators = self.signatures.of_operator, self.signatures.operators
-        last = cpu.last
+        rows: list[TraceRow] = []
         last_process = last_thread = None
         last_lane = 0
         for event in events:
@@ -129,8 +103,7 @@ class EventTable:
                 phase = event["ph"]
                 if phase != "X":
                     if phase == "i" and event["name"] == MEMORY:
-                        self._add_memory(event)
-                        last = cpu.last
+                        rows.append(self._memory_row(event))
                     elif (phase == "s" or phase == "f") and event.get("cat") in _ARROWS:
                         self._add_arrow(event)
                     continue
@@ -152,11 +125,9 @@ class EventTable:
                 except KeyError:
                     name_number = self._name(group, name)
 
-                # Times are in us with three decimals, which can take all digits of a float. To lose none, the whole
-                # part and the fraction are converted separately.
                 time = event["ts"]
                 start = int(time)
-                start = start * 1000 + round((time - start) * 1000)
+                start = start * 1000 + round((time - start) * 1000)  # as ``nanoseconds``
                 ns = round(event["dur"] * 1000)
                 args = event.get("args") or {}
                 sequence, forward, signature = -1, 0, 0
@@ -176,12 +147,12 @@ class EventTable:
                         signature = self.signatures.of_collective(args)
                 if type(number) is not int or type(sequence) is not int or type(forward) is not int:
                     number, sequence, forward = parse_int(number), parse_int(sequence), parse_int(forward)
-                # One test for all of them, because nearly all events pass it. The sign of a negative number is in its
-                # high bits, too.
+                # One test finds nearly all events valid. The sign of a negative number is in its high bits, too.
                 if (ns | start | number | sequence + 1) >> 62 and (
                     not 0 <= ns < BEYOND or max(abs(start), abs(number), abs(sequence)) > BEYOND
                 ):
                     raise ValueError
+
                 process, thread = event["pid"], event["tid"]
                 if forward:
                     lane = self._lane(process, thread, forward)
@@ -191,19 +162,12 @@ class EventTable:
                 else:
                     lane = last_lane = self._lane(process, thread, 0)
                     last_process, last_thread = process, thread
+                rows.append((start, ns, name_number, lane, sequence, number, signature))
             except _MALFORMED:
                 self.unread += 1
-                continue
-            if start < last:
-                cpu.stretches.append(len(cpu.start))
-            last = start
-            starts(start)
-            lengths(ns)
-            names(name_number)
-            lanes(lane)
-            sequences(sequence)
-            numbers(number)
-            signatures(signature)
+        self.cpu.add(rows)
+        self.work.add(self._work_rows)
+        self._work_rows.clear()
 
     def _add_category(self, category: Any) -> str:
         """The group of a new category: calls of a runtime, or no work."""
@@ -233,13 +197,13 @@ class EventTable:
         if max(abs(launch), abs(op)) > BEYOND:
             raise ValueError
         signature = self.signatures.of_collective(args) if "Collective name" in args else 0
-        self.work.add(start, ns, self._name(DEVICE_WORK, event["name"]), stream, op, launch, signature)
+        self._work_rows.append((start, ns, self._name(DEVICE_WORK, event["name"]), stream, op, launch, signature))
 
     def _add_overhead(self, event: Mapping[str, Any]) -> None:
         start, ns = _times(event)
         self._overhead.add((start, ns, self._name(OVERHEAD_EVENTS, event["name"])))
 
-    def _add_memory(self, event: Mapping[str, Any]) -> None:
+    def _memory_row(self, event: Mapping[str, Any]) -> TraceRow:
         start, args = nanoseconds(event["ts"]), event["args"]
         nbytes, address = parse_int(args["Bytes"]), parse_int(args.get("Addr", 0))
         device, kind = "cpu", parse_int(args.get("Device Type", 0))
@@ -251,7 +215,7 @@ class EventTable:
         if max(abs(start), abs(nbytes), abs(address)) > BEYOND:
             raise ValueError
         lane = self._lane(event["pid"], event["tid"], 0)
-        self.cpu.add(start, nbytes, self._name(MEMORY_EVENTS, device), lane, -1, address, 0)
+        return start, nbytes, self._name(MEMORY_EVENTS, device), lane, -1, address, 0
 
     def _add_arrow(self, event: Mapping[str, Any]) -> None:
         """Add one end of an arrow. The end at a node directly follows the node in the file."""
@@ -288,13 +252,31 @@ class EventTable:
             self.lanes.append((number, forward))
         return lane
 
+    # Corrections, after the last piece
 
-def _times(event: Mapping[str, Any]) -> tuple[int, int]:
-    """Start and duration of an event, in ns. Raises ValueError if they are not possible."""
-    start, ns = nanoseconds(event["ts"]), nanoseconds(event["dur"])
-    if not 0 <= ns < BEYOND or abs(start) > BEYOND:
-        raise ValueError
-    return start, ns
+    def drop_duplicates(self) -> int:
+        """Drop the repetitions of events that the trace has several times, and return how many were dropped."""
+        return sum(columns.drop_duplicates() for columns in (self.cpu, self.work))
+
+    def place_overhead(self) -> None:
+        """Put the profiler's overhead on the threads that it was on. What comes before all operators is left out."""
+        if not self._overhead:
+            return
+        is_op = [group in (OP, OP_OR_RANGE) for group, _ in self.names]
+        thread_of = [thread for thread, _ in self.lanes]
+        lane_of = dict(zip(thread_of, range(len(thread_of))))
+        overhead = sorted(self._overhead)
+        events = zip(self.cpu.start, self.cpu.lane, self.cpu.name)
+        ops = ((start, thread_of[lane]) for start, lane, name in events if is_op[name])
+        threads = threads_of_overhead([start for start, _, _ in overhead], ops)
+        self.cpu.add([(*event, lane_of[thread], -1, 0, 0) for event, thread in zip(overhead, threads) if thread])
+
+    def separate(self) -> None:
+        """Let ranges that only rounding makes overlap follow each other: see ``Columns.separate``."""
+        # Runtime calls and overhead have another clock: one may end after its operator.
+        no_ranges = (MEMORY_EVENTS, RUNTIME_CALLS, OVERHEAD_EVENTS)
+        is_left_out = [group in no_ranges or is_host_collective(name) for group, name in self.names]
+        self.cpu.separate([thread for thread, _ in self.lanes], is_left_out)
 
 
 class Arrows:
@@ -338,3 +320,30 @@ class Arrows:
                 if sequence in wanted and not lanes[lane][1]:
                     votes.update((forward, lanes[lane][0]) for forward in wanted[sequence])
         return {forward: thread for (forward, thread), _ in reversed(votes.most_common())}
+
+
+# Numbers in the JSON, which may be text or anything else
+
+
+def _times(event: Mapping[str, Any]) -> tuple[int, int]:
+    """Start and duration of an event, in ns. Raises ValueError if they are not possible."""
+    start, ns = nanoseconds(event["ts"]), nanoseconds(event["dur"])
+    if not 0 <= ns < BEYOND or abs(start) > BEYOND:
+        raise ValueError
+    return start, ns
+
+
+def nanoseconds(microseconds: float) -> int:
+    """The same time in ns. The whole part and the fraction are converted separately, so that no digit is lost."""
+    whole = int(microseconds)
+    return whole * 1000 + round((microseconds - whole) * 1000)
+
+
+def parse_int(value: Any, default: int | None = None) -> int:
+    """An integer, from a number or from text. Other values give the default; without one, they raise ValueError."""
+    try:
+        return int(value, 0) if isinstance(value, str) else int(value)
+    except (ValueError, TypeError):
+        if default is None:
+            raise ValueError from None
+        return default

@@ -15,23 +15,20 @@ from torchprof.attribute.event_names import (
     ENDED,
     STARTED,
     STEP_MARK,
-    Loop,
-    NamedRange,
     event_kind,
     is_a_common_name,
-    is_engine,
-    is_of_a_call,
+    is_module_label,
+    is_node_range,
     is_torchs_step,
-    keep_recorded,
-    loop_of,
 )
 from torchprof.attribute.events import HOOKS, PREFIX, Kind
+from torchprof.attribute.loop import Loop, NamedRange, keep_recorded, loop_of
 from torchprof.attribute.pipeline_ranges import folded_names
 from torchprof.run.words import NODE_PREFIX, is_collective
-from torchprof.traces.columns import DEVICE_WORK, MEMORY_EVENTS, MODULE, OP, OP_OR_RANGE, RANGE, RUNTIME_CALLS
+from torchprof.traces.columns import DEVICE_WORK, MEMORY_EVENTS, MODULE, OP, OP_OR_RANGE, RANGE, RUNTIME_CALLS, TraceRow
 from torchprof.traces.event_table import EventTable
 from torchprof.traces.layers import ModuleCall, RangeCall, traced_class_name
-from torchprof.traces.trace_columns import Line, TraceColumns, nested, ranges_in
+from torchprof.traces.trace_columns import TraceColumns, nested, ranges_in
 
 _RANGES = (RANGE, OP_OR_RANGE)
 _OF_CPU = (OP, RANGE, OP_OR_RANGE, MODULE)
@@ -84,10 +81,8 @@ class TraceEvents:
 
     @property
     def torchs_steps(self) -> int:
-        steps = {
-            number for number, (group, name) in enumerate(self._names) if group in _RANGES and is_torchs_step(name)
-        }
-        return sum(name in steps for name in self._cpu.name) if steps else 0
+        is_step = [group in _RANGES and is_torchs_step(name) for group, name in self._names]
+        return sum(map(is_step.__getitem__, self._cpu.name)) if any(is_step) else 0
 
     @cached_property
     def loop(self) -> Loop:
@@ -150,7 +145,7 @@ class TraceEvents:
 
     @cached_property
     def has_engine(self) -> bool:
-        return any(map(is_engine, self._texts))
+        return any(map(is_node_range, self._texts))
 
     @property
     def has_operators(self) -> bool:
@@ -175,7 +170,7 @@ class TraceEvents:
 
     @property
     def labels(self) -> list[str]:
-        return [*filter(is_of_a_call, self._texts)]
+        return [*filter(is_module_label, self._texts)]
 
     @property
     def module_names(self) -> set[str]:
@@ -216,11 +211,13 @@ class TraceEvents:
         ]
         if not any(wanted):
             return []
-        lanes, are_nodes = self.table.lanes, self._are_nodes(kinds)
-        calls, self._in_backward = ranges_in(self._cpu_events(), lanes, names, kinds, wanted, are_nodes)
+        events, lanes, are_nodes = self._cpu_events(), self.table.lanes, self._are_nodes(kinds)
+        calls, self._in_backward = ranges_in(
+            events, lanes, names=names, kinds=kinds, wanted=wanted, are_nodes=are_nodes
+        )
         return calls
 
-    def _cpu_events(self) -> Iterator[Line]:
+    def _cpu_events(self) -> Iterator[TraceRow]:
         """The CPU's events in the order of their start, without memory events, which have no duration."""
         is_memory = [group is MEMORY_EVENTS for group, _ in self._names]
         return (line for line in self._cpu.in_order() if not is_memory[line[2]])

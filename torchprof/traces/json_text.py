@@ -190,8 +190,9 @@ class JsonText:
         self._dropped -= len(new) - (end - start)  # so that ``position`` stays the position in the file
 
     def piece(self) -> list[TraceEvent] | None:
-        """The events in the text, without the last one, which may be incomplete. All are decoded at once, for speed.
-        None if the list ends in the text, an event is broken, or what looked like the start of an event was not one."""
+        """The events in the text, without the last one, which may be incomplete: of ``{…}, {…}, {"ph": "X", "na``, two.
+        All are decoded at once, for speed. None if the list ends in the text, an event is broken, or what looked like
+        the start of an event was not one."""
         cut = self._last_event()
         if not cut:
             return None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from torchprof.attribute.event_names import is_of_a_call, is_torchs_step
+from torchprof.attribute.event_names import is_module_label, is_torchs_step
 from torchprof.attribute.events import PREFIX, Site
 from torchprof.run.layers import Layer, kind_of_root
 from torchprof.run.meta import RunWarning
@@ -31,7 +31,7 @@ _TIME = re.compile(
     r"(step|iter|iteration|epoch|batch|sample|token|request|chunk|frame|run|trial|call|round)s?[^a-z]*$", re.IGNORECASE
 )
 """A number after one of these words counts repetitions; after any other word, it counts parts of a model."""
-_MANY_TIMES = 20  # nobody reads a row for each of more repetitions
+_MANY_TIMES = 20  # a row for each of more repetitions would be too many
 _MANY_PARTS = 128  # no known model has more blocks than this
 
 
@@ -88,10 +88,11 @@ def layers_of_labels(labels: Iterable[str], kinds: Mapping[str, str]) -> Hierarc
     ``labels``: the names of torchprof's ranges, each once; marks are ignored. ``kinds``: the class of the labelled
     module by its label, if the trace has it; the class of a model is in its path.
 
-    A wrapper that its path shows for certain is the same layer as the module in it, as in a live run. A wrapped model
-    has the name of the wrapper, because no path contains the name of the model.
+    A wrapper that its path shows for certain is the same layer as the module in it, as in a live run: the layer of
+    ``Net.block._orig_mod.linear`` is ``Net.block.linear``. A wrapped model has the name of the wrapper, because no path
+    contains the name of the model.
     """
-    path_by = {label: path_of_label(label) for label in filter(is_of_a_call, labels)}
+    path_by = {label: path_of_label(label) for label in filter(is_module_label, labels)}
     label_at = {path: label for label, path in path_by.items()}
     kind_at: dict[tuple[str, ...], str] = {}
     paths: dict[str, list[tuple[str, ...]]] = {}
@@ -195,34 +196,34 @@ def _nearest_kept(
 ) -> Iterator[str]:
     """The nearest ranges around that are layers. A range that is not a layer is replaced by those around it. "" stands
     for no range."""
-    waiting, seen = list(reversed(tuple(parents))), set()
+    waiting, replaced = list(reversed(tuple(parents))), set()
     while waiting:
         name = waiting.pop()
         if name in kept or name not in around:
             yield name
-        elif name not in seen:
-            seen.add(name)
+        elif name not in replaced:
+            replaced.add(name)
             waiting.extend(reversed(around[name]))
 
 
 def _folded(names: Sequence[str]) -> dict[str, str]:
-    """The name of the layer for each name of a range: with N in place of each number that only counts."""
-    alike = Counter(_around(number) for name in set(names) for number in _NUMBER.finditer(name))
+    """The layer of each range, by name, with N for each number that only counts: "step N" for "step 17"."""
+    counts = Counter(_text_around(number) for name in set(names) for number in _NUMBER.finditer(name))
 
     def is_counter(around: tuple[str, str]) -> bool:
-        return alike[around] > (_MANY_TIMES if _TIME.search(around[0]) else _MANY_PARTS)
+        return counts[around] > (_MANY_TIMES if _TIME.search(around[0]) else _MANY_PARTS)
 
     folded = {}
     for name in names:
         fold = name
         for number in reversed([*_NUMBER.finditer(name)]):  # the last first, so that the others stay where they are
-            if is_counter(_around(number)):
+            if is_counter(_text_around(number)):
                 fold = f"{fold[: number.start()]}N{fold[number.end() :]}"
         folded[name] = fold
     return folded
 
 
-def _around(number: re.Match[str]) -> tuple[str, str]:
+def _text_around(number: re.Match[str]) -> tuple[str, str]:
     """The text before and after a number in a name."""
     return number.string[: number.start()], number.string[number.end() :]
 
@@ -230,7 +231,8 @@ def _around(number: re.Match[str]) -> tuple[str, str]:
 def _places(parents: Mapping[str, tuple[str, ...]]) -> dict[str, list[tuple[str, ...]]]:
     """All places of each name. A place is the names from the outermost one down to the name itself. A place has each
     name at most once, so recursion ends. A name with too many places is left out, and so are the places inside it.
-    Keeping only some places would add its events to the wrong ones."""
+    Keeping only some places would add its events to the wrong ones. For example, with ``b`` in ``a`` and in ``c``, and
+    ``c`` in ``a``, the places of ``b`` are ``a.b`` and ``a.c.b``."""
     inside: defaultdict[str, list[str]] = defaultdict(list)
     outermost = []
     for name, around in parents.items():

@@ -26,10 +26,8 @@ _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 """torch has fused operators for the inference of these."""
 _SMALL = 2**30
 """The most bytes of a model that is copied and called on the CPU."""
-_IMAGE = 224
-_LENGTH = 16
-
-
+_IMAGE, _LENGTH = 224, 16
+"""The likely sizes of an image, and of a sequence."""
 _MODES = ((True, True), (False, False), (False, True))
 """How a model is called, on which the operators of a forward may depend: in training mode or not, and with gradients or
 not."""
@@ -68,9 +66,8 @@ def references_of(
                 break
 
     run(twin, "meta")
-    if (not references or any(isinstance(module, _FUSED) for module in wrapped.modules())) and _is_small_on_cpu(
-        wrapped
-    ):
+    has_fused = any(isinstance(module, _FUSED) for module in wrapped.modules())
+    if (not references or has_fused) and _is_small_on_cpu(wrapped):
         run(_on_cpu(wrapped), "cpu")
     if not references:
         name, what = type(model).__name__, "the inputs" if args is not None else "likely inputs"
@@ -84,10 +81,8 @@ def references_of(
 
 def _is_small_on_cpu(model: nn.Module) -> bool:
     tensors = [*model.parameters(), *model.buffers()]
-    return (
-        all(tensor.device.type in ("cpu", "meta") for tensor in tensors)
-        and sum(tensor.nbytes for tensor in tensors) <= _SMALL
-    )
+    are_on_cpu = all(tensor.device.type in ("cpu", "meta") for tensor in tensors)
+    return are_on_cpu and sum(tensor.nbytes for tensor in tensors) <= _SMALL
 
 
 def _on_cpu(model: nn.Module) -> nn.Module:

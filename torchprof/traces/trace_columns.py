@@ -1,4 +1,5 @@
-"""The events of a trace as columns, as ``record.session_columns`` makes them of a live session."""
+"""The events of a trace as columns, as ``record.session_columns`` makes them of a live session; and before its layers
+are known, how its modules and ranges are nested."""
 
 from __future__ import annotations
 
@@ -10,11 +11,11 @@ from operator import add
 from typing import NamedTuple
 
 from torchprof.attribute.event_columns import BEYOND, EventColumns, EventKind, Numbers, by_thread
-from torchprof.attribute.event_names import MEMORY, numbers_of_devices
+from torchprof.attribute.event_names import MEMORY
 from torchprof.attribute.events import ACCUMULATES, Event, Kind, OpenRanges
-from torchprof.attribute.launches import first_correlation_id
+from torchprof.attribute.launches import first_correlation_id, numbers_of_devices
 from torchprof.run.words import BEFORE
-from torchprof.traces.columns import RUNTIME_CALLS
+from torchprof.traces.columns import RUNTIME_CALLS, TraceRow
 from torchprof.traces.event_table import EventTable
 from torchprof.traces.layers import RangeCall
 
@@ -176,43 +177,40 @@ class TraceColumns:
 
 # How modules and ranges are nested, before the layers are known
 
-Line = tuple[int, int, int, int, int, int, int]
-"""A CPU event as ``Columns.in_order`` returns it: start, ns, name, lane, sequence, number, signature."""
 
-
-class _Open(NamedTuple):
-    """An open range or node. ``end_ns``: that of the one around it at the latest, as in the attribution. ``range``: the
-    innermost forward range that it is or is inside, "" for none. ``opened``: the innermost range that its node
-    opened, None for none."""
+class _OpenRange(NamedTuple):
+    """An open range or node. ``end_ns``: that of the one around it at the latest, as in the attribution. ``name``: that
+    of the innermost forward range that it is or is inside, "" for none. ``is_node``: whether it is a node, or inside
+    one; ``in_node``: the innermost range in that node, None for none."""
 
     end_ns: int
-    range: str
-    in_backward: bool = False
-    opened: _InBackward | None = None
+    name: str
+    is_node: bool = False
+    in_node: _RangeInNode | None = None
 
 
-_NOTHING = _Open(BEYOND, "")
+_NOTHING = _OpenRange(BEYOND, "")
 
 
 @dataclass(slots=True, eq=False)
-class _InBackward:
-    """A range inside an autograd node. ``name``: the number of its name. ``records``: whether an operator inside it
-    records an autograd graph."""
+class _RangeInNode:
+    """A range inside an autograd node. ``number``: that of its name. ``outer``: the range around it in the node.
+    ``records``: whether an operator inside it records an autograd graph."""
 
     start: int
     thread: int
-    name: int
-    outer: _InBackward | None
+    number: int
+    outer: _RangeInNode | None
     records: bool = False
 
 
 def nested(
-    events: Iterable[Line], lanes: Sequence[tuple[int, int]], names: Sequence[str], wanted: Sequence[bool]
+    events: Iterable[TraceRow], lanes: Sequence[tuple[int, int]], names: Sequence[str], wanted: Sequence[bool]
 ) -> Iterator[tuple[int, str]]:
     """The events of ``wanted`` names and the events inside them, in the order of their start, each as (number of its
     name, name of the innermost wanted event around it or ""). ``events``: without memory events, which have no
     duration. ``lanes``: (thread, forward thread or 0) by lane."""
-    open_ranges: OpenRanges[_Open] = OpenRanges()
+    open_ranges: OpenRanges[_OpenRange] = OpenRanges()
     by_thread = open_ranges.by_thread
     for start, ns, number, lane, *_ in events:
         thread = lanes[lane][0]
@@ -221,29 +219,36 @@ def nested(
             stack = open_ranges.at(thread, start)
         around = stack[-1] if stack else _NOTHING
         if wanted[number]:
-            yield number, around.range
-            stack.append(_Open(min(start + ns, around.end_ns), names[number]))
+            yield number, around.name
+            stack.append(_OpenRange(min(start + ns, around.end_ns), names[number]))
         elif stack:
-            yield number, around.range
+            yield number, around.name
 
 
 def ranges_in(
-    events: Iterable[Line],
+    events: Iterable[TraceRow],
     lanes: Sequence[tuple[int, int]],
+    *,
     names: Sequence[str],
     kinds: Sequence[Kind | None],
     wanted: Sequence[bool],
-    is_inner_node: Sequence[bool],
+    are_nodes: Sequence[bool],
 ) -> tuple[list[RangeCall], set[tuple[int, int, int]]]:
     """The ranges of ``wanted`` names that may be layers, in the order of their first call; and those of backward, each
-    as (start, thread, number of the name). A range that opens inside an autograd node belongs to backward, even if a
-    forward range has the same name. The exception is a recomputed forward, as under activation checkpointing: a range
-    of that name ran in forward, and operators inside this one record an autograd graph, which nothing else in backward
-    does."""
-    full: set[str] = set()  # names of ranges with work inside
+    as (start, thread, number of the name).
+
+    A range that opens inside an autograd node belongs to backward, even if a forward range has the same name. The
+    exception is a recomputed forward, as under activation checkpointing: a range of that name ran in forward, and
+    operators inside this one record an autograd graph, which nothing else in backward does::
+
+        |range "block"|                                             a layer
+        |node      |range "block": ops that record a graph|   |     the same layer, recomputed
+        |node      |range "block": other ops|   |                   a range of backward
+    """
+    with_work: set[str] = set()
     parents: dict[str, dict[str, None]] = {}
-    in_backward: list[_InBackward] = []
-    open_ranges: OpenRanges[_Open] = OpenRanges()
+    in_nodes: list[_RangeInNode] = []
+    open_ranges: OpenRanges[_OpenRange] = OpenRanges()
     by_thread = open_ranges.by_thread
     for start, ns, number, lane, sequence, _, _ in events:
         thread, forward = lanes[lane]
@@ -253,33 +258,31 @@ def ranges_in(
         around = stack[-1] if stack else _NOTHING
         end, name = min(start + ns, around.end_ns), names[number]
         if wanted[number]:
-            opened = None
-            if around.in_backward:
-                opened = _InBackward(start, thread, number, around.opened)
-                in_backward.append(opened)
+            in_node = None
+            if around.is_node:
+                in_node = _RangeInNode(start, thread, number, around.in_node)
+                in_nodes.append(in_node)
             else:
-                parents.setdefault(name, {})[around.range] = None
-            stack.append(_Open(end, name, around.in_backward, opened))
+                parents.setdefault(name, {})[around.name] = None
+            stack.append(_OpenRange(end, name, around.is_node, in_node))
             continue
         kind = kinds[number]
         if kind not in (None, Kind.COLLECTIVE):
-            full.add(around.range)
+            with_work.add(around.name)
         if kind in (Kind.NODE, Kind.BACKWARD_FUNCTION) or (
-            kind is Kind.OP and (forward if sequence >= 0 else is_inner_node[number])
+            kind is Kind.OP and (forward if sequence >= 0 else are_nodes[number])
         ):
-            stack.append(_Open(end, around.range, True))
-        elif sequence >= 0 and around.opened is not None:
-            around.opened.records = True
-    waiting = [*full]
+            stack.append(_OpenRange(end, around.name, True))
+        elif sequence >= 0 and around.in_node is not None:
+            around.in_node.records = True
+    waiting = [*with_work]
     while waiting:  # work inside a range is also inside the ranges around it
-        outer = {*parents.get(waiting.pop(), ())} - full
-        full |= outer
+        outer = {*parents.get(waiting.pop(), ())} - with_work
+        with_work |= outer
         waiting += outer
-    for event in reversed(in_backward):  # inner ones come after those around them
-        if event.records and event.outer is not None:
-            event.outer.records = True
-    recomputed = (event.records and names[event.name] in parents for event in in_backward)
-    calls = [RangeCall(name, tuple(above), name in full) for name, above in parents.items()]
-    return calls, {
-        (event.start, event.thread, event.name) for event, again in zip(in_backward, recomputed) if not again
-    }
+    for inner in reversed(in_nodes):  # inner ones come after those around them
+        if inner.records and inner.outer is not None:
+            inner.outer.records = True
+    of_backward = (inner for inner in in_nodes if not inner.records or names[inner.number] not in parents)
+    calls = [RangeCall(name, tuple(above), name in with_work) for name, above in parents.items()]
+    return calls, {(inner.start, inner.thread, inner.number) for inner in of_backward}

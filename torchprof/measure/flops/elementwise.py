@@ -15,10 +15,13 @@ from torchprof.measure.flops.operation import (
     windows_along,
 )
 
-SOFTMAX = 5  # for each element: maximum, difference, exponential, sum, quotient
-NORM = 5  # for each element: mean, difference, square, sum, product; one more for a weight, and one for a bias
+SOFTMAX = 5
+"""For each element: maximum, difference, exponential, sum, quotient."""
+NORM = 5
+"""For each element: mean, difference, square, sum, product. One more for a weight, and one for a bias."""
 
 # Elementwise: operations for each element of the result. A function of any kind counts as one operation.
+# In this file, the inputs of an op have the numbers of its schema: of mul(self, other), ``self`` is input 0.
 
 _OF_ONE = """
     abs acos acosh angle arccos arccosh arcsin arcsinh arctan arctanh asin asinh atan atanh ceil celu cos cosh deg2rad
@@ -55,6 +58,7 @@ def _elementwise(tensors: int, times: int = 1) -> Flops:
 
 
 def _foreach(times: int) -> Flops:
+    """The formula of ``times`` FLOPs for each element of a list of tensors."""
     return lambda op: times * op.numel_of_list(0)
 
 
@@ -193,6 +197,9 @@ def _rms_norm_backward(op: Operation) -> int:
 
 
 def _pool(dims: int, average: bool) -> Flops:
+    """The formula of pooling in ``dims`` dimensions: (image, kernel, stride, padding, dilation of a maximum, round up).
+    Example: an image of 4 x 4, with a kernel of 2 x 2 and a stride of 2, has 4 windows of 4 elements: 16 FLOPs."""
+
     def flops(op: Operation) -> int:
         image = op.shape(0)
         kernel = op.sizes(1, dims)
@@ -213,7 +220,8 @@ def _pool(dims: int, average: bool) -> Flops:
 
 
 def _adaptive(image: Shape, sizes: Shape) -> int:
-    """The number of elements in all windows of adaptive pooling. Window i is from ⌊i·n/m⌋ to ⌈(i+1)·n/m⌉."""
+    """The number of elements in all windows of adaptive pooling. Along a dimension of n elements, window i of m is from
+    ⌊i·n/m⌋ to ⌈(i+1)·n/m⌉."""
     dims = len(sizes)
     elements = prod(image[:-dims])
     for length, size in zip(image[-dims:], sizes):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from torchprof.attribute.compiled_graphs import CALL
+from torchprof.attribute.event_names import CALL
 from torchprof.attribute.events import Attributed, Kind, OpenRanges, Place
 from torchprof.attribute.op_groups import OpGroup, OpTree
 from torchprof.measure.flops.graphs import GraphCall, GraphCalls
@@ -43,14 +43,23 @@ _IN_MODE = "PythonDispatchMode"
 _ATTENTION = "aten::scaled_dot_product_attention"
 _REPLAYED = Frame(FrameKind.KERNELS, REPLAY)
 
-_MOST = 1 << 61
+_MOST_FLOPS = 1 << 61
 """The most FLOPs of one op: a column of a run can store less than four times as many. Shapes that give more are from a
 damaged trace; the op is not counted then."""
 
 
 @dataclass(slots=True)
 class _Open:
-    """An op that has not ended: its own ``work`` by formula (None: unknown), and the ``counts`` found inside it."""
+    """An op that has not ended: its own ``work`` by formula (None: unknown), and the ``counts`` inside it, by index of
+    their place. ``inner``: the ops directly inside it.
+
+    - ``is_batch``: its inputs are one example, and those of the ops inside it a whole batch.
+    - ``is_dispatched``: only the ops inside it count, whatever its inputs are. ``is_in_mode``: a mode runs it.
+    - ``is_opaque``: neither its shapes nor the ops inside it give its work.
+    - ``has_same``: an op of its own name is inside it; ``has_view``: one that returns a view; ``has_preparation``: one
+      that prepares work of other code; ``has_work``: one that does something itself, if only to move data.
+    - ``call``: of a compiled graph whose work is known.
+    """
 
     end_ns: int
     name: str
@@ -59,20 +68,48 @@ class _Open:
     work: Work | None
     counts: list[tuple[int, Count]] = field(default_factory=list)
     inner: list[_Inner] = field(default_factory=list)
-    repeats: bool = False  # an op of its own name is inside it
-    is_batch: bool = False  # its inputs are one example, and those of the ops inside it a whole batch
-    is_dispatched: bool = False  # only the ops inside it count, whatever its inputs are
-    is_in_mode: bool = False  # a mode runs it
-    is_opaque: bool = False  # neither its shapes nor the ops inside it give its work
-    views: bool = False  # an op is inside it that returns a view
-    prepares: bool = False  # an op is inside it that prepares work of other code
-    works: bool = False  # an op is inside it that does something itself, if only to move data
-    call: GraphCall | None = None  # of a compiled graph whose work is known
+    is_batch: bool = False
+    is_dispatched: bool = False
+    is_in_mode: bool = False
+    is_opaque: bool = False
+    has_same: bool = False
+    has_view: bool = False
+    has_preparation: bool = False
+    has_work: bool = False
+    call: GraphCall | None = None
+
+    def drop_all_but_parts(self) -> bool:
+        """Whether the op calls itself on a part of its inputs, as that of a ``DTensor`` does. Then only the op inside
+        counts, and what has no products next to it (the arithmetic of an exchange). Other counts are dropped, as those
+        of trials, which run on fake tensors."""
+        of_inner = [[count for _, count in self.counts[inner.start : inner.end]] for inner in self.inner]
+        macs = [sum(count.macs for count in counts) for counts in of_inner]
+        parts = [index for index, inner in enumerate(self.inner) if inner.is_same and not inner.is_trial]
+        if not parts:
+            return False
+        if not self.is_dispatched:
+            flops = sum(count.flops for index in parts for count in of_inner[index])
+            is_known = not any(count.uncounted for index in parts for count in of_inner[index])
+            if self.work is None or not is_known or (sum(macs[index] for index in parts), flops) >= self.work:
+                return False
+        for index, inner in reversed([*enumerate(self.inner)]):
+            if inner.is_trial or (macs[index] and not inner.is_same):
+                del self.counts[inner.start : inner.end]
+        return True
+
+    def is_less_than_inner(self, work: Work) -> bool:
+        """Whether the op is called on one example, which is this ``work``, and the ops inside it on a whole batch."""
+        macs = sum(count.macs for _, count in self.counts)
+        flops = sum(count.flops for _, count in self.counts)
+        if self.has_same or self.is_batch:
+            return macs > work.macs or (macs == work.macs and flops > work.flops)
+        # Attention pads heads to a width that its kernels support: its inner op works on more than the data.
+        return macs > work.macs and self.name != _ATTENTION
 
 
 class _Inner(NamedTuple):
     """An op directly inside another one. ``is_same``: it has the same name. ``is_trial``: perhaps a trial of the outer
-    op, for the shape of the result. Its counts are ``found`` of the outer op from ``start`` to ``end``."""
+    op, for the shape of the result. Its counts are ``counts[start:end]`` of the outer op."""
 
     is_same: bool
     is_trial: bool
@@ -93,8 +130,9 @@ class Estimate:
     """Observes ops: their MACs and FLOPs, in ``counts`` by the index of their place.
 
     The outermost op with a formula counts, and includes the ops inside it. An op without a formula counts as the sum of
-    the ops inside it if these count; otherwise it is uncounted. A kernel is uncounted if no op around it has known
-    work: Python launched it directly, or a CUDA graph replays it, or its launch was not recorded.
+    the ops inside it if these count; otherwise it is uncounted. Example: ``aten::linear`` has no formula, so it counts
+    as the ``aten::addmm`` inside it. A kernel is uncounted if no op around it has known work: Python launched it
+    directly, or a CUDA graph replays it, or its launch was not recorded.
 
     Under ``torch.func.vmap``, an op has the shapes of one example, and inside it is the same op on the whole batch:
     then the inner op counts. An op that a tensor subclass runs in Python counts as the ops inside it. At its
@@ -163,8 +201,8 @@ class Estimate:
         group = self._last_groups.pop(thread, None)
         if group is None:
             return
-        kind = _kind(group)
-        alike = self._groups.get(kind)
+        key = _key(group)
+        alike = self._groups.get(key)
         if alike is None:
             counts, self.counts = self.counts, {}
             for item in group.items():
@@ -173,7 +211,7 @@ class Estimate:
             paths = {place.index: path for path, place in enumerate(group.places())}
             of_paths = {paths[index]: count for index, count in self.counts.items()}
             known = [path for index, path in paths.items() if index in self._known]
-            alike = self._groups[kind] = _AlikeGroups(of_paths, known, Counter())
+            alike = self._groups[key] = _AlikeGroups(of_paths, known, Counter())
             self.counts = counts
         alike.times[group.place] += 1
         if group.columns.correlation and alike.times[group.place] == 1:
@@ -188,7 +226,7 @@ class Estimate:
                 of_tree = self.group_counts.setdefault((place, tree), {})
                 for path, count in alike.counts.items():
                     before = of_tree.get(path, (0, 0, 0))
-                    of_tree[path] = Count(*(known + times * other for known, other in zip(before, count)))
+                    of_tree[path] = Count(*(sum_before + times * value for sum_before, value in zip(before, count)))
 
     def _on_event(self, item: Attributed) -> None:
         event = item.event
@@ -204,8 +242,8 @@ class Estimate:
                 return
             idle = self._is_idle.get(name)
             if idle is None:
-                counts_0 = does_no_arithmetic(name) and not has_users_formula(name)
-                idle = self._is_idle[name] = kind is Kind.COMPILING or counts_0
+                is_free = does_no_arithmetic(name) and not has_users_formula(name)
+                idle = self._is_idle[name] = kind is Kind.COMPILING or is_free
             if idle:
                 self._idle_until[thread] = start + item.ns
                 self._known.add(item.place.index)
@@ -262,35 +300,38 @@ class Estimate:
                 # An elementwise op contains an op on the stored values; a product contains no op for its work.
                 around.is_opaque = around.work.macs > 0
                 around.work, around.counts = None, []
-        kind = "prepares" if name.startswith(_AROUND_OTHER_CODE) else "views" if name in VIEWS else "works"
+        prepares = name.startswith(_AROUND_OTHER_CODE)
+        is_view = not prepares and name in VIEWS
         for around in stack:
-            setattr(around, kind, True)
+            around.has_preparation |= prepares
+            around.has_view |= is_view
+            around.has_work |= not (prepares or is_view)
 
     def _enter(self, stack: list[_Open], item: Attributed) -> None:
-        event = item[0]
-        name, signature = event[1], event[10]
+        event, place, _, calls, ns, _ = item
+        _, name, start, _, _, sequence, _, _, _, _, signature = event
         if name == _DISPATCHED:
             for around in stack:
                 around.is_dispatched = True
         elif name == _IN_MODE and stack:
             stack[-1].is_in_mode = True
         is_generated = bool(stack) and stack[-1].name.startswith(CALL) and is_kernel_of_compile(name)
-        if "::" not in name and event[5] < 0 and not name.startswith(CALL) and not is_generated:
+        if "::" not in name and sequence < 0 and not name.startswith(CALL) and not is_generated:
             if name in REPLAYS:
-                self._replays[item[1]] += item[3]
+                self._replays[place] += calls
             return  # a call of the device's runtime, or a range of torch that is no op
         try:
             work = self._work[name, signature]
         except KeyError:
             work = self._work_of(name, signature)
-            if work is not None and max(work) > _MOST:
+            if work is not None and max(work) > _MOST_FLOPS:
                 work = None
             self._work[name, signature] = work
         for around in stack:
-            around.works = True
+            around.has_work = True
             if around.name == name:
-                around.repeats = True
-        entered = _Open(event[2] + item[4], name, signature, item[1].index, work)
+                around.has_same = True
+        entered = _Open(start + ns, name, signature, place.index, work)
         entered.is_opaque = is_generated or (work is None and (name, signature) in self._opaque_calls)
         if name.startswith(CALL):
             entered.call = self._graphs.next(name)
@@ -322,17 +363,17 @@ class Estimate:
         """An op has ended: add its count to the op around it, if any."""
         done = stack.pop()
         counts, work = done.counts, None if done.is_dispatched else done.work
-        is_part = self._is_on_a_part(done)
+        has_parts = done.drop_all_but_parts()
         if done.call is not None:
             counts, known = done.call.counts(done.place, [counts[inner.start : inner.end] for inner in done.inner])
             self._known |= known
         elif work is None:
             if not self._explains(done) and not any(count.uncounted for _, count in done.counts):
                 counts = [*done.counts, (done.place, Count(0, 0, 1))]
-        elif is_part:
+        elif has_parts:
             for around in stack:
                 around.is_dispatched = True
-        elif counts and self._inner_is_more(done):
+        elif counts and done.is_less_than_inner(work):
             if stack:
                 stack[-1].is_batch = True
         else:
@@ -347,35 +388,6 @@ class Estimate:
             return
         for place, count in counts:
             self._add(place, count)
-
-    def _is_on_a_part(self, done: _Open) -> bool:
-        """Whether an op calls itself on a part of its inputs, as that of a ``DTensor`` does: then the op inside counts,
-        and what has no products next to it (the arithmetic of an exchange). Trials are dropped from ``done.counts``:
-        they run on fake tensors."""
-        of_inner = [[count for _, count in done.counts[inner.start : inner.end]] for inner in done.inner]
-        macs = [sum(count.macs for count in counts) for counts in of_inner]
-        real = [index for index, inner in enumerate(done.inner) if inner.is_same and not inner.is_trial]
-        if not real:
-            return False
-        if not done.is_dispatched:
-            flops = sum(count.flops for index in real for count in of_inner[index])
-            is_known = not any(count.uncounted for index in real for count in of_inner[index])
-            if done.work is None or not is_known or (sum(macs[index] for index in real), flops) >= done.work:
-                return False
-        for index, inner in reversed([*enumerate(done.inner)]):
-            if inner.is_trial or (macs[index] and not inner.is_same):
-                del done.counts[inner.start : inner.end]
-        return True
-
-    def _inner_is_more(self, done: _Open) -> bool:
-        """Whether an op is called on one example, and the ops inside it on a whole batch: then these count."""
-        assert done.work is not None
-        macs = sum(count.macs for _, count in done.counts)
-        flops = sum(count.flops for _, count in done.counts)
-        if done.repeats or done.is_batch:
-            return macs > done.work.macs or (macs == done.work.macs and flops > done.work.flops)
-        # Attention pads heads to a width that its kernels support: its inner op works on more than the data.
-        return macs > done.work.macs and done.name != _ATTENTION
 
     def _explains(self, done: _Open) -> bool:
         """Whether the ops inside an op without a formula are all its work."""
@@ -405,8 +417,8 @@ class Estimate:
         backward.
         """
         name = function.name
-        is_ops = function.works or (function.views and not function.prepares)
-        if not is_ops and not function.prepares and name.endswith(_PYTHON_BACKWARD):
+        is_ops = function.has_work or (function.has_view and not function.has_preparation)
+        if not is_ops and not function.has_preparation and name.endswith(_PYTHON_BACKWARD):
             is_ops = name.removesuffix(_PYTHON_BACKWARD) not in self._opaque
         if not is_ops:
             self._opaque.add(name)
@@ -421,7 +433,7 @@ def _around(place: Place) -> Iterator[Place]:
         inner = inner.outer or inner.within
 
 
-def _kind(group: OpGroup) -> tuple[OpTree, bytes]:
+def _key(group: OpGroup) -> tuple[OpTree, bytes]:
     """What makes the counts of groups equal. A function of the user's counts only if it may have a backward: others
     without a namespace are not operators."""
     sequences, first, functions = group.columns.sequence, group.first, group.tree.functions

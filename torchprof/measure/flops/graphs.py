@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from torchprof.attribute.compiled_graphs import CompiledGraphs, graph_of
+from torchprof.attribute.compiled_graphs import CompiledGraphs
+from torchprof.attribute.event_names import graph_of
 from torchprof.measure.flops.operation import Count, Operation, Unknown, Work, does_no_arithmetic, formula_of, work_of
 from torchprof.measure.flops.torch_registry import operator_of, registered_formula, registered_work
 from torchprof.measure.recording import CalledGraph
@@ -28,11 +29,12 @@ _Counts = list[tuple[int, Count]]
 """Of places, by their index."""
 _TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<sizes>[^\]]*)\]")
 _NUMBER = re.compile(r"Sym\((?P<value>.*)\)")
+"""Annotations of a tensor, such as ``f32[s0, 16][16, 1]cpu``, and of a number, such as ``Sym(s0)``."""
 _OPERATOR = re.compile(r"torch\.ops\.(?P<namespace>\w+)\.(?P<name>\w+)(\.(?P<overload>\w+))?")
 """A function that is an operator. Some have no overloads, such as ``torch.ops.mkl._mkl_linear``."""
 _DTYPES = {dtype.short: dtype.recorded[0] for dtype in DTYPES if dtype.short}
 """The types in the text, as torch's profiler spells them."""
-_OPERATORS: dict[type, Callable[[int, int], int]] = {
+_ARITHMETIC: dict[type, Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -40,14 +42,12 @@ _OPERATORS: dict[type, Callable[[int, int], int]] = {
     ast.Mod: operator.mod,
     ast.Pow: operator.pow,
 }
-_FREE = frozenset(
-    f"prims::{name}"
-    for name in (
-        *("inductor_seed", "inductor_seeds", "inductor_lookup_seed", "inductor_random", "inductor_randint"),
-        *("inductor_force_stride_order", "_inductor_bucketize", "_low_memory_max_pool_offsets_to_indices"),
-        *("_low_memory_max_pool2d_offsets_to_indices", "rev"),
-    )
-)
+"""What expressions of sizes may do."""
+_FREE_NAMES = """
+    inductor_seed inductor_seeds inductor_lookup_seed inductor_random inductor_randint inductor_force_stride_order
+    _inductor_bucketize _low_memory_max_pool_offsets_to_indices _low_memory_max_pool2d_offsets_to_indices rev
+"""
+_FREE = frozenset(f"prims::{name}" for name in _FREE_NAMES.split())
 """Operators of Inductor's graphs (``torch/_inductor/inductor_prims.py``) that do no floating-point arithmetic."""
 _SAME_AS = {
     "prims::_low_memory_max_pool2d_with_offsets": "aten::max_pool2d_with_indices",
@@ -116,7 +116,9 @@ def read_graph(text: str) -> GraphText:
         raise ValueError(f"not the text of a graph: {error}") from error
     if len(functions) != 1:
         raise ValueError("not the text of one graph")
-    values: dict[str, Any] = {argument.arg: _annotated(argument.annotation) for argument in functions[0].args.args}
+    values: dict[str, Any] = {
+        argument.arg: _read_annotation(argument.annotation) for argument in functions[0].args.args
+    }
     inputs = {argument.arg: values[argument.arg] for argument in functions[0].args.args[1:]}
     outputs: tuple[tuple[str, GraphValue], ...] = ()
     nodes: dict[str, GraphNode] = {}
@@ -130,8 +132,8 @@ def read_graph(text: str) -> GraphText:
         target = line.target if isinstance(line, ast.AnnAssign) else line.targets[0]
         node = target.id if isinstance(target, ast.Name) else f"line {line.lineno}"
         if isinstance(line, ast.AnnAssign):
-            values[node] = _annotated(line.annotation)
-        nodes[node] = _node(node, line.value, values, known)
+            values[node] = _read_annotation(line.annotation)
+        nodes[node] = _read_node(node, line.value, values, known)
         known.add(node)
     return GraphText(inputs, nodes, outputs)
 
@@ -139,13 +141,14 @@ def read_graph(text: str) -> GraphText:
 def work_of_nodes(graph: GraphText, symbols: Mapping[str, int]) -> dict[str, Work | None]:
     """The work of the nodes of a graph in one call, by name; None if it is unknown. Without those that do none."""
     return {
-        node.name: _work_of(node, symbols)
+        node.name: _work_of_node(node, symbols)
         for node in graph.nodes.values()
         if node.is_call and not (node.operator and (does_no_arithmetic(node.operator) or node.operator in _FREE))
     }
 
 
-def _work_of(node: GraphNode, symbols: Mapping[str, int]) -> Work | None:
+def _work_of_node(node: GraphNode, symbols: Mapping[str, int]) -> Work | None:
+    """The work of a node in one call, by the formula of its operator; None if it is unknown."""
     if not node.operator:
         return None
     try:
@@ -165,7 +168,7 @@ def _work_of(node: GraphNode, symbols: Mapping[str, int]) -> Work | None:
     return work
 
 
-def _annotated(annotation: ast.expr | None) -> GraphValue:
+def _read_annotation(annotation: ast.expr | None) -> GraphValue:
     """The tensor or the number of an annotation; None for anything else."""
     text = annotation.value if isinstance(annotation, ast.Constant) else None
     if not isinstance(text, str):
@@ -181,7 +184,7 @@ def _annotated(annotation: ast.expr | None) -> GraphValue:
     return None
 
 
-def _node(name: str, value: ast.expr, values: Mapping[str, Any], known: Set[str]) -> GraphNode:
+def _read_node(name: str, value: ast.expr, values: Mapping[str, Any], known: Set[str]) -> GraphNode:
     """A node from the expression that is assigned to it. ``values``: those before it; ``known``: their names."""
 
     def names_in(*expressions: ast.expr) -> tuple[str, ...]:
@@ -200,7 +203,7 @@ def _node(name: str, value: ast.expr, values: Mapping[str, Any], known: Set[str]
     written: dict[str, Any] = {argument.name: part for argument, part in zip(schema.arguments, value.args)}
     written.update({keyword.arg: keyword.value for keyword in value.keywords if keyword.arg is not None})
     inputs = (
-        _value(written[argument.name], values) if argument.name in written else argument.default_value
+        _read_argument(written[argument.name], values) if argument.name in written else argument.default_value
         for argument in schema.arguments
     )
     return GraphNode(name, reads, True, operator_name, tuple(inputs), given)
@@ -215,14 +218,14 @@ def _comparable(value: Any) -> Any:
     return ast.dump(value) if isinstance(value, ast.expr) else value
 
 
-def _value(expression: ast.expr, values: Mapping[str, Any]) -> Any:
+def _read_argument(expression: ast.expr, values: Mapping[str, Any]) -> Any:
     """The value of an argument: see ``GraphNode``."""
     if isinstance(expression, ast.Name):
         return values.get(expression.id, expression)
     if isinstance(expression, ast.Constant):
         return expression.value
     if isinstance(expression, (ast.List, ast.Tuple)):
-        return [_value(element, values) for element in expression.elts]
+        return [_read_argument(element, values) for element in expression.elts]
     return expression
 
 
@@ -253,9 +256,9 @@ def _number(expression: ast.expr, symbols: Mapping[str, int]) -> int:
         return symbols[expression.id]
     if isinstance(expression, ast.UnaryOp) and isinstance(expression.op, ast.USub):
         return -_number(expression.operand, symbols)
-    if isinstance(expression, ast.BinOp) and type(expression.op) in _OPERATORS:
+    if isinstance(expression, ast.BinOp) and type(expression.op) in _ARITHMETIC:
         left, right = (_number(side, symbols) for side in (expression.left, expression.right))
-        return _OPERATORS[type(expression.op)](left, right)
+        return _ARITHMETIC[type(expression.op)](left, right)
     raise Unknown
 
 
@@ -264,8 +267,8 @@ def _number(expression: ast.expr, symbols: Mapping[str, int]) -> int:
 
 @dataclass
 class GraphCall:
-    """One call of a graph: the work of its nodes, and the ops that ``ran`` directly in it so far, each with its place.
-    ``uncounted``: the operators of nodes whose work is unknown. ``layers``: of the kernels, if known."""
+    """One call of a graph: the work of its nodes, and the ops that ``ran`` directly in it so far, each with the index
+    of its place. ``uncounted``: the operators of nodes whose work is unknown. ``layers``: of the kernels, if known."""
 
     key: str
     nodes: Mapping[str, Work | None]
@@ -281,6 +284,10 @@ class GraphCall:
         the work of its nodes, a node of several kernels in the first of them; any other kernel in a layer is not
         counted. The rest of the graph's work is at the call itself. If the ops have more than the whole graph, all of
         it is at the call.
+
+        Example: the nodes of a graph are a product of 100 MACs and a ``relu`` of 10 FLOPs. An ``addmm`` of 100 MACs ran
+        in it, and a generated kernel. The ``addmm`` keeps 100 MACs; the 10 FLOPs are at the kernel if its layers are
+        known, else at the call.
         """
         of_ops: _Counts = []
         of_unknown: _Counts = []
@@ -299,7 +306,8 @@ class GraphCall:
                 if works is not None:
                     known.add(of_kernel)
         whole = _sum([*self.nodes.values()])
-        macs, flops = (of_all - sum(count[field] for _, count in of_ops) for field, of_all in enumerate(whole[:2]))
+        macs = whole.macs - sum(count.macs for _, count in of_ops)
+        flops = whole.flops - sum(count.flops for _, count in of_ops)
         if macs >= 0 and flops >= 0:
             unknown = max(sum(work is None for work in left.values()) - explained, 0)
             return [*of_ops, *of_unknown, (place, Count(macs, flops, unknown))], known
@@ -327,8 +335,9 @@ class GraphCalls:
         self._graphs = graphs
         self._layers = layers
         self._texts: dict[str, GraphText | None] = {}  # None: it cannot be read
+        # By key and values of the symbols: the work of each node, and the operators without a known one.
         self._work: dict[tuple[str, tuple[tuple[str, int], ...]], tuple[Mapping[str, Work | None], Set[str]]] = {}
-        self._calls: Counter[str] = Counter()
+        self._calls: Counter[str] = Counter()  # by key: the calls so far
 
     def next(self, name: str) -> GraphCall | None:
         """The next call, by the name of the range around it; None if the graph is not known."""
@@ -348,15 +357,17 @@ class GraphCalls:
             if number >= len(graph.calls):
                 return None
             symbols = text.symbols(graph.calls[number])
-        of_call = key, tuple(symbols.items())
-        if of_call not in self._work:
+        with_sizes = key, tuple(symbols.items())
+        if with_sizes not in self._work:
             works = work_of_nodes(text, symbols)
             unknown = {text.nodes[name].operator for name, work in works.items() if work is None}
-            self._work[of_call] = works, unknown
+            self._work[with_sizes] = works, unknown
+        nodes, uncounted = self._work[with_sizes]
         has_layers = self._layers is not None and not self._layers.why_unknown(key)
-        return GraphCall(key, *self._work[of_call], self._layers if has_layers else None)
+        return GraphCall(key, nodes, uncounted, self._layers if has_layers else None)
 
 
 def _sum(works: Sequence[Work | None]) -> Count:
+    """The sum of the known works, and how many are unknown."""
     known = [work for work in works if work is not None]
     return Count(sum(work.macs for work in known), sum(work.flops for work in known), len(works) - len(known))

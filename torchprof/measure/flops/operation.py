@@ -7,9 +7,15 @@ from math import prod
 from typing import Any, NamedTuple
 
 from torchprof.attribute.events import Detail
+from torchprof.run.torch_names import NO_TENSORS
 from torchprof.run.words import Signature
 
 Shape = tuple[int, ...]
+
+_NOT_ONE_TENSOR = frozenset({*NO_TENSORS, "TensorList", "GenericList"})
+"""What is recorded as the type of an input that is not a single tensor."""
+_FLOATING = frozenset({"float", "double", "TensorList"})
+"""The recorded types of floating-point tensors, without those of ``c10::``. A list of tensors has no recorded type."""
 
 
 class Unknown(Exception):
@@ -43,7 +49,7 @@ class Operation:
 
     def has(self, index: int) -> bool:
         """Whether an input exists and is a tensor."""
-        return index < len(self) and self._dtypes[index] not in _NO_TENSOR
+        return index < len(self) and self._dtypes[index] not in _NOT_ONE_TENSOR
 
     def is_missing(self, index: int) -> bool:
         """Whether an input is None, or a tensor without a shape (a nested tensor)."""
@@ -101,16 +107,19 @@ class Operation:
         return any("qint" in dtype or "quint" in dtype for dtype in self._dtypes)
 
 
+# The registry of formulas
+
 Formula = Callable[[Operation], tuple[int, int]]
+"""Returns multiply-accumulates and other floating-point operations."""
 Flops = Callable[[Operation], int]
 """A formula without multiply-accumulates: the other operations."""
 
-_COMPLEX_PRODUCTS = frozenset({"mul", "multiply", "div", "divide", "true_divide", "_foreach_mul", "_foreach_div"})
-_FLOATING = frozenset({"float", "double", "TensorList"})  # a TensorList has no recorded type
-_NO_TENSOR = frozenset({"", "Scalar", "ScalarList", "TensorList", "GenericList"})
 FORMULAS: dict[str, Formula] = {}
 """By the names of ops, as ``bare`` makes them."""
-_details: dict[str, Detail] = {}
+_DETAILS: dict[str, Detail] = {}
+"""By the same names: how much of the inputs a formula reads, if that is more than shapes."""
+_COMPLEX_PRODUCTS = frozenset({"mul", "multiply", "div", "divide", "true_divide", "_foreach_mul", "_foreach_div"})
+"""Products and quotients of complex numbers count as six real operations, all other elementwise ops as two."""
 
 
 def work_of(operation: Operation) -> Work | None:
@@ -136,7 +145,7 @@ def formula_of(name: str) -> Formula | None:
 
 def detail_of(name: str) -> Detail:
     """How much of an op's inputs its formula reads."""
-    return _details.get(bare(name), Detail.SHAPES)
+    return _DETAILS.get(bare(name), Detail.SHAPES)
 
 
 def bare(name: str) -> str:
@@ -168,7 +177,7 @@ def counts(*names: str, scalars: bool = False, ones: bool = False) -> Callable[[
         for name in names:
             FORMULAS[name] = formula
             if scalars or ones:
-                _details[name] = Detail.SCALARS if scalars else Detail.ONES
+                _DETAILS[name] = Detail.SCALARS if scalars else Detail.ONES
         return formula
 
     return register

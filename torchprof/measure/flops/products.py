@@ -191,6 +191,8 @@ def _fft(op: Operation) -> int:
 
 
 def _factorization(cubic: float) -> Flops:
+    """The formula of ``cubic`` · n³ FLOPs for each n × n matrix."""
+
     def flops(op: Operation) -> int:
         shape = op.shape(0)
         return round(prod(shape[:-2]) * cubic * shape[-1] ** 3)
@@ -228,9 +230,12 @@ def _solve_triangular(op: Operation) -> int:
 # Recurrent layers
 # For each token (a step of one sequence): weights · (input, state), then the gates.
 
-_LSTM_GATES = 13  # for each hidden unit: 4 sums, 4 gates, 3 products, 1 sum, 1 tanh
-_GRU_GATES = 10  # 2 sums, 2 gates; product, sum, tanh; and 3 to mix old state and new
-_GATES = {0: (2, 1), 1: (2, 1), 2: (_LSTM_GATES, 4), 3: (_GRU_GATES, 3)}  # mode: operations, gates
+_LSTM_GATES = 13
+"""For each hidden unit: 4 sums, 4 gates, 3 products, 1 sum, 1 tanh."""
+_GRU_GATES = 10
+"""For each hidden unit: 2 sums, 2 gates; product, sum, tanh; and 3 to mix old state and new."""
+_GATES = {0: (2, 1), 1: (2, 1), 2: (_LSTM_GATES, 4), 3: (_GRU_GATES, 3)}
+"""By mode of cuDNN (RNN with ReLU, RNN with tanh, LSTM, GRU): operations for each hidden unit, number of gates."""
 
 
 @counts("mkldnn_rnn_layer", scalars=True)
@@ -252,9 +257,9 @@ def _library_rnn(op: Operation, mode: int, hidden: int) -> tuple[int, int]:
     tokens = op.numel(0) // op.shape(0)[-1]
     matrices = [shape for shape in op.shapes_of_list(1) if len(shape) == 2]
     biases = [shape for shape in op.shapes_of_list(1) if len(shape) == 1]
-    gates, count = _GATES[mode]
-    layers = sum(shape[0] == count * hidden for shape in matrices) // 2
-    others = layers * gates * hidden + sum(map(prod, biases))
+    operations, gates = _GATES[mode]
+    layers = sum(shape[0] == gates * hidden for shape in matrices) // 2
+    others = layers * operations * hidden + sum(map(prod, biases))
     return tokens * sum(map(prod, matrices)), tokens * others
 
 
@@ -287,6 +292,7 @@ def _attention(query: Shape, key: Shape, value: Shape) -> tuple[int, int, int]:
 
 
 def _attend(query: Shape, key: Shape, value: Shape) -> tuple[int, int]:
+    # Each score is scaled, and then part of a softmax.
     of_scores, of_values, scores = _attention(query, key, value)
     return of_scores + of_values, (SOFTMAX + 1) * scores
 

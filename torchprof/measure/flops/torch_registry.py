@@ -17,14 +17,17 @@ from torch.utils.flop_counter import flop_registry
 
 from torchprof.attribute.events import Detail
 from torchprof.measure.flops.operation import Work, detail_of, does_no_arithmetic, formula_of
-from torchprof.run.torch_names import DTYPES
+from torchprof.run.torch_names import DTYPES, NO_TENSORS
 from torchprof.run.words import Signature
 
-_TORCHS_OWN = "torch.utils.flop_counter"
+_TORCHS_MODULE = "torch.utils.flop_counter"
+"""The module of torch's own formulas."""
 _outside_of_modes: Callable[[], AbstractContextManager[Any]] = getattr(
     _python_dispatch, "_disable_current_modes", nullcontext
 )
+"""Runs an op without the modes of the user, which would see it."""
 _DTYPES = {recorded: dtype.name for dtype in DTYPES for recorded in dtype.recorded}
+"""By recorded type: its name in torch."""
 
 
 def registered_formula(name: str) -> Callable[..., Any] | None:
@@ -34,14 +37,15 @@ def registered_formula(name: str) -> Callable[..., Any] | None:
         return None
     formula: Callable[..., Any] | None = flop_registry.get(packet)
     if formula is None:  # torch 2.4 registers each overload
-        formula = next(filter(None, (flop_registry.get(getattr(packet, each)) for each in packet.overloads())), None)
+        overloads = (getattr(packet, overload) for overload in packet.overloads())
+        formula = next(filter(None, map(flop_registry.get, overloads)), None)
     return formula
 
 
 def has_users_formula(name: str) -> bool:
     """Whether the registered formula of an op is a user's, and not torch's."""
     formula = registered_formula(name)
-    return formula is not None and getattr(formula, "__module__", None) != _TORCHS_OWN
+    return formula is not None and getattr(formula, "__module__", None) != _TORCHS_MODULE
 
 
 def has_formula(name: str) -> bool:
@@ -86,7 +90,10 @@ def registered_work(name: str, signature: Signature) -> Work | None:
     return None
 
 
+# What torch's dispatcher tells of an op
+
 _IMPLICIT, _EXPLICIT = "CompositeImplicitAutograd", "CompositeExplicitAutograd"
+"""Dispatch keys of kernels that call other ops. A device's own kernel comes before an explicit one."""
 
 
 def calls_only_ops(name: str) -> bool:
@@ -106,13 +113,13 @@ def _all_overloads(name: str, keys: Sequence[str]) -> bool | None:
     """
     packet = _packet(name)
     has_kernel: Any = getattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", None)
-    has_formula = None
+    have_all = None
     for overload in packet.overloads() if packet is not None and has_kernel is not None else ():
         full = name if overload == "default" else f"{name}.{overload}"
         with suppress(RuntimeError):  # an overload that exists only in TorchScript
             if not overload.endswith("out"):
-                has_formula = has_formula is not False and any(has_kernel(full, key) for key in keys)
-    return has_formula
+                have_all = have_all is not False and any(has_kernel(full, key) for key in keys)
+    return have_all
 
 
 def operator_of(name: str, overload: str) -> Any:
@@ -121,6 +128,7 @@ def operator_of(name: str, overload: str) -> Any:
 
 
 def _packet(name: str) -> Any:
+    """All overloads of an operator; None if this torch does not have it."""
     namespace, _, op = name.rpartition("::")
     if not namespace:
         return None
@@ -141,8 +149,8 @@ def _arguments(schema: Any, signature: Signature) -> tuple[list[Any], dict[str, 
         value: Any = scalar
         is_tensor = "Tensor" in str(argument.type)
         if dtype == "TensorList":
-            value = [torch.empty(each, device="meta") for each in shape]
-        elif dtype not in ("", "Scalar", "ScalarList"):
+            value = [torch.empty(of_tensor, device="meta") for of_tensor in shape]
+        elif dtype not in NO_TENSORS:
             value = torch.empty(shape, dtype=getattr(torch, _DTYPES[dtype]), device="meta")
         if is_tensor != (isinstance(value, torch.Tensor) or dtype == "TensorList") and value is not None:
             raise ValueError

@@ -1,4 +1,4 @@
-"""What torch.compile has compiled in this process, when and why; what it is yet to compile; its names for modules."""
+"""What torch.compile will compile in this process, and what it has compiled, when and why; its names for modules."""
 
 from __future__ import annotations
 
@@ -20,19 +20,7 @@ from torchprof.run.meta import Compilation, CompiledRegion, RunWarning
 from torchprof.run.sentences import TOO_MUCH_FOR_STACKS
 from torchprof.run.words import BACKWARD, FORWARD
 
-_RESUME = re.compile(r"__resume_at_(\d+)_\d+")
-_BRANCH = "generic_jump "
-"""How torch begins its reason for a graph break at an ``if`` or a loop on the value of a tensor
-(``torch/_dynamo/symbolic_convert.py``)."""
-_ON_A_VALUE = """Data-dependent branching
-  Explanation: which code runs depends on the value of a tensor
-  Hint: Compute both branches, and select with `torch.where`; or use `torch.cond`."""
-_VERSION = re.compile(r"[!\d/]+: ")
-"""The version of a region that a reason is about; torch puts it first."""
-_ADDRESS = re.compile(r", \d{9,}")
-_CACHE_HITS = tuple(
-    f"{cache}_{place}_cache_hit_count" for cache in ("inductor_fx", "aotautograd") for place in ("local", "remote")
-)
+# Modules under torch.compile
 
 
 def awaiting_compilation(models: Iterable[nn.Module]) -> list[nn.Module]:
@@ -138,6 +126,15 @@ class StackWarning:
 
 # Compiled code
 
+_RESUME = re.compile(r"__resume_at_(\d+)_\d+")
+"""The function that a compiled one calls after a graph break, with the offset at which it continues."""
+_BRANCH = "generic_jump "
+"""How torch begins its reason for a graph break at an ``if`` or a loop on the value of a tensor
+(``torch/_dynamo/symbolic_convert.py``)."""
+_ON_A_VALUE = """Data-dependent branching
+  Explanation: which code runs depends on the value of a tensor
+  Hint: Compute both branches, and select with `torch.where`; or use `torch.cond`."""
+
 
 def compiled_regions() -> tuple[CompiledRegion, ...]:
     """All code that torch.compile has compiled in this process and still has; empty if this torch does not give it."""
@@ -195,6 +192,13 @@ def _reason_and_hint(message: str) -> tuple[str, str]:
 
 # Compilations
 
+_VERSION = re.compile(r"[!\d/]+: ")
+"""The version of a region that a reason is about; torch puts it first."""
+_ADDRESS = re.compile(r", \d{9,}")
+_CACHE_HITS = tuple(
+    f"{cache}_{place}_cache_hit_count" for cache in ("inductor_fx", "aotautograd") for place in ("local", "remote")
+)
+
 
 def compilations(step_starts: Sequence[int]) -> tuple[Compilation, ...]:
     """The compilations of this process, in the order of time, as far as torch has them: it keeps the last 64. Empty if
@@ -216,32 +220,50 @@ def _compilations_of(metrics: Sequence[Any], step_starts: Sequence[int]) -> Iter
         if began is None:  # torch 2.4 does not tell it of a backward
             continue
         is_forward = getattr(metric, "is_forward", None) is not False
-        of = name.partition("/")[0]
+        number = name.partition("/")[0]
         if metric.co_name is not None:
-            functions[of] = str(metric.co_name), str(metric.co_filename), int(metric.co_firstlineno)
+            functions[number] = str(metric.co_name), str(metric.co_filename), int(metric.co_firstlineno)
+        function, file, line = functions.get(number, ("", "", 0))
         began_ns = round(began * 1e9)
-        inner = _ns(metric, "inductor_compile_time_s", 1e9)
-        whole = _ns(metric, "entire_frame_compile_time_s", 1e9) or _ns(metric, "duration_us", 1e3) or inner
-        backend = min(_ns(metric, "backend_compile_time_s", 1e9), whole) if is_forward else whole
-        inductor = min(inner, backend)
-        kernels = min(_ns(metric, "triton_compile_time_us", 1e3), inductor)
-        cache_hits = [getattr(metric, count, None) for count in _CACHE_HITS]  # each None if this torch does not tell
         step = bisect_right(step_starts, began_ns) - 1
+        cache_hits = [getattr(metric, count, None) for count in _CACHE_HITS]  # each None if this torch does not tell
         yield Compilation(
-            name,
-            FORWARD if is_forward else BACKWARD,
-            *functions.get(of, ("", "", 0)),
-            None if step < 0 else step,
-            _without_addresses(str(getattr(metric, "recompile_reason", None) or "")),
-            next(iter(_lines(str(metric.fail_reason))), "unknown") if metric.fail_type is not None else "",
-            whole,
-            whole - backend,
-            backend - inductor,
-            inductor - kernels,
-            kernels or None,  # torch does not tell it where they are compiled in the same thread
-            None if all(hits is None for hits in cache_hits) else any(cache_hits),
-            began_ns,
+            name=name,
+            phase=FORWARD if is_forward else BACKWARD,
+            function=function,
+            file=file,
+            line=line,
+            step=None if step < 0 else step,
+            reason=_without_addresses(str(getattr(metric, "recompile_reason", None) or "")),
+            failure=next(iter(_lines(str(metric.fail_reason))), "unknown") if metric.fail_type is not None else "",
+            **_durations(metric, is_forward),
+            from_cache=None if all(hits is None for hits in cache_hits) else any(cache_hits),
+            began_ns=began_ns,
         )
+
+
+def _durations(metric: Any, is_forward: bool) -> dict[str, Any]:
+    """How long a compilation and its parts took, from torch's times. Each of these contains the next ones, if torch has
+    them; a backward is all of its backend::
+
+        frame               |----------------------- ns ----------------------|
+        backend                          |------------------------------------|
+        Inductor                                       |----------------------|
+        Triton and C++                                               |--------|
+                            | tracing_ns | autograd_ns | lowering_ns | kernels_ns
+    """
+    in_inductor = _ns(metric, "inductor_compile_time_s", 1e9)
+    frame = _ns(metric, "entire_frame_compile_time_s", 1e9) or _ns(metric, "duration_us", 1e3) or in_inductor
+    backend = min(_ns(metric, "backend_compile_time_s", 1e9), frame) if is_forward else frame
+    inductor = min(in_inductor, backend)
+    kernels = min(_ns(metric, "triton_compile_time_us", 1e3), inductor)
+    return {
+        "ns": frame,
+        "tracing_ns": frame - backend,
+        "autograd_ns": backend - inductor,
+        "lowering_ns": inductor - kernels,
+        "kernels_ns": kernels or None,  # torch does not tell it where they are compiled in the same thread
+    }
 
 
 def _ns(metric: Any, name: str, unit_ns: float) -> int:
@@ -271,7 +293,7 @@ _NO_STEPS = frozenset({"__dict__", "_modules", "_parameters", "_buffers"})
 """Steps that are not part of a module's path; Dynamo writes all for a class that defines ``__getattr__``."""
 
 
-class Taken(NamedTuple):
+class TakenTensor(NamedTuple):
     """A graph input of a compiled function that is a tensor of a module: the number of the input, and the function's
     name for the module (see ``TracedModule``)."""
 
@@ -280,18 +302,18 @@ class Taken(NamedTuple):
     path: tuple[str, ...]
 
 
-def taken_by(graph: Any) -> list[Taken]:
+def taken_by(graph: Any) -> list[TakenTensor]:
     """The tensors that a compiled function takes from modules, one for each module that it names and for each child of
     such a module: a parameter rather than a buffer, which a forward may replace. The module to which the compiled
     forward belongs is left out: its label is known from the range around the call."""
     called = called_module()
-    tensors: dict[str, dict[tuple[str, tuple[str, ...]], Taken]] = {"parameters": {}, "buffers": {}}
+    tensors: dict[str, dict[tuple[str, tuple[str, ...]], TakenTensor]] = {"parameters": {}, "buffers": {}}
     for number, node in enumerate(node for node in graph.nodes if node.op == "placeholder"):
         name = getattr(getattr(node, "_dynamo_source", None), "name", "")
         source = str(name() if callable(name) else name)
         if own := _OWN_TENSOR.fullmatch(source):
             step = module_of_source(source, "")
-            taken = Taken(number, root_of(step.root, called), step.path[:-1])
+            taken = TakenTensor(number, root_of(step.root, called), step.path[:-1])
             if taken.root != SELF:
                 tensors[own[2]].setdefault((taken.root, taken.path[:1]), taken)
     return [*{**tensors["buffers"], **tensors["parameters"]}.values()]

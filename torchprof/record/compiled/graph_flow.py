@@ -9,338 +9,360 @@ module around both, or in a module inside that. The last layer before a value in
 
 from __future__ import annotations
 
-import ast
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import NamedTuple
 
 from torchprof.attribute.compiled_graphs import CompiledKernel, Span, TracedModule
-from torchprof.measure.flops.graphs import GraphNode, GraphTensor, GraphText, GraphValue
-from torchprof.record.compiled.kept_graph import TANGENTS, GraphSource, KeptGraph, SourceKernel, plain_kernel_name
+from torchprof.measure.flops.graphs import GraphNode, GraphTensor, GraphText
+from torchprof.record.compiled.graph_matching import nodes_of_calls, saves_for
+from torchprof.record.compiled.kept_graph import TANGENTS, KeptGraph, SourceKernel, plain_kernel_name
 from torchprof.run.torch_names import PRODUCTS_AND_SUMS, VIEWS, aten
 from torchprof.run.words import IN_CPP
 
-_KEEP_GRADIENTS = VIEWS | aten("_to_copy add clone copy mul neg")
-_KEEP_GRADIENTS |= {"prims::convert_element_type", "prims::inductor_force_stride_order"}
-"""Operators after which the gradient of a parameter is still one: in another type or layout, in a sum, scaled."""
-_SAME_KERNELS = {"bias_addmm": "addmm"}
-"""Kernels of Inductor's with another name than their operator (``torch/_inductor/kernel/mm.py``)."""
-_IN_CPP = "aoti_torch_"
+_CPP_WRAPPER = "aoti_torch_"
 """What the source of a graph contains that was made with ``torch._inductor.config.cpp_wrapper``."""
-_Kernels = dict[str, "tuple[CompiledKernel, ...] | str"]
-_MOST_NODES = 500
-"""Of more nodes in one kernel nothing is known: it is not between layers, and the search would take long."""
+_Parameters = frozenset[str]
+"""Names of inputs of a forward graph, of which each is a parameter of a module."""
+_KernelsOfGraphs = dict[str, "tuple[CompiledKernel, ...] | str"]
 
 
-def kernels_by_parameters(called: Mapping[str, KeptGraph], why_unknown: str) -> tuple[_Kernels, set[str]]:
+def kernels_by_parameters(called: Mapping[str, KeptGraph], why_unknown: str) -> tuple[_KernelsOfGraphs, set[str]]:
     """The kernels of all graphs that were called, by key, or the reason if they are unknown; and the keys of graphs in
     which some kernels have no events. ``why_unknown``: why the modules of the others are, see ``CompiledGraphs``."""
-    graphs = {key: graph for key, graph in called.items() if graph.is_readable}
-    kernels: _Kernels = {key: IN_CPP for key, graph in called.items() if _IN_CPP in graph.code}
-    hiding: set[str] = set()
-    forwards = {key: GraphFlow(graph) for key, graph in graphs.items() if not graph.source.is_backward}
-    for key, graph in graphs.items():
-        if any(kernel.name and not kernel.has_event for kernel in graph.source.kernels):
-            hiding.add(key)
+    kernels: _KernelsOfGraphs = {key: IN_CPP for key, graph in called.items() if _CPP_WRAPPER in graph.code}
+    readable = {key: graph for key, graph in called.items() if graph.is_readable}
+    forwards = [GraphFlow(graph) for graph in readable.values() if not graph.source.is_backward]
+    flow_of = {id(flow.graph): flow for flow in forwards}
+    for key, graph in readable.items():
         if not graph.source.is_backward:
             if graph.roots:
-                kernels[key] = tuple(_kernels(forwards[key], graph.roots, why_unknown))
+                kernels[key] = tuple(_kernels(flow_of[id(graph)], why_unknown))
             continue
-        fitting = {
-            tuple(_kernels(GraphFlow(graph, forward), graphs[other].roots, why_unknown))
-            for other, forward in forwards.items()
-            if graphs[other].roots and _saves_for(graphs[other].text, graph.text)
+        by_forward = {
+            tuple(_kernels(GraphFlow(graph, forward), why_unknown))
+            for forward in forwards
+            if forward.graph.roots and saves_for(forward.text, graph.text)
         }
-        if len(fitting) == 1:
-            kernels[key] = fitting.pop()
+        if len(by_forward) == 1:
+            kernels[key] = by_forward.pop()
+    hiding = {
+        key
+        for key, graph in readable.items()
+        if any(kernel.name and not kernel.has_event for kernel in graph.source.kernels)
+    }
     return kernels, hiding
 
 
-def _saves_for(forward: GraphText, backward: GraphText) -> bool:
-    """Whether a backward takes what a forward returns last, and returns gradients of its inputs, by types and sizes."""
-    saved = [(name, value) for name, value in backward.inputs.items() if not name.startswith(TANGENTS)]
-    saved.sort(key=lambda pair: not isinstance(pair[1], GraphTensor))  # a forward returns numbers last
-    returned = forward.outputs[len(forward.outputs) - len(saved) :]
-    if [name for name, _ in saved] != [name for name, _ in returned] or len(backward.outputs) != len(forward.inputs):
-        return False
-    pairs = [(value, other) for (_, value), (_, other) in zip(saved, returned)]
-    pairs += [(value, other) for (name, value), other in zip(backward.outputs, forward.inputs.values()) if name]
-    return all(_may_be_equal(first, other) for first, other in pairs)
-
-
-def _may_be_equal(first: GraphValue, other: GraphValue) -> bool:
-    """Whether two values of graphs have the same type and sizes, as far as these are numbers."""
-    if not isinstance(first, GraphTensor) or not isinstance(other, GraphTensor):
-        return isinstance(first, GraphTensor) is isinstance(other, GraphTensor)
-    if (first.dtype, len(first.sizes)) != (other.dtype, len(other.sizes)):
-        return False
-    return all(
-        ours.value == theirs.value
-        for ours, theirs in zip(first.sizes, other.sizes)
-        if isinstance(ours, ast.Constant) and isinstance(theirs, ast.Constant)
-    )
-
-
-def _kernels(flow: GraphFlow, roots: Mapping[str, str], why_unknown: str) -> Iterator[CompiledKernel]:
+def _kernels(flow: GraphFlow, why_unknown: str) -> Iterator[CompiledKernel]:
     """The kernels of a graph that have events. A call of a library has the parameters that it works for as owners; of
-    any other kernel it is known which layers work before and after it. ``roots``: of the parameters."""
+    any other kernel it is known which layers work before and after it."""
+    roots = flow.roots
 
-    def roots_of(names: Set[str]) -> frozenset[str]:
+    def roots_of(names: Iterable[str]) -> frozenset[str]:
         return frozenset(roots[name] for name in names)
 
-    repeated = roots_of(flow.repeated)
-    for index, kernel in enumerate(flow.source.kernels):
+    nodes, repeated = KernelNodes(flow), roots_of(flow.repeated)
+    for index, kernel in enumerate(flow.graph.source.kernels):
         if kernel.name and kernel.has_event:
-            op = flow.node_of.get(index)
-            names = frozenset() if op is None else flow.works_for(op)
-            owners = [(TracedModule(roots[name], (), ""),) for name in sorted(names)]
-            between = frozenset() if names else flow.of_kernel(index)
+            call = flow.node_of.get(index)
+            parameters = frozenset() if call is None else flow.works_for(call)
+            owners = [(TracedModule(roots[name], (), ""),) for name in sorted(parameters)]
+            between = () if parameters else flow.spans(nodes.computed_by(index))
             yield CompiledKernel(
                 plain_kernel_name(kernel.name),
                 tuple(owners) or (None,),
-                op is not None and flow.is_recomputed(op),
+                call is not None and flow.is_recomputed(call),
                 why_unknown=why_unknown,
                 repeated=repeated,
                 between=frozenset(Span(roots_of(before), roots_of(after), is_own) for before, after, is_own in between),
             )
 
 
-class _Work(NamedTuple):
-    """Work for parameters: the number of its node in the order of the text, and the parameters."""
-
-    number: int
-    parameters: frozenset[str]
-
-
-_NOTHING = _Work(-1, frozenset())
+# The values of a graph
 
 
 class GraphFlow:
-    """The values of a graph by the names of their nodes, and for each the parameters of the layers that work before and
-    after it.
+    """What the values of a graph have to do with parameters. Values have the names of their nodes.
 
-    ``made_of``: a value that is computed of parameters alone → these; of none for numbers and constants. ``node_of``:
-    the node of each library call, by the number of the kernel. ``operands``: the parameters that calls of libraries
-    read. ``gradients``: those whose gradient a call computes, by its node. ``repeated``: those that several nodes of
-    the forward work for: their layers may be called several times. ``forward``: the flow of the graph whose backward
-    this is; its results have the same names here.
+    ``node_of``: the node of each library call, by the index of the kernel. ``made_of``: a value that is computed of
+    parameters alone → these; of none for numbers and constants. ``of_gradients``: the values that need the gradients
+    that a backward takes. ``repeated``: the parameters that several nodes of the forward work for: their layers may be
+    called several times. ``roots``: of the parameters.
     """
 
     def __init__(self, graph: KeptGraph, forward: GraphFlow | None = None) -> None:
-        self.source, self.text = graph.source, graph.text
-        self.node_of = _nodes_of(self.source, self.text)
-        parameters = graph.roots if forward is None else ()
-        self.made_of: dict[str, frozenset[str]] = {name: frozenset([name]) for name in parameters}
-        for name, value in self.text.inputs.items():
-            if not isinstance(value, GraphTensor):
-                self.made_of[name] = frozenset()
-            elif forward is not None and name in forward.made_of:
-                self.made_of[name] = forward.made_of[name]
-        self.of_gradients = {name for name in self.text.inputs if name.startswith(TANGENTS)}
+        """``forward``: the flow of the graph whose backward this is. Values that it saves have the same names here."""
+        self.graph, self.text = graph, graph.text
         self._forward = forward
+        self.roots: Mapping[str, str] = graph.roots if forward is None else forward.roots
+        self.node_of = nodes_of_calls(graph.source, self.text)
         self.calls = {node.name: node for node in self.node_of.values()}
-        results = self._follow()
-        self.operands = frozenset().union(*map(self.reads, self.calls.values()))
-        self.gradients: defaultdict[str, set[str]] = defaultdict(set)
+        base_of = _bases(self.text)
+        self.of_gradients = _needing_gradients(self.text, base_of)
+        known = {name: frozenset([name]) for name in graph.roots}
         if forward is not None:
-            for (name, _), parameter in zip(self.text.outputs, forward.text.inputs):
-                for call in results.get(name, ()) if parameter in forward.operands else ():
-                    self.gradients[call].add(parameter)
-        self._look_around()
-        self._in_buffer = self._nodes_in_buffers()
-        uses = Counter(name for own in self._own.values() for name in own.parameters)
-        used_again = frozenset(name for name in uses if uses[name] > 1)
-        self.repeated: frozenset[str] = used_again if forward is None else forward.repeated
-
-    def _follow(self) -> dict[str, frozenset[str]]:
-        """Find what each node is made of. The calls by the values that are their results, or have them as a term."""
-        results: dict[str, frozenset[str]] = {}
-        base_of: dict[str, str] = {}  # a view → the tensor that it shows
-        views: defaultdict[str, set[str]] = defaultdict(set)  # the other way round
-        for name, node in self.text.nodes.items():
-            reads = node.reads
-            first = node.given[0] if node.given else ""
-            first = base_of.get(first, first)
-            if node.operator in VIEWS:
-                base_of[name] = first
-                views[first].add(name)
-            if not reads.isdisjoint(self.of_gradients):
-                self.of_gradients.add(name)
-                if node.operator.endswith("_"):  # in place: all that shows this memory changes
-                    self.of_gradients |= {first, *views[first]}
-            if name in self.calls:  # a product may add its first argument: the sum of two gradients
-                added = first if node.operator in PRODUCTS_AND_SUMS else ""
-                results[name] = results.get(added, frozenset()) | {name}
-                continue
-            if all(read in self.made_of for read in reads) and name not in self.made_of:
-                self.made_of[name] = frozenset().union(*(self.made_of[read] for read in reads))
-            of_calls = [results[read] for read in reads if read in results]
-            others = [read for read in reads if read not in results and read not in self.made_of]
-            is_sum = node.operator == "aten::add"  # a gradient in a sum of gradients is one, too
-            if of_calls and (node.operator in _KEEP_GRADIENTS or not node.is_call) and (is_sum or not others):
-                results[name] = frozenset().union(*of_calls)
-        return results
-
-    def _look_around(self) -> None:
-        """Find for each node the last work for parameters before it, and the first after it."""
+            known = {name: forward.made_of[name] for name in self.text.inputs if name in forward.made_of}
+        self.made_of: Mapping[str, _Parameters] = _made_of_parameters(self.text, self.calls, known)
+        self._gradients: Mapping[str, Set[str]] = {}
+        if forward is not None:
+            terms = _terms(self.text, self.calls, self.made_of, base_of)
+            self._gradients = _gradients_computed(forward, self.text, terms)
+        self._own = self._own_work()
         # What a backward computes again of the forward does not tell where the gradients after it are computed.
         reads_of = {
             name: node.reads & self.of_gradients if name in self.of_gradients else node.reads
             for name, node in self.text.nodes.items()
         }
-        self._own = {
-            name: _Work(number, parameters)
-            for number, (name, node) in enumerate(self.text.nodes.items())
-            if (parameters := self._parameters_of(node))
-        }
-        self._before: dict[str, _Work] = {}
-        for name, reads in reads_of.items():
-            last = (self._own.get(read) or self._before.get(read, _NOTHING) for read in reads)
-            self._before[name] = max(last, key=lambda work: (bool(work.parameters), work.number), default=_NOTHING)
-        self._after: dict[str, _Work] = {}
-        for name, reads in reversed(reads_of.items()):
-            work = self._own.get(name) or self._after.get(name, _NOTHING)
-            for read in reads if work.parameters else ():
-                self._after[read] = min(work, self._after.get(read, work), key=lambda known: known.number)
+        self._before = _work_before(reads_of, self._own)
+        self._after = _work_after(reads_of, self._own)
+        uses = Counter(name for own in self._own.values() for name in own.parameters)
+        used_again = frozenset(name for name in uses if uses[name] > 1)
+        self.repeated: _Parameters = used_again if forward is None else forward.repeated
 
-    def reads(self, node: GraphNode) -> frozenset[str]:
+    def reads(self, node: GraphNode) -> _Parameters:
         """The parameters that a call reads, also in another type or layout."""
         return frozenset().union(*(self.made_of.get(name, frozenset()) for name in node.given))
 
-    def works_for(self, node: GraphNode) -> frozenset[str]:
+    def works_for(self, call: GraphNode) -> _Parameters:
         """The parameters that a call works for: those that it reads, else those whose gradients it computes.
 
         The gradient of a parameter that is added to the input of a layer is computed by that layer. Only a call whose
         forward multiplies two parameters reads one and computes the gradient of the other.
         """
-        reads, gradients = self.reads(node), frozenset(self.gradients.get(node.name, ()))
+        reads, gradients = self.reads(call), frozenset(self._gradients.get(call.name, ()))
         if not reads or not gradients or self._forward is None:
             return reads or gradients
         both = reads | gradients
-        return both if any(both <= self._forward.reads(call) for call in self._forward.calls.values()) else reads
+        return both if any(both <= self._forward.reads(product) for product in self._forward.calls.values()) else reads
 
-    def is_recomputed(self, node: GraphNode) -> bool:
+    def is_recomputed(self, call: GraphNode) -> bool:
         """Whether a call in a backward repeats one of its forward."""
-        if self._forward is None or node.name in self.of_gradients:
+        if self._forward is None or call.name in self.of_gradients:
             return False
-        return any(map(node.is_like, self._forward.calls.values()))
+        return any(map(call.is_like, self._forward.calls.values()))
 
-    def _parameters_of(self, node: GraphNode) -> frozenset[str]:
-        """The parameters that a node works for or reads directly."""
-        if node.name in self.made_of:
-            return frozenset()
-        if node.name in self.calls:
-            return self.works_for(node)
-        return frozenset().union(*(self.made_of.get(read, ()) for read in node.reads))
+    def spans(self, names: Iterable[str]) -> Iterator[Span]:
+        """The parameters of the layers that work before and after some nodes, without nodes of constants alone."""
+        for name in names:
+            own = self._own.get(name, _NO_WORK).parameters or self.made_of.get(name)
+            if own:
+                yield Span(own, own, is_own=True)
+            elif own is None:
+                yield Span(self._before[name].parameters, self._after.get(name, _NO_WORK).parameters)
 
-    def _nodes_in_buffers(self) -> Mapping[str, str]:
-        """The nodes of buffers, as far as they are arguments or results of library calls, or outputs of the graph. Of
-        an input that a kernel may write to, it is what is written."""
-        names = {name: name for name in self.source.inputs}
-        for node in self.text.nodes.values():
-            if node.operator == "aten::copy_" and len(node.given) > 1:
-                names[node.given[0]] = node.given[1]
-        for index, node in self.node_of.items():
-            kernel = self.source.kernels[index]
-            names.update(dict.fromkeys(kernel.writes, node.name) if kernel.number is not None else {})
-            for name, given in zip(kernel.given, node.given) if len(kernel.given) == len(node.given) else ():
-                names.setdefault(name, given)
-        for name, (returned, _) in zip(self.source.returned, self.text.outputs):
-            if name and returned:
-                names.setdefault(name, returned)
-        return names
+    def _own_work(self) -> Mapping[str, _Work]:
+        """The nodes that work for parameters or read some directly, in the order of the text."""
+        own: dict[str, _Work] = {}
+        for number, (name, node) in enumerate(self.text.nodes.items()):
+            if name in self.calls:
+                parameters = self.works_for(node)
+            else:
+                parameters = frozenset().union(*(self.made_of.get(read, ()) for read in node.reads))
+            if parameters and name not in self.made_of:
+                own[name] = _Work(number, parameters)
+        return own
 
-    def of_kernel(self, number: int) -> frozenset[Span]:
-        """Of what a kernel computes, the parameters of the layers before and after, by name; empty if that is unknown.
-        If it is unknown which values are in a buffer, those count that are computed from it."""
-        kernel = self.source.kernels[number]
-        node = self.node_of.get(number)
-        nodes = {node.name} if node is not None else self._computed(number)
-        if not kernel.name or not nodes:
-            return frozenset()
-        return frozenset(self._span(node) for node in nodes if self.made_of.get(node, {node}))
 
-    def _span(self, node: str) -> Span:
-        own = self.made_of.get(node) or self._own.get(node, _NOTHING).parameters
-        if own:
-            return Span(own, own, is_own=True)
-        return Span(self._before[node].parameters, self._after.get(node, _NOTHING).parameters)
+class _Work(NamedTuple):
+    """Work for parameters: the number of its node in the order of the text, and the parameters."""
 
-    def _computed(self, number: int) -> Set[str]:
-        """The nodes that a generated kernel computes, perhaps with some of the kernels around it; none if unknown."""
-        kernels = self.source.kernels
-        results, unknown = self._nodes_written(kernels[number].writes)
+    number: int
+    parameters: _Parameters
+
+
+_NO_WORK = _Work(-1, frozenset())
+
+
+def _made_of_parameters(
+    text: GraphText, calls: Mapping[str, GraphNode], known: Mapping[str, _Parameters]
+) -> Mapping[str, _Parameters]:
+    """The values that are computed of parameters alone, without calls of libraries. ``known``: such inputs, which are
+    parameters or what the forward saved; and parameters that are a part of the graph::
+
+        cat = aten.cat([w1, w2])      {w1, w2}
+        mul = aten.mul(cat, 2)        {w1, w2}
+        add = aten.add(mul, x)        –
+    """
+    made_of = dict(known)
+    for name, value in text.inputs.items():
+        if not isinstance(value, GraphTensor):
+            made_of[name] = frozenset()
+    for name, node in text.nodes.items():
+        if name not in calls and name not in made_of and all(read in made_of for read in node.reads):
+            made_of[name] = frozenset().union(*(made_of[read] for read in node.reads))
+    return made_of
+
+
+def _bases(text: GraphText) -> Mapping[str, str]:
+    """For each value, the tensor whose memory it shows: a view shows its first argument, any other value itself."""
+    base_of = {name: name for name in text.inputs}
+    for name, node in text.nodes.items():
+        base_of[name] = base_of[node.given[0]] if node.operator in VIEWS and node.given else name
+    return base_of
+
+
+def _needing_gradients(text: GraphText, base_of: Mapping[str, str]) -> Set[str]:
+    """The gradients that a backward takes, and all values that are computed from them."""
+    of_gradients = {name for name in text.inputs if name.startswith(TANGENTS)}
+    for name, node in text.nodes.items():
+        if not node.reads.isdisjoint(of_gradients):
+            of_gradients.add(name)
+            if node.operator.endswith("_") and node.given:  # in place: all that shows this memory changes
+                changed = base_of[node.given[0]]
+                of_gradients |= {value for value, base in base_of.items() if base == changed}
+    return of_gradients
+
+
+_KEEP_GRADIENTS = VIEWS | aten("_to_copy add clone copy mul neg")
+_KEEP_GRADIENTS |= {"prims::convert_element_type", "prims::inductor_force_stride_order"}
+"""Operators after which the gradient of a parameter is still one: in another type or layout, in a sum, scaled."""
+
+
+def _terms(
+    text: GraphText, calls: Mapping[str, GraphNode], made_of: Mapping[str, _Parameters], base_of: Mapping[str, str]
+) -> Mapping[str, Set[str]]:
+    """The calls of libraries whose results a value is the sum of. Of a value that is anything else, such as the product
+    of a result, there are none::
+
+        mm   = aten.mm(tangents_1, x)         {mm}
+        mm_1 = aten.mm(tangents_2, y)         {mm_1}
+        add  = aten.add(mm, mm_1)             {mm, mm_1}
+        t    = aten.permute(add, [1, 0])      {mm, mm_1}
+        relu = aten.relu(t)                   –
+    """
+    terms: dict[str, Set[str]] = {}
+    for name, node in text.nodes.items():
+        if name in calls:  # a product may add its first argument: the sum of two gradients
+            added = [base_of[name] for name in node.given[:1] if node.operator in PRODUCTS_AND_SUMS]
+            terms[name] = {name}.union(*(terms.get(base, ()) for base in added))
+            continue
+        of_calls = [terms[read] for read in node.reads if read in terms]
+        is_of_calls_alone = all(read in terms or read in made_of for read in node.reads)
+        is_sum = node.operator == "aten::add"  # a gradient in a sum of gradients is one, too
+        if of_calls and (node.operator in _KEEP_GRADIENTS or not node.is_call) and (is_sum or is_of_calls_alone):
+            terms[name] = set().union(*of_calls)
+    return terms
+
+
+def _gradients_computed(
+    forward: GraphFlow, backward: GraphText, terms: Mapping[str, Set[str]]
+) -> Mapping[str, Set[str]]:
+    """The parameters whose gradients each call of a library computes. A backward returns the gradients of the inputs of
+    its forward, in their order. Only a parameter that a call of the forward reads has its gradient from a call."""
+    operands = frozenset().union(*map(forward.reads, forward.calls.values()))
+    gradients: defaultdict[str, set[str]] = defaultdict(set)
+    for (gradient, _), parameter in zip(backward.outputs, forward.text.inputs):
+        if parameter in operands:
+            for call in terms.get(gradient, ()):
+                gradients[call].add(parameter)
+    return gradients
+
+
+def _work_before(reads_of: Mapping[str, Set[str]], own: Mapping[str, _Work]) -> Mapping[str, _Work]:
+    """For each node, the last work for parameters among all that it needs. An example, in which the kernel of relu lies
+    between the layers of w1 and w2; the column on the right is from ``_work_after``::
+
+                                      own     before     after
+        mm = aten.mm(x, w1)           w1      –          w2
+        relu = aten.relu(mm)          –       w1         w2
+        mm_1 = aten.mm(relu, w2)      w2      w1         –
+    """
+    before: dict[str, _Work] = {}
+    for name, reads in reads_of.items():
+        last = (own.get(read) or before.get(read, _NO_WORK) for read in reads)
+        before[name] = max(last, key=lambda work: (bool(work.parameters), work.number), default=_NO_WORK)
+    return before
+
+
+def _work_after(reads_of: Mapping[str, Set[str]], own: Mapping[str, _Work]) -> Mapping[str, _Work]:
+    """For each value, the first work for parameters among all that needs it; without the values that none needs."""
+    after: dict[str, _Work] = {}
+    for name, reads in reversed([*reads_of.items()]):
+        work = own.get(name) or after.get(name, _NO_WORK)
+        for read in reads if work.parameters else ():
+            after[read] = min(work, after.get(read, work), key=lambda known: known.number)
+    return after
+
+
+# The kernels of a graph
+
+_MOST_NODES = 500
+"""Of more nodes in one kernel nothing is known: it is not between layers, and the search would take long."""
+
+
+class KernelNodes:
+    """The nodes of the text that the kernels of the source compute, as far as buffers tell::
+
+        text                          source
+        mm = aten.mm(x, w1)           0: extern_kernels.mm(x, w1, out=buf0)
+        add = aten.add(mm, 1)         1: cpp_fused_add_relu(buf0, buf1)
+        relu = aten.relu(add)
+        mm_1 = aten.mm(relu, w2)      2: extern_kernels.mm(buf1, w2, out=buf2)
+
+    Calls of libraries have their nodes: mm is in buf0, relu in buf1, mm_1 in buf2. So kernel 1 computes relu from mm.
+    What is between these, it computes too: add.
+    """
+
+    def __init__(self, flow: GraphFlow) -> None:
+        self._kernels = flow.graph.source.kernels
+        self._flow = flow
+        self._node_in = _nodes_in_buffers(flow)
+
+    def computed_by(self, index: int) -> Set[str]:
+        """The nodes that a kernel computes, perhaps with some of the kernels around it; none if unknown."""
+        call = self._flow.node_of.get(index)
+        if call is not None:
+            return {call.name}
+        results = self._first_known_results(index)
+        reads = {self._node_in[name] for name in self._kernels[index].reads if name in self._node_in} - results
+        computed: set[str] = set()
+        waiting = [*results]
+        while waiting and len(computed) <= _MOST_NODES:
+            name = waiting.pop()
+            node = self._flow.text.nodes.get(name)
+            if node is not None and name not in reads and name not in self._flow.calls and name not in computed:
+                computed.add(name)
+                waiting.extend(node.reads)
+        return computed if len(computed) <= _MOST_NODES else set()
+
+    def _first_known_results(self, index: int) -> set[str]:
+        """The nodes that a kernel writes. For a buffer whose node is unknown, those that later kernels compute from it;
+        none if a call of a library does, or if no kernel reads the buffer."""
+        results, unknown = self._written_by(self._kernels[index])
         read: set[str] = set()
-        for later in kernels[number + 1 :] if unknown else ():
+        for later in self._kernels[index + 1 :] if unknown else ():
             if not unknown.isdisjoint(later.reads):
-                read |= later.reads
-                nodes, buffers = self._nodes_written(later.writes)
-                results |= nodes
-                unknown |= buffers
                 if later.is_library:
                     return set()
-        if not unknown <= read:
-            return set()
-        reads = {self._in_buffer[name] for name in kernels[number].reads if name in self._in_buffer} - results
-        inside: set[str] = set()
-        waiting = [*results]
-        while waiting and len(inside) <= _MOST_NODES:
-            node = waiting.pop()
-            is_inside = node not in reads and node in self.text.nodes and node not in self.calls
-            if is_inside and node not in inside:
-                inside.add(node)
-                waiting.extend(self.text.nodes[node].reads)
-        return inside if len(inside) <= _MOST_NODES else set()
+                read |= later.reads
+                nodes, buffers = self._written_by(later)
+                results |= nodes
+                unknown |= buffers
+        return results if unknown <= read else set()
 
-    def _nodes_written(self, writes: Set[str]) -> tuple[set[str], set[str]]:
-        """The nodes of some buffers, and the buffers of which they are unknown."""
-        unknown = {name for name in writes if name not in self._in_buffer}
-        return {self._in_buffer[name] for name in writes - unknown}, unknown
+    def _written_by(self, kernel: SourceKernel) -> tuple[set[str], set[str]]:
+        """The nodes in the buffers that a kernel writes, and the buffers of which they are unknown."""
+        unknown = {name for name in kernel.writes if name not in self._node_in}
+        return {self._node_in[name] for name in kernel.writes - unknown}, unknown
 
 
-def _nodes_of(source: GraphSource, text: GraphText) -> dict[int, GraphNode]:
-    """The node of each library call, by the number of the kernel.
-
-    Of each operator, the calls in the order of their buffers are the nodes in the order of the text. Nodes that are
-    functions of Inductor's own do not tell their operator: they count where nodes are missing. If the counts still
-    differ, or if a call reads an input that its node does not read, only those are known that alone read an input.
-    """
-    inputs = _inputs_of(text)
-    calls: defaultdict[str, list[tuple[int, SourceKernel]]] = defaultdict(list)
-    for index, kernel in enumerate(source.kernels):
-        if kernel.name and kernel.is_library:
-            name = plain_kernel_name(kernel.name)
-            calls[_SAME_KERNELS.get(name, name)].append((index, kernel))
-    called = [node for node in text.nodes.values() if node.is_call]
-    nodes: dict[int, GraphNode] = {}
-    given = frozenset(source.inputs)
-    for name, of_name in calls.items():
-        alike = of_operator = [node for node in called if node.operator.rpartition("::")[2] == name]
-        if len(alike) < len(of_name):
-            alike = [node for node in called if node.operator.rpartition("::")[2] in (name, "")]
-        if len(alike) == 1 or all(kernel.number is not None for _, kernel in of_name):
-            of_name = sorted(of_name, key=lambda call: call[1].number or 0)
-        else:
-            alike = []
-        pairs = [(index, kernel.reads & given, node) for (index, kernel), node in zip(of_name, alike)]
-        if len(alike) == len(of_name) and all(reads <= inputs[node.name] for _, reads, node in pairs):
-            nodes.update({index: node for index, _, node in pairs})
-            continue
-        for index, kernel in of_name:
-            reads = kernel.reads & given
-            same = [node for node in of_operator if reads and reads <= inputs[node.name]]
-            others = [other for _, other in of_name if reads <= other.reads]
-            if len(same) == len(others) == 1:
-                nodes[index] = same[0]
-    return nodes
-
-
-def _inputs_of(text: GraphText) -> Mapping[str, Set[str]]:
-    """The inputs of the graph that each node reads, also as views."""
-    shown: dict[str, Set[str]] = {name: {name} for name in text.inputs}
-    inputs: dict[str, Set[str]] = {}
-    for name, node in text.nodes.items():
-        inputs[name] = {given for read in node.reads for given in shown.get(read, ())}
-        if node.operator in VIEWS:
-            shown[name] = inputs[name]
-    return inputs
+def _nodes_in_buffers(flow: GraphFlow) -> Mapping[str, str]:
+    """The nodes of inputs and buffers, as far as they are arguments or results of library calls, or outputs of the
+    graph. Of an input that a kernel may write to, it is what is written."""
+    source, text = flow.graph.source, flow.text
+    node_in = {name: name for name in source.inputs}
+    for node in text.nodes.values():
+        if node.operator == "aten::copy_" and len(node.given) > 1:
+            node_in[node.given[0]] = node.given[1]
+    for index, node in flow.node_of.items():
+        kernel = source.kernels[index]
+        if kernel.number is not None:
+            node_in.update(dict.fromkeys(kernel.writes, node.name))
+        if len(kernel.given) == len(node.given):
+            for name, argument in zip(kernel.given, node.given):
+                node_in.setdefault(name, argument)
+    for name, (returned, _) in zip(source.returned, text.outputs):
+        if name and returned:
+            node_in.setdefault(name, returned)
+    return node_in

@@ -21,7 +21,7 @@ import torch
 from torchprof.attribute.compiled_graphs import CompiledGraphs, CompiledKernel
 from torchprof.attribute.events import COMPILED_INPUTS
 from torchprof.measure.recording import CalledGraph
-from torchprof.record.compiled.dynamo_code import Taken, taken_by
+from torchprof.record.compiled.dynamo_code import TakenTensor, taken_by
 from torchprof.record.compiled.graph_flow import kernels_by_parameters
 from torchprof.record.compiled.kept_graph import KeptGraph, NotedCalls
 from torchprof.record.compiled.traced_graph import TracedGraph
@@ -142,7 +142,7 @@ class Provenance:
 
     def _compile_function(self, original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
         """Compile a function without the caches of whole models; its calls are noted if it takes tensors of modules."""
-        taken: list[Taken] = []
+        taken: list[TakenTensor] = []
         around, self._state.is_in_function = self._state.is_in_function, True
         if not around and not self._inductor.is_ahead_of_time:
             with suppress(Exception):  # a graph that cannot be read is no error of the user's program
@@ -207,7 +207,7 @@ class Provenance:
         return called
 
 
-def _noting_calls(compiled: Callable[..., Any], taken: tuple[Taken, ...]) -> Callable[..., Any]:
+def _noting_calls(compiled: Callable[..., Any], taken: tuple[TakenTensor, ...]) -> Callable[..., Any]:
     """A function that calls the graphs of a compiled function and notes which tensors of modules it was called with:
     one graph serves all modules for which the guards hold. The function stays in the compiled code; unless calls are
     noted, it only passes the call on."""

@@ -22,67 +22,11 @@ from torch import nn
 from torchprof.attribute.compiled_graphs import FROZEN, ModuleTensor
 from torchprof.attribute.events import COMPILED_INPUTS
 from torchprof.measure.flops.graphs import GraphText, read_graph
-from torchprof.record.compiled.dynamo_code import Taken
-
-
-class NotedCalls:
-    """The tensors of modules that compiled functions were called with, as weak references.
-
-    Calls with the same tensors share one number. After ``MOST`` numbers only parameters are noted, because a forward
-    may replace a buffer in each call; after ``2 * MOST``, no tensors: one number for each function.
-    """
-
-    MOST: ClassVar[int] = 10_000
-
-    def __init__(self) -> None:
-        self._free = itertools.count()  # atomic: threads that call at the same time get different numbers
-        self._tensors: dict[int, list[tuple[Taken, Callable[[], Any]]]] = {}  # by number
-        self._numbers: dict[tuple[tuple[Taken, ...], tuple[int, ...]], int] = {}  # by the ids of the tensors
-
-    def number_of(self, taken: tuple[Taken, ...], inputs: Sequence[Any]) -> int:
-        """The number of a call. Raises IndexError or TypeError if the inputs are not those of the compiled graph."""
-        noted = tensors = [inputs[place.number] for place in taken]
-        for most in (NotedCalls.MOST, 2 * NotedCalls.MOST, None):
-            key = taken, tuple(map(id, noted))
-            number = self._numbers.get(key)
-            if number is not None and all(
-                known() is tensor for (_, known), tensor in zip(self._tensors[number], noted)
-            ):
-                return number
-            if most is None or len(self._tensors) < most:
-                break
-            is_full = most > NotedCalls.MOST
-            noted = [None if is_full or not isinstance(tensor, nn.Parameter) else tensor for tensor in tensors]
-        number = next(self._free)
-        self._tensors[number] = [
-            (place, (lambda: None) if tensor is None else ref(tensor)) for place, tensor in zip(taken, noted)
-        ]
-        self._numbers[key] = number
-        return number
-
-    def given(self, holders_of: Callable[[Sequence[Any]], Sequence[Any]]) -> dict[str, list[ModuleTensor]]:
-        """The tensors taken in each call, by the name of its range. ``holders_of``: see ``Plan``."""
-        calls = [*self._tensors.items()]
-        tensors = [tensor() for _, call in calls for _, tensor in call]
-        known = iter(zip(holders_of(tensors), tensors))  # call after call
-        return {
-            f"{COMPILED_INPUTS}{number}": [
-                ModuleTensor(place.root, place.path, holders, tensor is None)
-                for (place, _), (holders, tensor) in zip(call, known)
-            ]
-            for number, call in calls
-        }
-
-
-# The source of a graph
+from torchprof.record.compiled.dynamo_code import TakenTensor
 
 _FROZEN = re.compile(r"(\w+): \"[^\"]*\" = self\.(_frozen_param\d+)")
 """The line of a tensor that is a part of the graph, with ``torch._inductor.config.freezing``: its node, its name."""
-_LIBRARY = re.compile(r"(inductor_)?extern_kernels\.\w+|(torch\.ops\.)?aten\.\w+(\.\w+)?|torch\.ops\.\w+\.\w+\.\w+")
-"""The calls of libraries."""
 _BUFFER = re.compile(r"buf(\d+)")
-_HAVE_EVENTS = ("RAIIAtenRecordFunctionHandle", "@triton")
-"""What the source of a generated kernel with an event contains: C++ that opens a range, or Triton."""
 TANGENTS = "tangents_"
 """The prefix of the inputs of a backward graph that are gradients of the outputs of the forward."""
 
@@ -97,8 +41,8 @@ class SourceKernel(NamedTuple):
     name: str
     reads: frozenset[str]
     writes: frozenset[str]
-    is_library: bool
-    has_event: bool
+    is_library: bool = False
+    has_event: bool = False
     given: tuple[str, ...] = ()
 
     @property
@@ -129,7 +73,7 @@ class KeptGraph:
 
     code: str
     nodes: str
-    taken: tuple[Taken, ...] = ()
+    taken: tuple[TakenTensor, ...] = ()
     frozen: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -139,11 +83,10 @@ class KeptGraph:
         if not isinstance(code, str) or not isinstance(nodes, str):
             return cls("", "")
         given = () if TANGENTS in nodes else inputs  # a backward's parameters are those of its forward
-        taken = [
-            Taken(index, f"input {index}", ()) for index, value in enumerate(given) if isinstance(value, nn.Parameter)
-        ]
+        parameters = [index for index, value in enumerate(given) if isinstance(value, nn.Parameter)]
+        taken = [TakenTensor(index, f"input {index}", ()) for index in parameters]
         frozen = dict(_FROZEN.findall(nodes))
-        taken += [Taken(len(inputs) + index, f"{FROZEN}{node}", ()) for index, node in enumerate(frozen)]
+        taken += [TakenTensor(len(inputs) + index, f"{FROZEN}{node}", ()) for index, node in enumerate(frozen)]
         return cls(code, nodes, tuple(taken), frozen)
 
     def number_of(self, graph: Any, inputs: Sequence[Any], calls: NotedCalls) -> int | None:
@@ -187,6 +130,66 @@ class KeptGraph:
         return {names[taken.number]: taken.root for taken in self.taken}
 
 
+# The calls of graphs
+
+
+class NotedCalls:
+    """The tensors of modules that compiled functions were called with, as weak references.
+
+    Calls with the same tensors share one number. After ``MOST`` numbers only parameters are noted, because a forward
+    may replace a buffer in each call; after ``2 * MOST``, no tensors: one number for each function.
+    """
+
+    MOST: ClassVar[int] = 10_000
+
+    def __init__(self) -> None:
+        self._free = itertools.count()  # atomic: threads that call at the same time get different numbers
+        self._tensors: dict[int, list[tuple[TakenTensor, Callable[[], Any]]]] = {}  # by number
+        self._numbers: dict[tuple[tuple[TakenTensor, ...], tuple[int, ...]], int] = {}  # by the ids of the tensors
+
+    def number_of(self, taken: tuple[TakenTensor, ...], inputs: Sequence[Any]) -> int:
+        """The number of a call. Raises IndexError or TypeError if the inputs are not those of the compiled graph."""
+        noted = tensors = [inputs[place.number] for place in taken]
+        for most in (NotedCalls.MOST, 2 * NotedCalls.MOST, None):
+            key = taken, tuple(map(id, noted))
+            number = self._numbers.get(key)
+            if number is not None and all(
+                known() is tensor for (_, known), tensor in zip(self._tensors[number], noted)
+            ):
+                return number
+            if most is None or len(self._tensors) < most:
+                break
+            is_full = most > NotedCalls.MOST
+            noted = [None if is_full or not isinstance(tensor, nn.Parameter) else tensor for tensor in tensors]
+        number = next(self._free)
+        self._tensors[number] = [
+            (place, (lambda: None) if tensor is None else ref(tensor)) for place, tensor in zip(taken, noted)
+        ]
+        self._numbers[key] = number
+        return number
+
+    def given(self, holders_of: Callable[[Sequence[Any]], Sequence[Any]]) -> dict[str, list[ModuleTensor]]:
+        """The tensors taken in each call, by the name of its range. ``holders_of``: see ``Plan``."""
+        calls = [*self._tensors.items()]
+        tensors = [tensor() for _, call in calls for _, tensor in call]
+        known = iter(zip(holders_of(tensors), tensors))  # call after call
+        return {
+            f"{COMPILED_INPUTS}{number}": [
+                ModuleTensor(place.root, place.path, holders, tensor is None)
+                for (place, _), (holders, tensor) in zip(call, known)
+            ]
+            for number, call in calls
+        }
+
+
+# Reading a source
+
+_LIBRARY = re.compile(r"(inductor_)?extern_kernels\.\w+|(torch\.ops\.)?aten\.\w+(\.\w+)?|torch\.ops\.\w+\.\w+\.\w+")
+"""The calls of libraries."""
+_HAVE_EVENTS = ("RAIIAtenRecordFunctionHandle", "@triton")
+"""What the source of a generated kernel with an event contains: C++ that opens a range, or Triton."""
+
+
 def plain_kernel_name(kernel: str) -> str:
     """The name of a kernel as in the profiler's events: ``addmm`` for ``extern_kernels.addmm`` or
     ``torch.ops.aten.addmm.default``. The names of Inductor's own kernels have no dots and stay."""
@@ -213,6 +216,8 @@ def read_source(source: str) -> GraphSource:
 
 
 class _Reader:
+    """Reads the function ``call`` of a source, statement by statement."""
+
     def __init__(self, module: ast.Module) -> None:
         sources, types = _assigned(module)
         self._events = {name for name, text in sources.items() if any(mark in text for mark in _HAVE_EVENTS)}
@@ -245,7 +250,7 @@ class _Reader:
             if isinstance(value, ast.Subscript) and names:
                 self._part_of[target.id] = names[0]
             elif names:  # the name stands for what is written to this memory from here on
-                self._kernels.append(SourceKernel("", frozenset(names), frozenset([target.id]), False, False))
+                self._kernels.append(SourceKernel("", reads=frozenset(names), writes=frozenset([target.id])))
 
     def _call(self, call: ast.Call, result: str | None) -> bool:
         """Read a call of a kernel; False if it is not one."""
@@ -262,9 +267,10 @@ class _Reader:
         if is_generated:
             is_written = self._outputs[generated] or [True] * len(by_argument)
             writes = frozenset().union(*itertools.compress(by_argument, is_written))
-            kernel = SourceKernel(generated, reads, writes, False, generated in self._events, given)
-        else:
-            kernel = SourceKernel(name, reads, frozenset(results) or reads, True, True, given)  # or else in place
+            kernel = SourceKernel(generated, reads, writes, has_event=generated in self._events, given=given)
+        else:  # without results, it writes in place
+            writes = frozenset(results) or reads
+            kernel = SourceKernel(name, reads, writes, is_library=True, has_event=True, given=given)
         self._kernels.append(kernel)
         return True
 

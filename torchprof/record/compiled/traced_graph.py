@@ -7,7 +7,7 @@ All is read from the ``target``, the arguments and the ``meta`` of each ``torch.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -115,24 +115,32 @@ class _Work(NamedTuple):
     recomputes: bool
 
 
+class _WrittenKernel(NamedTuple):
+    """A kernel in the code that Inductor writes. ``made_for``: the nodes of the library op or template that it is."""
+
+    name: str
+    made_for: Set[str]
+    works: Sequence[_Work]
+
+
 class TracedGraph:
     """A graph that is being compiled, and the kernels made from it so far.
 
     ``forward``: the graph whose backward this graph is, None if unknown. ``why_unknown``: why its kernels are unknown.
-    ``written``: its kernels in the order in which Inductor writes them: the name, the nodes of library ops, the work.
+    ``written``: its kernels in the order in which Inductor writes them.
     """
 
     def __init__(self, forward: TracedGraph | None = None, is_backward: bool = False) -> None:
         self._is_backward = is_backward
         self.why_unknown = ""
         self._forward = forward if forward is not None and not forward.why_unknown else None
-        self.written: list[tuple[str, set[str], list[_Work]]] = []
+        self.written: list[_WrittenKernel] = []
         self._of_library: set[str] = set()  # the nodes of library ops and templates, of all kernels
         self._nodes: dict[str, TracedNode] = {}
         self._of_gradients: set[str] = set()  # what needs the gradients that a backward takes
         self._of_sequence: dict[int | None, list[str]] = {}
         self._outputs: dict[Any, str] = {}  # without tensors that are only saved for backward
-        self._summed: dict[str, str | None] = {}
+        self._summed_tensors: dict[str, str | None] = {}
         self._called: str | None = None  # Dynamo's name for the module whose forward this graph is
         self._lowering: Any = None  # the graph that Inductor lowers, and its nodes by name, with their numbers
         self._lowered: dict[str, tuple[int, Any]] = {}
@@ -192,7 +200,7 @@ class TracedGraph:
             _Work(node.name, self._owners_of(node), self._is_recomputed(node))
             for node in [node for node in working if node.all_input_nodes] or working
         ]
-        self.written.append((_last_name(_op_of(called[0])) if called else plain_name, made_for, works))
+        self.written.append(_WrittenKernel(_last_name(_op_of(called[0])) if called else plain_name, made_for, works))
 
     def _made_in(self, nodes: Sequence[Any], prologue: Sequence[Any]) -> list[Any]:
         """The nodes that are computed in a kernel, of those that Inductor lists for it: without the nodes before a
@@ -265,17 +273,20 @@ class TracedGraph:
         """The tensor of the forward graph whose gradients a node adds; None if unknown.
 
         Each gradient that the node adds may be that of several tensors. The sum belongs to the tensor with several uses
-        that all have in common; of several such tensors, to the one that all others get their gradient from unchanged.
+        that all have in common; of several such tensors, to the one that all others get their gradient from unchanged::
+
+            forward: h = relu(x); v = h.view(…); y = mm(v, w1) + mm(v, w2)
+            backward: add of the gradients that come from mm(v, w1) and from mm(v, w2): v has two uses, so it is v
         """
-        if name not in self._summed:
-            self._summed[name] = None
+        if name not in self._summed_tensors:
+            self._summed_tensors[name] = None
             forward = self._forward
             taken = [self._gradient_of(inner) for inner in self._nodes[name].inputs]
             if forward is not None and taken:
                 shared = {name for name in set.intersection(*taken) if len(forward._users(name)) > 1}
                 same = [name for name in shared if shared <= forward._same_gradient([name])]
-                self._summed[name] = same[0] if len(same) == 1 else None
-        return self._summed[name]
+                self._summed_tensors[name] = same[0] if len(same) == 1 else None
+        return self._summed_tensors[name]
 
     def _gradient_of(self, name: str) -> set[str]:
         """The tensors of the forward graph whose gradient a node may be."""

@@ -180,7 +180,7 @@ def cells(sources: Sequence[ShownRun], layers: int, columns: Sequence[Column], *
                 if numbers[node] != _EXACT:
                     numbers[node] = _NUMBER[own_column.figure(row).bound]
                 if node > everything:
-                    of_ranges[node - everything - 1] = own_column.of(row)
+                    of_ranges[node - everything - 1] = own_column.sort_key(row)
             vector = tuple((number, len(list(nodes))) for number, nodes in groupby(numbers))
             bounds[-1].append(vectors.setdefault(vector, len(vectors)))
             values[-1].append(of_ranges)

@@ -16,7 +16,7 @@ from torchprof.ranks import balance_of
 from torchprof.ranks.compared import IN_NO_OP, OneLayer, OverRanks
 from torchprof.ranks.pipeline import OnePipeline
 from torchprof.ranks.pipeline_bubble import judged_pipelines
-from torchprof.ranks.pipeline_report import about_alike
+from torchprof.ranks.pipeline_report import section_of_replicas
 from torchprof.ranks.report import table_of_ranks
 from torchprof.ranks.sentences import name_of, sentences, unit_of
 from torchprof.run.formats import (
@@ -285,7 +285,7 @@ def pipelines_of_page(run: Run, nodes: Mapping[int, int]) -> list[dict[str, Any]
     for number, judged in enumerate(judged_pipelines(run)):
         known = (pipeline for pipeline in judged.replicas.pipelines if pipeline.typical_steps)
         drawn = next(known, None)
-        report = report_data(about_alike(run, number, judged), nodes)
+        report = report_data(section_of_replicas(run, number, judged), nodes)
         pipelines.append({"report": report, "step": None if drawn is None else _step(drawn)})
     return pipelines
 

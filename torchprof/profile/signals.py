@@ -1,4 +1,4 @@
-"""Delay signals for a while, or let SIGTERM raise an error.
+"""Delay all signals, or SIGTERM alone, while something must not be interrupted; and let SIGTERM raise an error.
 
 An error from a signal handler, such as KeyboardInterrupt, must not come between two steps that belong together. And
 SIGTERM, which torchrun sends to all ranks as soon as one has failed, must not stop a gather.
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-_ALL = tuple(map(int, signal.valid_signals()))
+_SIGNALS = tuple(map(int, signal.valid_signals()))
 
 
 class DelayedSignals:
@@ -31,11 +31,11 @@ class DelayedSignals:
     def __enter__(self) -> DelayedSignals:
         if threading.current_thread() is threading.main_thread():
             try:
-                for number in _ALL:
+                for number in _SIGNALS:
                     handler = signal.getsignal(number)
                     if callable(handler):
                         self._handlers[number] = handler
-                        signal.signal(number, self._note)
+                        signal.signal(number, self._receive)
             except BaseException:  # from the handler of a signal that is not delayed yet
                 self.__exit__()
                 raise
@@ -47,7 +47,8 @@ class DelayedSignals:
         finally:
             self._deliver()
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        """The handler while signals are delayed."""
         if number == signal.SIGINT and number in self._came:
             self._handlers[number](number, frame)
         elif number not in self._came:
@@ -56,7 +57,7 @@ class DelayedSignals:
     def _restore(self) -> None:
         try:
             for number, handler in reversed(self._handlers.items()):
-                if signal.getsignal(number) == self._note:
+                if signal.getsignal(number) == self._receive:
                     signal.signal(number, handler)
         except BaseException:  # from the handler of a signal that is no longer delayed
             self._restore()
@@ -97,32 +98,33 @@ class DelayedSigterm:
         self.came = False
         self.expected = False
         self.later_s = later_s
-        self._before: Any = None
+        self._handler_before: Any = None
 
     def __enter__(self) -> DelayedSigterm:
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.getsignal(signal.SIGTERM)  # None if C code has set it: Python could not restore it
-            if self._before is not None:
-                signal.signal(signal.SIGTERM, self._note)
+            # None if C code has set it, which Python could not restore.
+            self._handler_before = signal.getsignal(signal.SIGTERM)
+            if self._handler_before is not None:
+                signal.signal(signal.SIGTERM, self._receive)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._before is None:
+        if self._handler_before is None:
             return
         if self.expected and self.later_s and not self.came:
-            signal.signal(signal.SIGTERM, self._put_off)
+            signal.signal(signal.SIGTERM, self._receive_late)
             return
-        signal.signal(signal.SIGTERM, self._before)
+        signal.signal(signal.SIGTERM, self._handler_before)
         if self.came and self.later_s:
             self._send_later()
         elif self.came:
             signal.raise_signal(signal.SIGTERM)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _receive(self, number: int, frame: FrameType | None) -> None:
         self.came = True
 
-    def _put_off(self, number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, self._before)
+    def _receive_late(self, number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, self._handler_before)
         self._send_later()
 
     def _send_later(self) -> None:
@@ -154,6 +156,7 @@ class SigtermAsError:
         self.stop()
 
     def ignore_first(self) -> None:
+        """From now on, ignore the first SIGTERM, even if the program handles it."""
         self._raises = False
         handler = signal.getsignal(signal.SIGTERM)
         if callable(handler) and handler != self._terminate:  # the program's own
@@ -162,14 +165,15 @@ class SigtermAsError:
             self._start()
 
     def stop(self) -> None:
-        if self in _raising:
-            _raising.remove(self)
+        """Restore the handler."""
+        if self in _active:
+            _active.remove(self)
             if signal.getsignal(signal.SIGTERM) == self._terminate:
                 signal.signal(signal.SIGTERM, self._handler)
 
     def _start(self) -> None:
         signal.signal(signal.SIGTERM, self._terminate)
-        _raising.append(self)
+        _active.append(self)
 
     def _terminate(self, *_: object) -> None:
         self._handler = signal.SIG_DFL
@@ -179,13 +183,13 @@ class SigtermAsError:
             raise Terminated
 
 
-_raising: list[SigtermAsError] = []
+_active: list[SigtermAsError] = []  # those whose handler is set
 
 
-def _stop_raising() -> None:
-    for sigterm in list(_raising):
+def _stop_all() -> None:
+    for sigterm in list(_active):
         sigterm.stop()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
-    os.register_at_fork(after_in_child=_stop_raising)
+    os.register_at_fork(after_in_child=_stop_all)

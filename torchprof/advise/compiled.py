@@ -1,0 +1,219 @@
+"""Functions that torch.compile compiled again, gave up on, or compiled in parts because of a graph break."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import PurePath
+
+from torchprof.advise import Advice, rule
+from torchprof.advise.evidence import Evidence
+from torchprof.analyze.compiled_regions import OF_TORCH, WRAPPED, Compiled, compiled_in, python_name
+from torchprof.run.formats import format_time
+from torchprof.run.meta import Compilation
+from torchprof.run.words import BACKWARD, FORWARD
+
+# Remedies for torch's reasons
+
+_UNNAMED_INPUT = re.compile(r"args\[(\d+)\]")
+"""torch's name of an input of a module of ``torch.nn``, and of any function with ``*args``."""
+_ONCE_IN_EACH_WAY = "If you need both, call it once in each way before the loop that matters."
+_REMEDIES = (
+    (
+        re.compile(r"tensor '(?P<what>[^']*)' size mismatch at index (?P<at>\d+)"),
+        "If this size varies, say so before the first call: `torch._dynamo.mark_dynamic({name}, {at})`{which}, or "
+        "compile with `dynamic=True`.",
+        "Else pad the inputs to a few sizes.",
+    ),
+    (re.compile("rank mismatch"), "Call it with tensors of the same number of dimensions each time."),
+    (re.compile("stride mismatch"), "Call it with tensors of the same memory layout each time: `.contiguous()`."),
+    (
+        re.compile(r"tensor '(?P<what>[^']*)' requires_grad mismatch"),
+        "The `requires_grad` of `{name}`{which} differs between calls: keep it the same.",
+        _ONCE_IN_EACH_WAY,
+    ),
+    (
+        re.compile("(dtype|device|dispatch key set) mismatch|GLOBAL_STATE changed|[Aa]utocast|grad_mode"),
+        "Call it with the same types and devices, and in the same modes (`torch.no_grad()`, autocast), each time.",
+        _ONCE_IN_EACH_WAY,
+    ),
+    (
+        re.compile(r"\.training\b"),
+        "Training and evaluation need a version each: call it once in each mode before the loop that matters.",
+    ),
+    (re.compile("___check_type_id"), "Call it with values of the same Python types each time."),
+    (
+        re.compile("___check_obj_id|___check_current_backend"),
+        "Call it with the same objects (modules, functions) each time, or compile a function for each of them.",
+    ),
+    (
+        re.compile(r"\blen\("),
+        "Call it with lists and dicts of the same length each time: their length is part of the compiled code.",
+    ),
+    (
+        re.compile(r"___stack\d+ == "),
+        "This is a value that the code before a graph break computed.",
+        "If it is from `.item()`, keep it a tensor, or set `torch._dynamo.config.capture_scalar_outputs = True`.",
+    ),
+    (
+        re.compile(r"G\['(?P<what>\w+)'\] == "),
+        "The global variable `{what}` is part of the compiled code: keep it the same, or make it a tensor.",
+    ),
+    (re.compile(r"== [-\d.]"), "This number is part of the compiled code: pass it as a tensor, or keep it the same."),
+)
+"""By a pattern of torch's reasons, the sentences of a remedy: ``Advice.action``, then ``Advice.options``."""
+_ANY_REMEDY = (
+    "Keep what torch names here the same in all calls.",
+    "`TORCH_LOGS=recompiles` prints each reason as it occurs.",
+)
+
+
+def remedy_of(reason: str) -> tuple[str, ...]:
+    """The sentences on what to change, for torch's reason to compile again."""
+    for pattern, *remedy in _REMEDIES:
+        if match := pattern.search(reason):
+            named = match.groupdict(default="")
+            unnamed = _UNNAMED_INPUT.fullmatch(named.get("what", ""))
+            which = f" (`x`: input {int(unnamed[1]) + 1})" if unnamed else ""
+            named["name"] = "x" if unnamed else named.get("what", "")
+            return tuple(sentence.format(**named, which=which) for sentence in remedy)
+    return _ANY_REMEDY
+
+
+# Rules
+
+_NO_REASON = "torch did not keep the reason"
+_MOST_REASONS = 2
+_AT_LIMIT = re.compile("(recompile|cache.size).?limit", re.IGNORECASE)
+
+
+@rule
+def compiled_again(evidence: Evidence) -> Iterator[Advice]:
+    """Functions that torch.compile compiled again while they were recorded: a version before did not fit the call.
+
+    The gain is the time of all known versions, with those of their backward, without the longest.
+    """
+    compiled = [compilation for compilation in _compilations(evidence) if not compilation.failure]
+    versions_of = _by_function(compiled)
+    recompiled = _by_function(each for each in compiled if each.step is not None and not each.is_first_version)
+    for function, again in recompiled.items():
+        reasons = [compilation.reason for compilation in again if compilation.phase == FORWARD]
+        if not reasons:
+            continue
+        usage = compiled_in(evidence.run)
+        ns = sum(compilation.ns for compilation in again)
+        version_ns: Counter[str] = Counter()
+        for compilation in versions_of[function]:
+            version_ns[compilation.name] += compilation.ns
+        why, (action, *options) = _reasons_and_remedy(reasons)
+        layer, layers = _layers(evidence, usage, again)
+        yield Advice(
+            layer,
+            f"torch.compile compiled {_described(usage, again[0])} again {_times(len(reasons))}, for "
+            f"{format_time(ns)}: {why}.",
+            action,
+            min(ns, version_ns.total() - max(version_ns.values())),
+            layers=layers,
+            options=" ".join(options),
+        )
+
+
+def _compilations(evidence: Evidence) -> Iterator[Compilation]:
+    return chain.from_iterable(meta.compilations for meta in evidence.run.metas)
+
+
+def _by_function(compilations: Iterable[Compilation]) -> dict[tuple[str, str, int], list[Compilation]]:
+    """Compilations by the function that they compiled: its name, file and first line."""
+    by_function: defaultdict[tuple[str, str, int], list[Compilation]] = defaultdict(list)
+    for compilation in compilations:
+        by_function[compilation.function, compilation.file, compilation.line].append(compilation)
+    return by_function
+
+
+def _reasons_and_remedy(reasons: Iterable[str]) -> tuple[str, list[str]]:
+    """The most frequent reasons in words, and the sentences of their remedies. Reasons with one remedy count as one."""
+    by_remedy: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+    for reason in reasons:
+        by_remedy[remedy_of(reason)].append(reason)
+    most_frequent = sorted(by_remedy.items(), key=lambda item: len(item[1]), reverse=True)
+    in_words = []
+    for _, (first, *more) in most_frequent[:_MOST_REASONS]:
+        in_words.append((f"`{first}`" if first else _NO_REASON) + (f" and {len(more)} more like it" if more else ""))
+    others = sum(len(alike) for _, alike in most_frequent[_MOST_REASONS:])
+    if others:
+        in_words.append(f"{others} for other reasons")
+    return ", ".join(in_words), [sentence for remedy, _ in most_frequent[:_MOST_REASONS] for sentence in remedy]
+
+
+@rule
+def no_longer_compiled(evidence: Evidence) -> Iterator[Advice]:
+    """Functions that reached torch.compile's limit of versions: calls that fit none run without torch.compile. The gain
+    is unknown."""
+    for compilation in _compilations(evidence):
+        if compilation.phase == BACKWARD or not _AT_LIMIT.search(compilation.failure):
+            continue
+        usage = compiled_in(evidence.run)
+        layer, layers = _layers(evidence, usage, [compilation])
+        last = f" The last reason: `{compilation.reason}`." if compilation.reason else ""
+        action, *options = remedy_of(compilation.reason)
+        yield Advice(
+            layer,
+            f"torch.compile gave up on {_described(usage, compilation)}: it had compiled as many versions as it may.",
+            action,
+            layers=layers,
+            details=f"Calls that fit none of them run without torch.compile.{last}",
+            options=" ".join([*options, "To allow more versions: `torch._dynamo.config.recompile_limit`."]),
+        )
+
+
+@rule
+def graph_broken(evidence: Evidence) -> Iterator[Advice]:
+    """Graph breaks for which torch has a hint. The gain is unknown: what the parts of a function cost is not
+    recorded."""
+    if not any(region.break_hint for meta in evidence.run.metas for region in meta.regions):
+        return
+    usage = compiled_in(evidence.run)
+    for region, uses in usage.breaks.items():
+        if not region.break_hint:
+            continue
+        numbers = dict.fromkeys(use.layer for use in uses)
+        yield Advice(
+            ", ".join(map(evidence.name_of, numbers)),
+            f"The compiled graph ends at {region.break_place}, {_times(sum(use.calls for use in uses))}: "
+            f"{region.break_reason.rstrip('.')}.",
+            region.break_hint,
+            layers=tuple(evidence.name_of(number) for number in numbers if number >= 0),
+        )
+
+
+def _layers(evidence: Evidence, usage: Compiled, compilations: Sequence[Compilation]) -> tuple[str, tuple[str, ...]]:
+    """The layers that some compilations were for: as one name, and each."""
+    frames = {_frame_id(compilation.name) for compilation in compilations}
+    numbers = dict.fromkeys(use.layer for use in usage.uses if _frame_id(use.name) in frames)
+    name = ", ".join(map(evidence.name_of, numbers)) or ", ".join(evidence.run.meta.model)
+    return name, tuple(evidence.name_of(number) for number in numbers if number >= 0)
+
+
+def _described(usage: Compiled, compilation: Compilation) -> str:
+    """The compiled function, with its file and line."""
+    frame = _frame_id(compilation.name)
+    known = next((use.known for use in usage.uses if use.known and _frame_id(use.name) == frame), None)
+    if known is not None:
+        return python_name(known)
+    if compilation.function == WRAPPED:
+        return OF_TORCH
+    file = PurePath(compilation.file).name
+    if file:
+        return f"{compilation.function} ({file}:{compilation.line})"
+    return compilation.function or f"the region {compilation.name}"
+
+
+def _frame_id(compile_id: str) -> str:
+    """The part of a compile id that all versions of one piece of code share: "3" of "3/0" and "3/1"."""
+    return compile_id.partition("/")[0]
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
