@@ -7,7 +7,16 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from torchprof.run.words import INTERRUPTIONS, LOADING, NODE_PREFIX, OPTIMIZER_RANGE, OPTIMIZER_STEP, Frame, FrameKind
+from torchprof.run.words import (
+    INTERRUPTIONS,
+    LOADING,
+    NODE_PREFIX,
+    OPTIMIZER_RANGE,
+    OPTIMIZER_STEP,
+    WAITS_FOR_RANKS,
+    Frame,
+    FrameKind,
+)
 
 Frames = Sequence[Frame]
 """The frames of a row, outer to inner."""
@@ -52,6 +61,11 @@ def ops_in(frames: Frames) -> Collection[str]:
 def kinds_in(frames: Frames) -> Collection[str]:
     """The kinds of the frames."""
     return {frame.kind for frame in frames}
+
+
+def waits_in(frames: Frames) -> Collection[str]:
+    """The names of all waits among the frames."""
+    return {frame.name for frame in frames if frame.kind == FrameKind.WAIT}
 
 
 def innermost_kind(frames: Frames) -> Collection[str]:
@@ -102,6 +116,8 @@ is_op = Having(innermost_kind, frozenset({FrameKind.OP}))
 """It is the self of an operator, or of an autograd node."""
 is_line = Having(innermost_kind, frozenset({FrameKind.PYTHON}))
 """It is a sampled line of Python."""
+is_wait_for_ranks = Having(waits_in, frozenset({WAITS_FOR_RANKS}))
+"""It is the time of a call that waits for other ranks."""
 has_label = Having(kinds_in, frozenset({FrameKind.LABEL}))
 """It is in a label, of the user's or of torch."""
 is_interruption = Having(kinds_in, frozenset(INTERRUPTIONS))

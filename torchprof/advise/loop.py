@@ -16,11 +16,12 @@ from torchprof.advise.chains import (
     is_direct,
     is_in_op,
     is_own_time,
+    is_wait_for_ranks,
     node_of,
     outermost_op,
 )
 from torchprof.advise.evidence import Evidence
-from torchprof.advise.python import FEWEST_SAMPLES, Function, Spent, functions, most_of
+from torchprof.advise.python import FEWEST_SAMPLES, FIND_THE_LINE, UNKNOWN_REASON, Function, Spent, functions, most_of
 from torchprof.run.formats import format_time
 from torchprof.run.torch_names import DATA, GARBAGE, OPTIMIZER, purpose_of
 from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, FrameKind
@@ -163,6 +164,7 @@ _PYTHON = _Kind(
     "this is Python between operators",
     "Replace the loop with tensor operations, do it less often, or move it to the workers of a `DataLoader`.",
 )
+_UNKNOWN = _Kind(_NO_CALL, UNKNOWN_REASON, FIND_THE_LINE)
 _NOT_ON_DATA = re.compile(
     r"aten::(_foreach_\w+|\w+_|item|to|copy|rand\w*|normal|uniform|bernoulli|exponential|multinomial|poisson)"
 )
@@ -189,7 +191,7 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
     sampled = [function for function in functions(evidence, _is_loop) if function.samples >= FEWEST_SAMPLES]
     if not sampled:
         if left >= evidence.notable_ns and 2 * left > own_ns:
-            yield _finding(evidence, "", own_ns, _PYTHON)
+            yield _finding(evidence, "", own_ns, _UNKNOWN)
         return
     rests: list[Counter[Spent]] = []
     for function in sampled:
@@ -213,12 +215,13 @@ def _time_in_no_operator(evidence: Evidence) -> tuple[int, int]:
     """The time of the loop in which no operator runs, and the part of it that the calls of operators take, or that is
     unusual."""
     own = evidence.took_outside(Among(is_own_time, _is_loop), FORWARD)
+    waits_for_ranks = evidence.took_outside(is_wait_for_ranks, FORWARD).cpu_ns
     waited = sum(pipeline.waited_ns for pipeline in evidence.run.pipelines if pipeline.device == "cpu")
     gaps = [spread for _, spread in evidence.samples["step_gap_ns"]]
     unusual = sum(max(0, spread.sum - round(spread.median * spread.count)) for spread in gaps)
     nodes = sum(took.calls for took in evidence.took(is_direct, phases=PHASES[1:]).values())
     calls = nodes + evidence.took_outside(is_direct, FORWARD).calls + sum(_calls_of_models(evidence))
-    return max(0, own.cpu_ns - waited), unusual + _GAP_NS * calls
+    return max(0, own.cpu_ns - max(0, waited - waits_for_ranks)), unusual + _GAP_NS * calls
 
 
 def _finding_on_operators(evidence: Evidence, function: Function, spent: Counter[Spent]) -> Advice | None:

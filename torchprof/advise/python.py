@@ -17,6 +17,8 @@ from torchprof.run.words import FORWARD, FSDP_RANGE, OUTSIDE, Frame, FrameKind, 
 
 # Python by function
 
+UNKNOWN_REASON = "nothing that was recorded says why; it is Python, another library, or waiting"
+FIND_THE_LINE = "Find the line: `torchprof run` samples the lines of Python while a script runs."
 FEWEST_SAMPLES = 5
 """The samples from which a function is reported."""
 _ANY_LAYER, _ANY_OPERATOR = 0, Frame(FrameKind.OP, "any")
@@ -168,7 +170,8 @@ def python_in_layers(evidence: Evidence) -> Iterator[Advice]:
 
     Evidence is the time of a layer outside operators and outside the layers below. The gain is at most all of it,
     because without the loop nothing is called in it. The finding names the line that was sampled most (``torchprof
-    run``), and NumPy if the layer turns tensors into arrays, which torch records.
+    run``), and NumPy if the layer turns tensors into arrays, which torch records. Without either, the layer may as well
+    wait for something.
     """
     times = own_time_of_slow_python(evidence)
     if not times:
@@ -191,9 +194,13 @@ def python_in_layers(evidence: Evidence) -> Iterator[Advice]:
         line = f", most often at {sampled[0][0]}" if sampled else ""
         arrays_made = sum(arrays[layer].calls for layer in group.numbers if layer in arrays)
         often = f"{arrays_made:,} time{'s' * (arrays_made != 1)}"
+        is_python = bool(sampled or arrays_made)
         yield group.advice(
-            f"No operator runs for {format_time(ns)}{of_calls}: this is Python between operators{line}.",
-            f"Replace {'NumPy' if arrays_made else 'the Python loop'} with tensor operations.",
+            f"No operator runs for {format_time(ns)}{of_calls}: "
+            + (f"this is Python between operators{line}." if is_python else f"{UNKNOWN_REASON}."),
+            f"Replace {'NumPy' if arrays_made else 'the Python loop'} with tensor operations."
+            if is_python
+            else FIND_THE_LINE,
             details=f"Tensors are converted to NumPy or to lists {often}." if arrays_made else "",
         )
 

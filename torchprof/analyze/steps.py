@@ -17,7 +17,7 @@ from torchprof.run.formats import UNKNOWN, Cell, format_number, format_share, fo
 from torchprof.run.measures import MEASURES, Cost, SampleKey, Spread
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
-from torchprof.run.torch_names import COPY, DATA, GARBAGE, OF_NO_LAYER, OPTIMIZER, WAIT, purpose_of
+from torchprof.run.torch_names import COPY, DATA, GARBAGE, NO_OP, OF_NO_LAYER, OPTIMIZER, WAIT, purpose_of
 from torchprof.run.words import (
     BACKWARD,
     COMPILING,
@@ -29,6 +29,9 @@ from torchprof.run.words import (
     OUTSIDE_NAME,
     PHASES,
     RECOMPUTE,
+    WAITS_FOR_AUTOGRAD,
+    WAITS_FOR_RANKS,
+    WAITS_FOR_THREADS,
     FrameKind,
     StepEnd,
 )
@@ -302,6 +305,11 @@ _NAMES = {  # of parts outside of layers
     GARBAGE: "garbage collection",
     OF_NO_LAYER: BACKWARD,
 }
+_OF_WAITS = {
+    WAITS_FOR_AUTOGRAD: "waiting for backward",
+    WAITS_FOR_RANKS: "waiting for other ranks",
+    WAITS_FOR_THREADS: "waiting for other threads",
+}
 IDLE = "idle"
 STAGES = "waiting for other stages"
 COMPILING_PART = "torch.compile compiling"
@@ -311,7 +319,7 @@ _LONG_FIRST_CALL = 2
 """The first call of a model is a part of its own if it took more than this many times as long as the median one."""
 _ORDER = (
     *(COMPILING_PART, "data", FIRST_CALL, LATER_CALLS, FORWARD, NO_GRAD, RECOMPUTE, BACKWARD, "optimizer", "copies"),
-    *(_NAMES[WAIT], STAGES, _NAMES[GARBAGE], OTHER, IDLE),
+    *(_NAMES[WAIT], *_OF_WAITS.values(), STAGES, _NAMES[GARBAGE], OTHER, IDLE),
 )
 
 
@@ -321,7 +329,8 @@ def time_parts(run: Run, field: str) -> dict[str, int]:
 
     Forward on the CPU is divided: without gradients, as in evaluation, if the run has backward; and without backward
     the first call of the model, if it took much longer than the others, as the prompt of a language model does. In a
-    pipeline, waiting for other stages is a part of its own."""
+    pipeline, waiting for other stages is a part of its own. While a thread waits for backward, the time of backward is
+    that of another thread."""
     chains = run.rows.frames
     compiles = [any(frame.kind == FrameKind.REGION and frame.name == COMPILING for frame in chain) for chain in chains]
     parts: Counter[str] = Counter()
@@ -332,7 +341,9 @@ def time_parts(run: Run, field: str) -> dict[str, int]:
         elif layer != OUTSIDE:
             parts[PHASES[phase]] += ns
         else:
-            parts[_NAMES.get(purpose_of(PHASES[phase], chains[chain]), OTHER)] += ns
+            purpose = purpose_of(PHASES[phase], chains[chain])
+            waits = chains[chain][-1].name if purpose == NO_OP and chains[chain] else ""
+            parts[_OF_WAITS.get(waits) or _NAMES.get(purpose, OTHER)] += ns
     if field == "cpu_ns":
         no_grad = sum(spread.sum for key, spread in run.samples.items() if key.measure == "no_grad_ns")
         parts[NO_GRAD] = min(no_grad, parts[FORWARD])
@@ -341,8 +352,10 @@ def time_parts(run: Run, field: str) -> dict[str, int]:
         if parts[FIRST_CALL]:
             parts[LATER_CALLS] = parts.pop(FORWARD) - parts[FIRST_CALL]
         waited = sum(pipeline.waited_ns for pipeline in run.pipelines if pipeline.device == "cpu")
-        parts[STAGES] = min(waited, parts[OTHER])
-        parts[OTHER] -= parts[STAGES]
+        for part in (_OF_WAITS[WAITS_FOR_RANKS], OTHER):
+            of_stages = min(waited - parts[STAGES], parts[part])
+            parts[STAGES] += of_stages
+            parts[part] -= of_stages
     return {name: parts[name] for name in _ORDER if parts[name] > 0}
 
 

@@ -25,6 +25,8 @@ GARBAGE_COLLECTION_LABEL = PREFIX + "!gc"
 """The label around a collection of Python's garbage collector; reports show it as ``GARBAGE_COLLECTION``."""
 ENGINE_LABEL = PREFIX + "!engine"
 """The label around a call of autograd's engine."""
+WAITS = PREFIX + "!waits:"
+"""Prefix of the label around a call of Python that waits for other ranks or threads. The name of its row follows."""
 
 # The ranges of torch.compile
 
@@ -81,6 +83,7 @@ _KINDS: dict[str, Kind | None] = {
 _KINDS_OF_PREFIXES = {
     COMPILED_INPUTS: Kind.COMPILED_INPUTS,
     PIPELINE: Kind.PIPELINE,
+    WAITS: Kind.WAIT,
     PREFIX: Kind.LABEL,  # after the two longer prefixes that begin with it
     NODE_PREFIX: Kind.NODE,
     REGION: Kind.REGION,

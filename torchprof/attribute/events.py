@@ -10,7 +10,16 @@ from enum import Enum
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from torchprof.run.layers import common_prefix
-from torchprof.run.words import FORWARD, NOT_SELECTED, OUTSIDE, OUTSIDE_NAME, Frame, FrameKind, Signature
+from torchprof.run.words import (
+    FORWARD,
+    NOT_SELECTED,
+    OUTSIDE,
+    OUTSIDE_NAME,
+    WAITS_FOR_THREADS,
+    Frame,
+    FrameKind,
+    Signature,
+)
 
 PREFIX = "torchprof:"
 """Prefix of the names of all our labels."""
@@ -239,8 +248,11 @@ class Places:
         return place
 
     def of_lines(self, place: Place) -> Place | None:
-        """The place that has the sampled lines of Python in another: of an op, the outermost op under the same labels.
-        None for other ranges, and for ops that are not forward: there a line says nothing."""
+        """The place that has the sampled lines of Python in another: of an op, the outermost op under the same labels;
+        a wait for threads itself. None for other ranges, and for ops that are not forward: there a line says nothing.
+        """
+        if place.kind == FrameKind.WAIT and place.name == WAITS_FOR_THREADS:
+            return place
         while place.frame is not None and place.frame.kind != FrameKind.LABEL:
             if place.frame.kind != FrameKind.OP or place.phase != FORWARD:
                 return None

@@ -15,7 +15,7 @@ from torchprof.attribute.compiled_graphs import CompiledGraphs
 from torchprof.attribute.compiled_ranges import CompiledRanges
 from torchprof.attribute.engine_ranges import NodeGaps
 from torchprof.attribute.event_columns import BEYOND, IN_NODE, EventColumns
-from torchprof.attribute.event_names import OF_THE_PROFILER
+from torchprof.attribute.event_names import OF_THE_PROFILER, WAITS
 from torchprof.attribute.events import (
     ACCUMULATES,
     HOOKS,
@@ -289,12 +289,12 @@ class Attribution:
         return self.places.inside(self._outside, kind, name), 1, None, OUTSIDE
 
     def _wait(self, event: Event, open_range: _Open) -> _Opened:
-        """It belongs where the thread waits; inside an operator, it is part of that."""
+        """It belongs where the thread waits; inside an operator, or another wait, it is part of that."""
         _, around, label, layer, _, _ = open_range
         outer = around or self._outside
-        if outer.kind == FrameKind.OP:
+        if outer.kind in (FrameKind.OP, FrameKind.WAIT):
             return outer, 0, label, layer
-        return self.places.inside(outer, FrameKind.WAIT, event.name), 1, label, layer
+        return self.places.inside(outer, FrameKind.WAIT, event.name.removeprefix(WAITS)), 1, label, layer
 
     def _compiled_range(self, event: Event, open_range: _Open) -> _Opened:
         _, around, label, layer, _, _ = open_range

@@ -23,7 +23,12 @@ from torchprof.run.words import (
     OUTSIDE,
     PHASES,
     RECOMPUTE,
+    WAITS_FOR_AUTOGRAD,
+    WAITS_FOR_RANKS,
+    WAITS_FOR_THREADS,
+    FrameKind,
     SourceLine,
+    range_in_words,
     torchs_range,
 )
 
@@ -39,6 +44,12 @@ _PHASES_OF_RANGES = {
 }
 """For traces without modules: a range need not be a forward call."""
 _NO_LAYER = {OUTSIDE: "outside of all layers", NOT_SELECTED: "in layers that were not selected"}
+_FOR_BACKWARD = range_in_words(FrameKind.WAIT, WAITS_FOR_AUTOGRAD)
+_WAITS = {
+    _FOR_BACKWARD: "waiting for backward",
+    range_in_words(FrameKind.WAIT, WAITS_FOR_RANKS): "waiting for other ranks",
+    range_in_words(FrameKind.WAIT, WAITS_FOR_THREADS): "waiting for other threads",
+}
 _NAMES_OF_KINDS = {
     "Linear": "linear layer",
     "LayerNorm": "layer norm",
@@ -105,12 +116,14 @@ def _by_phase(run: Run, parts: Parts) -> dict[int, Parts]:
     """The parts by the number of their phase, or by OUTSIDE or NOT_SELECTED.
 
     Backward work of no layer, such as that of autograd's engine and of the loss, is in the backward, unless the
-    sentence is about selected layers.
+    sentence is about selected layers. While a thread waits for backward, the backward is a part itself.
     """
     in_backward = PHASES.index(BACKWARD) if run.meta.paths is None else None
     by_phase: defaultdict[int, Parts] = defaultdict(dict)
     for part, amount in parts.items():
         layer, work = part
+        if layer == OUTSIDE and work.name == _FOR_BACKWARD:
+            continue
         is_of_phase = layer >= 0 or (layer == OUTSIDE and work.phase == in_backward)
         by_phase[work.phase if is_of_phase else layer][part] = amount
     return by_phase
@@ -264,6 +277,8 @@ def _in_work(measured: _Measured, kind: KindOfWork) -> str:
         return f"in {known}" if known else f"in the label `{shortened(label)}`"
     if work == BETWEEN_OPS:
         return "where no operator ran" if measured.field == "cpu_ns" else "in work that no operator launched"
+    if work in _WAITS:
+        return _WAITS[work]
     return "in autograd's engine" if work == AUTOGRAD_ENGINE else f"in `{shortened(work)}`"
 
 

@@ -19,12 +19,13 @@ from weakref import WeakKeyDictionary
 from torch import distributed as dist
 from torch.profiler import record_function
 
-from torchprof.attribute.event_names import ENGINE_LABEL, GARBAGE_COLLECTION_LABEL
+from torchprof.attribute.event_names import ENGINE_LABEL, GARBAGE_COLLECTION_LABEL, WAITS
 from torchprof.attribute.pipeline_ranges import SENDS_LABEL, WAIT_LABEL, action_label, step_label
 from torchprof.record.forwards import leave_to_eager, never_compiled
 from torchprof.record.modules import instances_of, stages_in, with_wrapped
 from torchprof.record.session import is_observed, record
 from torchprof.record.torch_internals import SharedChange, optional
+from torchprof.run.words import WAITS_FOR_RANKS, WAITS_FOR_THREADS
 
 _STAGES = "torch.distributed.pipelining.stage"
 _SCHEDULES = "torch.distributed.pipelining.schedules"
@@ -288,6 +289,35 @@ def _with_engine_range(run_backward: Any) -> Any:
     def in_a_range(*args: Any, **kwargs: Any) -> Any:
         with record(ENGINE_LABEL) if is_observed() else nullcontext():
             return run_backward(*args, **kwargs)
+
+    return in_a_range
+
+
+class WaitRanges(SharedChange):
+    """From ``on`` to ``off``, each call of Python that waits for other ranks or threads is a range.
+
+    ``queue.Queue.get()``, ``Event.wait()`` and ``Future.result()`` wait in ``Condition.wait()``; ``dist.recv()``,
+    ``dist.barrier()`` and the collectives without ``async_op=True`` in ``Work.wait()``. Locks, and what waits in C++,
+    as DistributedDataParallel at the end of backward, cannot be seen here.
+    """
+
+    def _make(self) -> None:
+        works = getattr(dist, "Work", None)  # torch may be built without distributed
+        for owner, name, what in (
+            (works, "wait", WAITS_FOR_RANKS),
+            (threading.Condition, "wait", WAITS_FOR_THREADS),
+            (threading.Thread, "join", WAITS_FOR_THREADS),
+        ):
+            if owner is not None:
+                self._put(owner, name, _in_range_of_wait(getattr(owner, name), WAITS + what))
+
+
+def _in_range_of_wait(wait: Any, label: str) -> Any:
+    @never_compiled
+    @functools.wraps(wait)
+    def in_a_range(*args: Any, **kwargs: Any) -> Any:
+        with record(label) if is_observed() else nullcontext():
+            return wait(*args, **kwargs)
 
     return in_a_range
 

@@ -247,10 +247,10 @@ def purpose_of(phase: str, frames: Sequence[Frame]) -> str:
     """What work outside all layers is for: first a wait or a copy, then the phase, then torch's labels around it."""
     if frames and frames[0].kind == FrameKind.GC:
         return GARBAGE
-    if frames and frames[-1].kind == FrameKind.WAIT:  # what it waits for has its own time, on another thread
-        return NO_OP
     labels = [frame.name for frame in frames if frame.kind == FrameKind.LABEL]
-    if len(labels) < len(frames):
+    waits = bool(frames) and frames[-1].kind == FrameKind.WAIT
+    is_own_time = len(labels) == len(frames)
+    if not is_own_time and not waits:
         kind, name, _ = frames[-1]
         if WAITING.fullmatch(name):
             return WAIT
@@ -261,6 +261,6 @@ def purpose_of(phase: str, frames: Sequence[Frame]) -> str:
     for label in labels:
         if label.startswith(LOADING):
             return DATA
-        if label.startswith(OPTIMIZER_RANGE):
+        if label.startswith(OPTIMIZER_RANGE) and not waits:  # in a closure, it may wait for backward
             return OPTIMIZER
-    return OTHER_WORK if len(labels) < len(frames) else NO_OP
+    return NO_OP if is_own_time or waits else OTHER_WORK

@@ -165,6 +165,8 @@ BETWEEN_OPS = "(between ops)"
 WAITS_FOR_AUTOGRAD = "waits for autograd"
 """The name of the frame for the time in which a thread runs nothing, and a backward pass that it called runs on other
 threads."""
+WAITS_FOR_RANKS, WAITS_FOR_THREADS = "waits for other ranks", "waits for other threads"
+"""The names of the frames of calls of Python that wait: ``Work.wait()``; ``Thread.join()``, ``Condition.wait()``."""
 AUTOGRAD_ENGINE = "(autograd engine)"
 """The name of the frame for the time in a backward pass that is in no autograd node."""
 
