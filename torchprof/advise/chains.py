@@ -63,11 +63,6 @@ def kinds_in(frames: Frames) -> Collection[str]:
     return {frame.kind for frame in frames}
 
 
-def waits_in(frames: Frames) -> Collection[str]:
-    """The names of all waits among the frames."""
-    return {frame.name for frame in frames if frame.kind == FrameKind.WAIT}
-
-
 def innermost_kind(frames: Frames) -> Collection[str]:
     """The kind of the innermost frame."""
     return () if not frames else (frames[-1].kind,)
@@ -116,8 +111,10 @@ is_op = Having(innermost_kind, frozenset({FrameKind.OP}))
 """It is the self of an operator, or of an autograd node."""
 is_line = Having(innermost_kind, frozenset({FrameKind.PYTHON}))
 """It is a sampled line of Python."""
-is_wait_for_ranks = Having(waits_in, frozenset({WAITS_FOR_RANKS}))
-"""It is the time of a call that waits for other ranks."""
+is_wait = Having(kinds_in, frozenset({FrameKind.WAIT}))
+"""Its thread runs nothing, and waits."""
+is_wait_for_ranks = Among(is_wait, lambda frames: any(frame.name == WAITS_FOR_RANKS for frame in frames))
+"""It waits for other ranks."""
 has_label = Having(kinds_in, frozenset({FrameKind.LABEL}))
 """It is in a label, of the user's or of torch."""
 is_interruption = Having(kinds_in, frozenset(INTERRUPTIONS))

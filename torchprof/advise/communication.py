@@ -8,7 +8,17 @@ from dataclasses import dataclass, field
 from operator import add
 
 from torchprof.advise import Advice, MergedLayers, merged, rule
-from torchprof.advise.chains import Among, Frames, Holds, inside, is_device_work, is_interruption, is_loading, is_op
+from torchprof.advise.chains import (
+    Among,
+    Frames,
+    Holds,
+    inside,
+    is_device_work,
+    is_interruption,
+    is_loading,
+    is_op,
+    is_wait,
+)
 from torchprof.advise.evidence import Evidence
 from torchprof.run.collectives import collective_of, shows_collective
 from torchprof.run.formats import format_count, format_memory, format_time
@@ -167,10 +177,11 @@ def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
     loading = evidence.whole_of(is_loading).cpu_ns
     unusual = evidence.beyond_median_ns(*evidence.run.layers.roots)
     interrupted = evidence.whole_of(is_interruption).cpu_ns
+    waiting += evidence.whole_of(is_wait).cpu_ns
     launching = evidence.run.rows.total("cpu_ns") - waiting - loading - unusual - interrupted
-    idle, wall = evidence.idle_ns, evidence.recorded_ns
+    idle, span = evidence.idle_ns, evidence.span_ns
     gain = min(idle - loading - unusual - interrupted, launching)
-    if gain <= _LEAST_IDLE * wall or launching > _LONGEST_LAUNCH_NS * launches:
+    if gain <= _LEAST_IDLE * span or launching > _LONGEST_LAUNCH_NS * launches:
         return
     launched_by: Counter[str] = Counter()
     for layer, took in evidence.took(is_device_work).items():
@@ -178,7 +189,8 @@ def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
             launched_by[evidence.run.layers[layer].path[0]] += took.calls
     yield Advice(
         launched_by.most_common(1)[0][0] if launched_by else evidence.name_of(OUTSIDE),
-        f"{evidence.device} is idle for {idle / wall:.0%} of the recorded time: the program is launch-bound.",
+        f"{evidence.device} is idle for {idle / span:.0%} of the time from its first to its last work: the program is "
+        "launch-bound.",
         'Launch fewer kernels: `torch.compile(model, mode="reduce-overhead")` uses CUDA graphs.',
         gain,
         details=f"On average of {launches:,} kernels, the CPU takes {format_time(launching / launches)} per kernel, "

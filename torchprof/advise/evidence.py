@@ -11,6 +11,7 @@ from typing import NamedTuple
 from torchprof.advise.chains import Among, Frames, Having, Holds, always
 from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.run import Run
+from torchprof.run.timeline import DeviceTime
 from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, RECOMPUTE, Frame, FrameKind, is_left_over
 
 _GENERATES = 10
@@ -109,8 +110,23 @@ class Evidence:
 
     @cached_property
     def idle_ns(self) -> int:
-        """The idle time of the busiest device, summed over ranks."""
-        return sum(max(0, meta.wall_ns - max(meta.busy_devices.values(), default=0)) for meta in self.run.metas)
+        """How long the busiest device was idle between its first and its last work, summed over ranks. All of the
+        recorded time of a rank without any."""
+        return sum(busiest.idle_ns for busiest in self._busiest)
+
+    @property
+    def span_ns(self) -> int:
+        """From its first to its last work, in the same way."""
+        return sum(busiest.span_ns for busiest in self._busiest)
+
+    @cached_property
+    def _busiest(self) -> list[DeviceTime]:
+        """The busiest device of each rank."""
+        busiest = {meta.rank: DeviceTime("", meta.rank, meta.wall_ns, 0, 0, 0, 0, 0, ()) for meta in self.run.metas}
+        for time in self.run.device_use:
+            if time.busy_ns > busiest[time.rank].busy_ns:
+                busiest[time.rank] = time
+        return [*busiest.values()]
 
     def while_idle(self, ns: int) -> int:
         """What a shorter time on the CPU saves: at most the idle time of the device, if its time was measured."""

@@ -153,17 +153,29 @@ def kernels_report(
     return stacked([*_about_busy_devices(run), "", table])
 
 
+def about_use(run: Run, what: str) -> Iterator[str]:
+    """A sentence for each device: for how long it was "busy" or "idle" between its first and its last work. Work of
+    several streams at the same time counts once."""
+    walls = {meta.rank: meta.wall_ns for meta in run.metas}
+    for time in run.device_use:
+        of_rank = f" of rank {time.rank}" if len(walls) > 1 else ""
+        ns = time.busy_ns if what == "busy" else time.idle_ns
+        span, wall = time.span_ns, walls[time.rank]
+        rest = f", of {format_time(wall)} recorded" if wall > span else ""
+        yield (
+            f"{time.device}{of_rank} was {what} for {_with_share(ns, span)} of {format_time(span)} from its first to its "
+            f"last work{rest}."
+        )
+
+
 def _about_busy_devices(run: Run) -> Iterator[str]:
-    """A sentence for each device: its busy and idle time. Work of several streams at the same time counts once."""
+    yield from about_use(run, "busy")
+    worked = {time.rank for time in run.device_use}
     for meta in run.metas:
-        wall = meta.wall_ns
-        of_rank = f" of rank {meta.rank}" if len(run.metas) > 1 else ""
-        for device, busy in meta.busy_devices.items():
-            idle = max(0, wall - busy)
-            rest = f" of {format_time(wall)}, idle for {format_time(idle)} ({idle / wall:.1%})" if wall else ""
-            yield f"{device}{of_rank} was busy for {format_time(busy)}{rest}."
-        if not meta.busy_devices:
-            yield f"Nothing ran on the device{of_rank}{f' in {format_time(wall)}' if wall else ''}."
+        if meta.rank not in worked:
+            of_rank = f" of rank {meta.rank}" if len(run.metas) > 1 else ""
+            wall = f" in {format_time(meta.wall_ns)}" if meta.wall_ns else ""
+            yield f"Nothing ran on the device{of_rank}{wall}."
 
 
 _ARGUMENTS = re.compile(r"(?<=\S)\([^()]*\)|\([^()]*\)(?=\d)")

@@ -372,14 +372,14 @@ def _first_call_ns(run: Run) -> int:
 
 
 def device_parts(run: Run) -> dict[str, int]:
-    """The parts of the time of all devices, and the time in which they were idle. Kernels that ran at the same time
+    """The parts of the time of all devices from their first to their last work, with that in which they were idle.
+    Kernels that ran at the same time
     share it in proportion to their durations."""
-    busy = [(meta.wall_ns, ns) for meta in run.metas for ns in meta.busy_devices.values()]
     parts = time_parts(run, "device_ns")
-    worked, kernels = sum(ns for _, ns in busy), sum(parts.values())
+    worked, kernels = sum(time.busy_ns for time in run.device_use), sum(parts.values())
     if not kernels or not worked:
         return {}
-    idle = sum(max(wall - ns, 0) for wall, ns in busy)
+    idle = sum(time.idle_ns for time in run.device_use)
     shared = {name: round(ns * worked / kernels) for name, ns in parts.items()}
     return {**shared, IDLE: idle} if idle else shared
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean, median
 from typing import NamedTuple
 
-from torchprof.analyze.device import short_kernel_name
+from torchprof.analyze.device import about_use, short_kernel_name
 from torchprof.analyze.report import (
     Part,
     ReportTable,
@@ -233,15 +233,9 @@ def about_idle_devices(run: Run) -> Iterator[str]:
     """For how long each device was idle, as sentences."""
     if "device_ns" not in run.meta.measured:
         return
-    busy = [(meta, *of_device) for meta in run.metas for of_device in meta.busy_devices.items()]
-    if not busy:
+    if not run.device_use:
         yield f"Nothing ran on {run.meta.device_heading}."
-    for meta, name, ns in busy:
-        if meta.wall_ns:
-            idle = max(0, meta.wall_ns - ns)
-            which = f"{name} of rank {meta.rank}" if len(run.metas) > 1 else name
-            share = f"{idle / meta.wall_ns:.1%}"
-            yield f"{which} was idle for {format_time(idle)} of {format_time(meta.wall_ns)} ({share})."
+    yield from about_use(run, "idle")
 
 
 def measures_of(run: Run) -> Iterator[tuple[str, str]]:

@@ -79,7 +79,8 @@ class EventColumns:
     - ``size``: how many events begin on the thread before this one ends, itself included: 3 for an op with two inside.
 
     ``threads``: which events are those of which thread. ``kernels``: the work of devices, in the order of start; of a
-    trace, it can be read once.
+    trace, it can be read once. ``launched``: the number of recorded calls that launch a kernel; ``lost``: of those whose
+    kernel was not recorded.
     """
 
     kinds: list[EventKind]
@@ -94,6 +95,8 @@ class EventColumns:
     nbytes: IntColumn | None = None
     address: IntColumn | None = None
     kernels: Iterable[Event] = ()
+    launched: int = 0
+    lost: int = 0
     _size: IntColumn | None = field(default=None, init=False)
 
     @property
@@ -129,7 +132,7 @@ class EventColumns:
             rows.append((number, start, end, sequence, forward, correlation, signature, nbytes, address))
             threads.append(thread)
         of_threads, order = by_thread(range(len(rows)), threads)
-        columns: dict[str, IntColumn] = {}
+        columns: dict[str, Any] = {}
         for (name, (code, absent)), values in zip(_COLUMNS.items(), zip(*map(rows.__getitem__, order))):
             if name in ("number", "start", "end") or any(value != absent for value in values):
                 columns[name] = array(code, values)

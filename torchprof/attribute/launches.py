@@ -15,6 +15,7 @@ from torchprof.attribute.op_groups import OpGroup
 from torchprof.run.collectives import RECORDS_COLLECTIVE, name_of_collective, signature_in_group
 from torchprof.run.lockstep import NOT_RECORDED, GroupOfRanks
 from torchprof.run.meta import MeshDim
+from torchprof.run.torch_names import LAUNCHING
 from torchprof.run.words import (
     BEFORE,
     LAUNCH_NOT_RECORDED,
@@ -92,6 +93,24 @@ class Launches:
 # What the profiler does not record of launches and devices
 
 _ENOUGH_KERNELS = 1000  # if no correlation ID of so many is that of a call, none will be
+
+
+def launches_of(calls: Iterable[tuple[int, int, str, int]]) -> set[int]:
+    """The correlation IDs of the calls that launch a kernel, from start, thread, name and correlation ID of calls. While
+    a thread captures a graph, its launches run no kernel."""
+    launches: set[int] = set()
+    capturing: set[int] = set()
+    for _, thread, name, correlation in sorted(calls):
+        match = LAUNCHING.fullmatch(name)
+        if match is None:
+            continue
+        if match["captures"]:
+            capturing.add(thread)
+        elif match["captured"]:
+            capturing.discard(thread)
+        elif thread not in capturing:
+            launches.add(correlation)
+    return launches
 
 
 def first_correlation_id(calls: Iterable[int], launched: Iterable[int]) -> int:

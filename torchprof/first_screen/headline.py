@@ -156,19 +156,22 @@ def _subject(run: Run) -> tuple[str, _Measured]:
     meta = run.meta
     if "device_ns" in meta.measured:
         device = meta.device_heading
-        timed = [of_rank for of_rank in run.metas if of_rank.wall_ns]
-        busy = [(name, ns / of_rank.wall_ns) for of_rank in timed for name, ns in of_rank.busy_devices.items()]
-        idle = 1 - max((share for _, share in busy), default=1.0)
+        used = [time for time in run.device_use if time.span_ns]
+        idle = min((time.idle_ns / time.span_ns for time in used), default=0.0)
         on_device = _Measured("device_ns", f"{device} time")
         cpu = _Measured("cpu_ns", "time on the CPU") if "cpu_ns" in meta.measured else on_device
         if "device_ns" not in run.rows.nonzero:
             return f"Nothing ran on {device}. ", cpu
         if not parts_of(run, "device_ns"):
             return f"Nothing that was recorded launched any work on {device}. ", cpu
+        which = f"`{printable(used[0].device)}`" if len(used) == 1 else "Every device"
         if idle > _MOSTLY_IDLE:
-            if len(busy) == 1:
-                return f"`{printable(busy[0][0])}` was idle for {_share(idle, 1)} of the time. ", cpu
-            return f"Every device was idle for at least {int(100 * idle)}% of the time. ", cpu
+            least = "" if len(used) == 1 else "at least "
+            share = _share(idle, 1) if len(used) == 1 else f"{int(100 * idle)}%"
+            return f"{which} was idle for {least}{share} of the time from its first to its last work. ", cpu
+        recorded = max(of_rank.wall_ns for of_rank in run.metas)
+        if used and max(time.span_ns for time in used) < (1 - _MOSTLY_IDLE) * recorded:
+            return f"{which} had no work yet, or no more, for most of the recorded time. ", cpu
         return "", on_device
     if "cpu_ns" in meta.measured or "flops" not in meta.measured:
         return "", _Measured("cpu_ns", "time", plain=True)

@@ -15,9 +15,10 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torchprof.attribute.event_columns import EventColumns, EventKind, Numbers, by_thread
 from torchprof.attribute.event_names import MEMORY, OVERHEAD, event_kind, is_a_common_name
 from torchprof.attribute.events import ACCUMULATES, PREFIX, Detail, Event, Kind, SignatureTable
-from torchprof.attribute.launches import first_correlation_id, numbers_of_devices, threads_of_overhead
+from torchprof.attribute.launches import first_correlation_id, launches_of, numbers_of_devices, threads_of_overhead
 from torchprof.record.torch_internals import needed, optional
 from torchprof.run.collectives import RECORDS_COLLECTIVE, signature_of
+from torchprof.run.torch_names import LAUNCHING
 from torchprof.run.words import BEFORE, Signature, is_collective, is_runtime_call
 
 RawEvent = needed("torch._C._autograd._KinetoEvent")
@@ -161,6 +162,7 @@ class SessionColumns:
         self._threads: Sequence[int] = self._events.threads
         self._correlations = array("q")
         self._calls: list[int] = []  # the correlation IDs of calls of the device's runtime
+        self._launches: set[int] = set()  # those of calls that launch kernels
         self._unlinked: set[int] = set()  # those of the calls outside of all ops, as the replay of a graph may be
         if on_device:
             self._find_launches()
@@ -196,6 +198,8 @@ class SessionColumns:
             nbytes=column(nbytes) if nbytes else None,
             address=column(addresses) if addresses else None,
             kernels=[*self._device_work()],
+            launched=len(self._launches),
+            lost=len(self._launches.difference(map(_correlation, self._work))),
         )
 
     def _find_launches(self) -> None:
@@ -212,6 +216,12 @@ class SessionColumns:
         raws, names, names_of, scopes = events.all, events.names, events.names_of, events.scopes
         self._correlations = array("q", map(_correlation, raws))
         linked = [*map(_linked, raws)]
+        is_wanted = [LAUNCHING.fullmatch(name) is not None for name in names]
+        calls = [*compress(range(len(raws)), map(is_wanted.__getitem__, names_of))]
+        self._launches = launches_of(
+            (events.starts[index], events.threads[index], names[names_of[index]], self._correlations[index])
+            for index in calls
+        )
         is_call = [is_runtime_call(name) for name in names]
         is_overhead = [name in OVERHEAD for name in names]
         ranges = [

@@ -95,6 +95,18 @@ class Run:
         ``code``, ``layers``, ``facts`` and the ``ranks`` that it is of; ``str()`` is the sentence."""
         return output("all_warnings")(self)  # type: ignore[no-any-return]
 
+    @cached_property
+    def device_use(self) -> tuple[DeviceTime, ...]:
+        """``device_times``, or of each device that has none, as in old files, how long it was busy of the recorded time."""
+        known = {(time.device, time.rank) for time in self.device_times}
+        others = (
+            DeviceTime(device, meta.rank, max(meta.wall_ns, busy), busy, busy, 0, 0, 0, ())
+            for meta in self.metas
+            for device, busy in meta.busy_devices.items()
+            if (device, meta.rank) not in known
+        )
+        return (*self.device_times, *others)
+
     @property
     def choice(self) -> RunWarning | None:
         """The warning "ranks_chosen", if this run has some ranks of a job that were chosen from a comparison of all:

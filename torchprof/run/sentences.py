@@ -140,6 +140,15 @@ def calls_not_recorded(layers: list[str], calls: int) -> str:
 
 
 @_sentence
+def kernels_lost(layers: list[str], lost: int, launched: int, unknown: bool) -> str:
+    consequence = "Device times and idle time are unknown" if unknown else "Device times are a little too short"
+    return (
+        f"{lost:,} of {_counted(launched, 'launched kernel')} were not recorded, as if the profiler's buffers had been "
+        f"full. {consequence}. Record fewer steps."
+    )
+
+
+@_sentence
 def called_by_others(layers: list[str], callers: Sequence[str]) -> str:
     """``callers``: for each of the layers its caller, "" for code outside the model."""
     past = [f"{inner} by {outer or 'code outside the model'}" for inner, outer in zip(layers, callers)]

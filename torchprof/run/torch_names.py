@@ -234,6 +234,12 @@ PURPOSES = ("data", "optimizer", "copy", "wait", "gc", "backward", "other", "gap
 DATA, OPTIMIZER, COPY, WAIT, GARBAGE, OF_NO_LAYER, OTHER_WORK, NO_OP = PURPOSES
 """``OF_NO_LAYER`` is backward. ``NO_OP``: no operator ran there, and no range of torch was open."""
 
+LAUNCHING = re.compile(
+    r"(?P<launch>(cuda|cu|hip)(Ext)?(Module)?Launch(Cooperative)?Kernel\w*)|(?P<captures>\w+StreamBeginCapture\w*)"
+    r"|(?P<captured>\w+StreamEndCapture\w*)"
+)
+"""The runtime's calls that launch a kernel, and those that begin or end the capture of a graph: a launch in it runs no
+kernel."""
 WAITING = re.compile(r"(cuda|hip|xpu|musa)\w*Synchronize")
 """The runtime's calls in which the CPU waits for a device."""
 COPYING = re.compile(r"(cuda|hip|musa)Memcpy\w*")

@@ -65,13 +65,11 @@ class TraceEvents:
 
     @cached_property
     def wall_ns(self) -> int:
-        """The duration of the recording in a trace of torchprof; else that of the session; if the trace does not have
-        it, from the first event to the end of the last."""
+        """The duration of the recording in a trace of torchprof; else from the first event to the end of the last: what
+        the program did before and after them in the session is unknown."""
         began, ended = self._marks_of(STARTED, STEP_MARK), self._marks_of(ENDED)
         if began and ended:
             return ended[0][0] - began[0][1]
-        if self.table.session is not None:
-            return self.table.session[1] - self.table.session[0]
         of_memory = {number for number, (group, _) in enumerate(self._names) if group is MEMORY_EVENTS}
         first, last = BEYOND, 0
         for columns in (self._cpu, self._work):

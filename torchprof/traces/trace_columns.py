@@ -13,7 +13,8 @@ from typing import NamedTuple
 from torchprof.attribute.event_columns import BEYOND, EventColumns, EventKind, Numbers, by_thread
 from torchprof.attribute.event_names import MEMORY
 from torchprof.attribute.events import ACCUMULATES, Event, Kind, OpenRanges
-from torchprof.attribute.launches import first_correlation_id, numbers_of_devices
+from torchprof.attribute.launches import first_correlation_id, launches_of, numbers_of_devices
+from torchprof.run.torch_names import LAUNCHING
 from torchprof.run.words import BEFORE
 from torchprof.traces.columns import RUNTIME_CALLS, TraceRow
 from torchprof.traces.event_table import EventTable
@@ -65,6 +66,7 @@ class TraceColumns:
         end = array("q", map(add, start, map(cpu.ns.__getitem__, self._order)))
         for index in self._memory:
             end[index] = start[index]
+        launches = self._launches()
         return EventColumns(
             [*numbers],
             self._threads,
@@ -78,6 +80,8 @@ class TraceColumns:
             nbytes=self._of_memory(cpu.ns),
             address=self._of_memory(cpu.number),
             kernels=self._device_work(),
+            launched=len(launches),
+            lost=len(launches.difference(self._table.work.number)),
         )
 
     def _ordered(self, column: array[int]) -> array[int]:
@@ -136,6 +140,14 @@ class TraceColumns:
         linked = zip(work.sequence, work.number)
         others = {launch for op, launch in linked if launch > 0 and (op == launch or op not in ops)}
         return ops, {call: -call for call in recorded(others, True)}
+
+    def _launches(self) -> set[int]:
+        """The correlation IDs of calls that launch kernels; empty if the trace has none, as in old versions."""
+        cpu, names = self._table.cpu, self._table.names
+        is_wanted = [is_call and bool(LAUNCHING.fullmatch(name)) for is_call, (_, name) in zip(self._is_call, names)]
+        lines = zip(cpu.start, cpu.lane, cpu.name, cpu.number)
+        calls = ((start, lane, names[name][1], number) for start, lane, name, number in lines if is_wanted[name])
+        return launches_of(calls) - {0}
 
     def _launcher(self, op: int, launch: int) -> int:
         """The correlation number of what launched some work; 0 if it is not in the trace."""
