@@ -191,7 +191,8 @@ def test_rows_are_summed_by_any_of_their_columns(lines: list[tuple[Any, ...]]) -
         layer, calls, cpu_ns = (columns[name][number] for name in ("layer", "calls", "cpu_ns"))
         before = by_device.get((layer, columns["device"][number]), (0, 0))
         by_device[layer, columns["device"][number]] = before[0] + calls, before[1] + cpu_ns
-        by_layer[layer] = by_layer.get(layer, 0) + columns["flops"][number]
+        if columns["flops"][number]:
+            by_layer[layer] = by_layer.get(layer, 0) + columns["flops"][number]
     asked.clear()
     chosen: dict[str, Any] = {"phase": "forward", "frames": is_call_of_op, "device": None}
     summed = table.summed(("layer", "device"), ("calls", "cpu_ns"), **chosen)
