@@ -6,8 +6,8 @@ Each rule is a function in the file of its theme, under ``@rule``.
 from __future__ import annotations
 
 import textwrap
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, wraps
 from importlib import import_module
 from itertools import takewhile
@@ -239,7 +239,7 @@ def judge(run: Run) -> Judgement:
         return share_of(advice.gain, evidence)
 
     largest_first = sorted((_within_recording(advice, evidence) for advice in findings), key=share, reverse=True)
-    findings = _without_overlap(largest_first, evidence)
+    findings = _within_place(_without_overlap(largest_first, evidence), evidence)
     worth_it = [advice for advice in findings if share(advice) < 0 or share(advice) >= WORTH]
     return Judgement(sorted(worth_it, key=share, reverse=True), failed)
 
@@ -247,6 +247,18 @@ def judge(run: Run) -> Judgement:
 def _within_recording(advice: Advice, evidence: Evidence) -> Advice:
     """The finding with a gain of at most the recorded time: parallel threads or streams can sum to more than that."""
     return advice if advice.gain_ns is None else advice._replace(gain_ns=min(advice.gain_ns, evidence.recorded_ns))
+
+
+def _within_place(findings: Iterable[Advice], evidence: Evidence) -> list[Advice]:
+    """The findings, the largest gain first, with gains of at most the recorded time together on each place."""
+    left: defaultdict[tuple[str, ...], int] = defaultdict(lambda: evidence.recorded_ns)
+    limited = []
+    for advice in findings:
+        if advice.gain_ns:
+            advice = advice._replace(gain_ns=min(advice.gain_ns, left[advice.layers]))
+            left[advice.layers] -= advice.gain_ns or 0
+        limited.append(advice)
+    return limited
 
 
 def _without_overlap(findings: Sequence[Advice], evidence: Evidence) -> list[Advice]:

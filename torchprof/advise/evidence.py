@@ -78,7 +78,7 @@ class Evidence:
         """A part of the recorded time per step, as the same share of a step; None with fewer than two steps.
 
         In a loop that marks no steps, the pass in which the recording begins is in no step. It counts by its length, as
-        one step at most: what is longer is work before or after the loop.
+        one step at most: what is longer is work before or after the loop. No part is longer than the average step.
         """
         if self.steps < 2:
             return None
@@ -87,7 +87,9 @@ class Evidence:
         for key, spread in self.samples["step_ns"]:
             if key.rank in unmarked and spread.sum:
                 passes += min(max(unmarked[key.rank] / spread.sum - 1, 0) * spread.count, 1)
-        return ns / passes
+        steps = [spread for _, spread in self.samples["step_ns"]]
+        average = sum(spread.sum for spread in steps) / max(sum(spread.count for spread in steps), 1)
+        return min(ns / passes, average) if steps else ns / passes
 
     @cached_property
     def ops_recorded(self) -> bool:

@@ -45,28 +45,16 @@ _FEWEST_PASSES = 2
 """At least this many passes are a loop, if it marks no steps."""
 
 
-_FEW_LOST = 0.01
-"""Up to this share of launches without a kernel, the times of devices are shown."""
-
-
 @paused_gc()
 def assemble(recording: Recording, plan: LayerPlan, options: Options) -> Run:
     """The run of one recording, without its warnings. Adds to ``recording.observations``."""
     source, layers = recording.source, Layers.of(recording.layers)
     columns = _columns_of(recording)
-    times_of_devices = source.device is not None and columns.lost <= _FEW_LOST * columns.launched
-    if columns.lost:
-        lost, launched = columns.lost, columns.launched
-        recording.observations.warnings.append(
-            RunWarning.of("kernels_lost", lost=lost, launched=launched, unknown=not times_of_devices)
-        )
     attribution = _attribution(recording, plan, options)
     places = attribution.places.all
     flops = _flops_of(recording) if options.with_flops else None
     step_end = _step_end(recording)
     observers = [*_observers(recording, plan, options, columns)]
-    if times_of_devices:
-        observers.append(DeviceTimes(recording.origin.rank))
     observers_of_steps = [*_observers_of_steps(recording, options, step_end)]
     columns = with_folded_names(columns)
     stream = attribution.attribute(columns, source.loop.ends)
@@ -98,9 +86,10 @@ def assemble(recording: Recording, plan: LayerPlan, options: Options) -> Run:
     _note_observations(recording, plan, attribution)
     rows, regions = _with_compiled(recording, places, rows)
     meta = _meta(recording, plan, options)
-    if not times_of_devices:
+    if not _device_times_are_right(recording, columns, *parts.pop("overlapping", (0, 0))):
         meta = replace(meta, measured=tuple(name for name in meta.measured if name != "device_ns"))
         busy_ns = {device: ns for device, ns in busy_ns.items() if device == "cpu"}
+        del parts["device_times"]
     meta = replace(
         meta,
         model=tuple(layers[root].kind for root in layers.roots if layers[root].kind),
@@ -111,6 +100,21 @@ def assemble(recording: Recording, plan: LayerPlan, options: Options) -> Run:
         compilations=_compilations_of(recording, regions),
     )
     return Run((meta,), Layers.of(rows.layers), rows, **parts)
+
+
+_FEW_WRONG = 0.01
+"""Up to this share of launches without a kernel, or of kernels that overlap, the times of devices are shown."""
+
+
+def _device_times_are_right(recording: Recording, columns: EventColumns, overlapping: int, kernels: int) -> bool:
+    """Whether nearly all kernels were recorded, and do not overlap on their stream. Adds the warnings about others."""
+    warnings = recording.observations.warnings
+    is_lost, is_wrong = columns.lost > _FEW_WRONG * columns.launched, overlapping > _FEW_WRONG * kernels
+    if columns.lost:
+        warnings.append(RunWarning.of("kernels_lost", lost=columns.lost, launched=columns.launched, unknown=is_lost))
+    if overlapping:
+        warnings.append(RunWarning.of("kernels_overlap", overlapping=overlapping, kernels=kernels, unknown=is_wrong))
+    return not (is_lost or is_wrong)
 
 
 def with_warnings(run: Run, observations: Observations) -> Run:
@@ -240,6 +244,8 @@ def _observers(recording: Recording, plan: LayerPlan, options: Options, columns:
         )
     if options.with_timeline:
         yield OpenSpans(layers, plan.selected, source.start_ns, recording.from_first_mark, rank=rank)
+    if source.device:
+        yield DeviceTimes(rank)
     if options.timed and (steps := steps_in(columns)):
         yield Pipelines(steps, columns, rank)
 

@@ -7,11 +7,13 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from operator import itemgetter
+from typing import Any
 
-from torchprof.attribute.events import Attributed, Event, Kind
+from torchprof.attribute.events import Attributed, Event, Kind, Place
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.run.timeline import DeviceTime, StreamTime
 from torchprof.run.torch_names import KernelWork, kind_of_work
+from torchprof.run.words import REPLAY
 
 # Unions of intervals
 
@@ -66,24 +68,28 @@ def covered_ns(pieces: Iterable[tuple[int, int]]) -> int:
 
 # Devices and their streams
 
+_OVERLAPS_A_LITTLE = 10_000
+"""In ns: a kernel may begin before the one before it has ended (programmatic dependent launch); measured, up to 1.5 us."""
+
 
 class DeviceTimes:
-    """Observes kernels: the busy time of each device and stream. Kernels of one device must come in the order of their
-    start."""
+    """Observes kernels: the busy time of each device and stream, and how many kernels overlap on a stream, other than
+    those of a replayed graph, which may. Kernels of one device must come in the order of their start."""
 
     def __init__(self, rank: int = 0) -> None:
         self._rank = rank
         self._devices: dict[str, _BusyTimes] = {}
         self._streams: dict[tuple[str, int], _BusyTimes] = {}  # by device and number of the stream
+        self._overlapping = 0
         self._work_of_name: dict[str, int] = {}  # by name of a kernel: the number of its ``KernelWork``
 
     def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
         for item in stream:
             yield item
             if isinstance(item, Attributed) and item.event.kind is Kind.KERNEL:
-                self._on_kernel(item.event)
+                self._on_kernel(item.event, item.place)
 
-    def _on_kernel(self, event: Event) -> None:
+    def _on_kernel(self, event: Event, place: Place) -> None:
         name, start, end, device = event.name, event.start_ns, event.end_ns, event.device
         work = self._work_of_name.get(name)
         if work is None:
@@ -92,11 +98,13 @@ class DeviceTimes:
         if of_stream is None:
             of_stream = self._streams[device, event.thread] = _BusyTimes(start)
             self._devices.setdefault(device, _BusyTimes(start))
+        if start + _OVERLAPS_A_LITTLE < of_stream.until and (place.outer is None or place.outer.name != REPLAY):
+            self._overlapping += 1
         self._devices[device].add(work, start, end)
         of_stream.add(work, start, end)
 
-    def result(self) -> dict[str, tuple[DeviceTime, ...]]:
-        """The times of each device that ran any work."""
+    def result(self) -> dict[str, Any]:
+        """The times of each device that ran any work; how many kernels overlap on a stream, and how many there are."""
         streams: defaultdict[str, list[StreamTime]] = defaultdict(list)
         for (device, number), times in sorted(self._streams.items(), key=itemgetter(0)):
             streams[device].append(StreamTime(number, times.kernels, *times.by_kind()))
@@ -104,7 +112,8 @@ class DeviceTimes:
         for device, times in sorted(self._devices.items(), key=itemgetter(0)):
             lasted, of_streams = times.until - times.start_ns, tuple(streams[device])
             device_times.append(DeviceTime(device, self._rank, lasted, *times.by_kind(), times.overlap_ns, of_streams))
-        return {"device_times": tuple(device_times)}
+        kernels = sum(times.kernels for times in self._devices.values())
+        return {"device_times": tuple(device_times), "overlapping": (self._overlapping, kernels)}
 
 
 _OVERLAPS_WITH = (KernelWork.COMMUNICATION.value, KernelWork.COMPUTING.value, None)

@@ -54,28 +54,46 @@ class TraceEvents:
 
     @property
     def start_ns(self) -> int | None:
-        """When the session began, on the clock of the events; None if the trace does not have it."""
+        """When the recording began, on the clock of the events; None if a trace of torchprof does not have its session."""
+        if self._recorded is None:
+            return self.base_ns + self._extent[0]
         return None if self.table.session is None else self.base_ns + self.table.session[0]
 
     @property
     def first_ns(self) -> int:
         """When the session began; if the trace does not have it, the start of the first event."""
-        starts = [min(columns.start) for columns in (self._cpu, self._work) if columns.start]
-        return self.base_ns + (min(starts) if self.table.session is None else self.table.session[0])
+        return self.base_ns + (self._extent[0] if self.table.session is None else self.table.session[0])
 
-    @cached_property
+    @property
     def wall_ns(self) -> int:
         """The duration of the recording in a trace of torchprof; else from the first event to the end of the last: what
-        the program did before and after them in the session is unknown."""
+        the program did in the session before and after them is unknown."""
+        began, ended = self._recorded or self._extent
+        return max(ended - began, 0)
+
+    @property
+    def outside_ns(self) -> tuple[int, int]:
+        """The time of the session before the first event, and after the last."""
+        if self._recorded is not None or self.table.session is None:
+            return 0, 0
+        (first, last), (began, ended) = self._extent, self.table.session
+        return max(first - began, 0), max(ended - last, 0)
+
+    @cached_property
+    def _recorded(self) -> tuple[int, int] | None:
+        """From when to when torchprof recorded; None in a trace of others."""
         began, ended = self._marks_of(STARTED, STEP_MARK), self._marks_of(ENDED)
-        if began and ended:
-            return ended[0][0] - began[0][1]
+        return (began[0][1], ended[0][0]) if began and ended else None
+
+    @cached_property
+    def _extent(self) -> tuple[int, int]:
+        """The start of the first event, and the end of the last."""
         of_memory = {number for number, (group, _) in enumerate(self._names) if group is MEMORY_EVENTS}
         first, last = BEYOND, 0
         for columns in (self._cpu, self._work):
             for start, ns, name in zip(columns.start, columns.ns, columns.name):
                 first, last = min(first, start), max(last, start if name in of_memory else start + ns)
-        return max(last - first, 0)
+        return min(first, last), last
 
     @property
     def torchs_steps(self) -> int:

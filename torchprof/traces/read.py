@@ -287,12 +287,19 @@ def _outcomes(
         yield from (read(file, progress=partial(report, number)) for number, file in enumerate(files))
 
 
+_MUCH_OUTSIDE = 0.05
+"""The time of a session outside of all events is a warning if it is longer than this share of what was recorded."""
+
+
 def _warnings(path: Path, events: TraceEvents, duplicates: int) -> Iterator[RunWarning]:
     table = events.table
     if duplicates:
         yield RunWarning.of("trace_events_twice", file=path.name, count=duplicates)
     if table.unread:
         yield RunWarning.of("trace_events_missing", file=path.name, count=table.unread)
+    before_ns, after_ns = events.outside_ns
+    if before_ns + after_ns > _MUCH_OUTSIDE * events.wall_ns:
+        yield RunWarning.of("session_outside", before_ns=before_ns, after_ns=after_ns)
     if len(table.processes) > 1:
         yield RunWarning.of("trace_of_processes", file=path.name, count=len(table.processes))
     if events.has_nodes and not events.has_forward_threads:
