@@ -163,8 +163,8 @@ def about_use(run: Run, what: str) -> Iterator[str]:
         span, wall = time.span_ns, walls[time.rank]
         rest = f", of {format_time(wall)} recorded" if wall > span else ""
         yield (
-            f"{time.device}{of_rank} was {what} for {_with_share(ns, span)} of {format_time(span)} from its first to its "
-            f"last work{rest}."
+            f"{time.device}{of_rank} was {what} for {_with_share(ns, span)} of {format_time(span)} from its first to "
+            f"its last work{rest}."
         )
 
 

@@ -38,7 +38,7 @@ class Figures:
     own_params: int | None = None
     has_params: bool = False  # whether a row of this kind has parameters
     unknown: bool = False  # never called: its cost is unknown
-    inlined: bool = False  # it, or one of several, was never called itself, but may have run in code compiled around it
+    inlined: bool = False  # it, or one of several, may have run in code compiled around it, or on other threads as well
     incomplete: Set[str] = frozenset()  # phases in which its work, or that of layers below, counts for a layer above
     incomplete_self: Set[str] = frozenset()  # phases in which that is its self
     left_over: bool = False  # launched before the recording began: not part of shares
@@ -123,10 +123,16 @@ def figures_of_layers(run: Run, phases: Sequence[str]) -> dict[_Path, Figures]:
     params = run.total_params()
     selected = None if run.meta.paths is None else set(run.meta.paths)
     incomplete = incomplete_phases(run)
+    on_other_threads: Counter[str] = Counter()
+    for meta in run.metas:
+        for warning in meta.warnings:
+            if warning.code == "calls_not_recorded":
+                on_other_threads.update(dict.fromkeys(warning.layers, warning.facts["calls"]))
     figures_of = {}
     for root in range(len(run.roots)):
         for nodes in zip(*(run.tree(phase, root).walk() for phase in phases)):
-            layer, calls = nodes[0].layer, nodes[0].calls
+            layer, recorded = nodes[0].layer, nodes[0].calls
+            calls = recorded or on_other_threads[layer.name]
             figures_of[layer.path] = Figures()
             if selected is None or layer.path in selected:
                 totals, selves = incomplete.get(layer.path, (frozenset(), frozenset()))
@@ -138,7 +144,7 @@ def figures_of_layers(run: Run, phases: Sequence[str]) -> dict[_Path, Figures]:
                     own_params=layer.params,
                     has_params=True,
                     unknown=not any(node.calls or node.total for node in nodes),
-                    inlined=layer.compiled and not calls,
+                    inlined=(layer.compiled and not calls) or (recorded > 0 and layer.name in on_other_threads),
                     incomplete=totals,
                     incomplete_self=selves,
                 )

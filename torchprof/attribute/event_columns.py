@@ -79,8 +79,8 @@ class EventColumns:
     - ``size``: how many events begin on the thread before this one ends, itself included: 3 for an op with two inside.
 
     ``threads``: which events are those of which thread. ``kernels``: the work of devices, in the order of start; of a
-    trace, it can be read once. ``launched``: the number of recorded calls that launch a kernel; ``lost``: of those whose
-    kernel was not recorded.
+    trace, it can be read once. ``launched``: the number of recorded calls that launch a kernel; ``lost``: of those
+    whose kernel was not recorded.
     """
 
     kinds: list[EventKind]

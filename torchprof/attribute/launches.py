@@ -96,8 +96,8 @@ _ENOUGH_KERNELS = 1000  # if no correlation ID of so many is that of a call, non
 
 
 def launches_of(calls: Iterable[tuple[int, int, str, int]]) -> set[int]:
-    """The correlation IDs of the calls that launch a kernel, from start, thread, name and correlation ID of calls. While
-    a thread captures a graph, its launches run no kernel."""
+    """The correlation IDs of the calls that launch a kernel, from start, thread, name and correlation ID of calls.
+    While a thread captures a graph, its launches run no kernel."""
     launches: set[int] = set()
     capturing: set[int] = set()
     for _, thread, name, correlation in sorted(calls):

@@ -97,7 +97,7 @@ class Run:
 
     @cached_property
     def device_use(self) -> tuple[DeviceTime, ...]:
-        """``device_times``, or of each device that has none, as in old files, how long it was busy of the recorded time."""
+        """``device_times``; of a device without, as in old files, how long it was busy of the recorded time."""
         known = {(time.device, time.rank) for time in self.device_times}
         others = (
             DeviceTime(device, meta.rank, max(meta.wall_ns, busy), busy, busy, 0, 0, 0, ())

@@ -91,8 +91,8 @@ _TEXTS = {
     "the layer around them.",
     "labelled_in_trace_only": "Labeled in the trace, but not in the model: {layers}. Their work counts in the layer "
     "that called them.",
-    "session_outside": "The profiler's session lasted {before_ns} before the first event and {after_ns} after the last. "
-    "These are in no figure.",
+    "session_outside": "The profiler's session lasted {before_ns} before the first event and {after_ns} after the "
+    "last. These are in no figure.",
     "trace_left_out": "{file} is left out: {why}",
     # What follows from the run
     "inside_compiled": "The times of layers inside compiled code are unknown: compiled code does not call them one by "
@@ -154,8 +154,8 @@ def kernels_lost(layers: list[str], lost: int, launched: int, unknown: bool) -> 
 def kernels_overlap(layers: list[str], overlapping: int, kernels: int, unknown: bool) -> str:
     consequence = "Device times and idle time are unknown." if unknown else "Some device times are wrong."
     return (
-        f"{overlapping:,} of {_counted(kernels, 'kernel')} began before an earlier one on their stream had ended, but a "
-        f"stream runs one after another: recorded times are wrong. {consequence}"
+        f"{overlapping:,} of {_counted(kernels, 'kernel')} began before an earlier one on their stream had ended, but "
+        f"a stream runs one after another: recorded times are wrong. {consequence}"
     )
 
 

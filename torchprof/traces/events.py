@@ -54,7 +54,7 @@ class TraceEvents:
 
     @property
     def start_ns(self) -> int | None:
-        """When the recording began, on the clock of the events; None if a trace of torchprof does not have its session."""
+        """When the recording began, on the clock of the events; None if a trace of torchprof has no session."""
         if self._recorded is None:
             return self.base_ns + self._extent[0]
         return None if self.table.session is None else self.base_ns + self.table.session[0]
