@@ -302,12 +302,16 @@ class _CollectiveCalls:
     layers: Counter[int] = field(default_factory=Counter)
 
 
+_NEARLY_ALL = 0.95
+
+
 @rule
 def exposed_communication(evidence: Evidence) -> Iterator[Advice]:
     """A device that communicates without computing, for at least 5 % of the recorded time.
 
-    The gain is at most that time: communication that overlaps with computation costs almost nothing. A communication
-    kernel also waits for the slowest rank, which no overlap saves.
+    The place is a layer with nearly all communication, else the model. The gain is at most that time: communication
+    that overlaps with computation costs almost nothing. A communication kernel also waits for the slowest rank, which
+    no overlap saves.
     """
     times = evidence.run.device_times
     exposed = sum(time.exposed_ns for time in times)
@@ -315,10 +319,15 @@ def exposed_communication(evidence: Evidence) -> Iterator[Advice]:
     if not calls_of or exposed <= evidence.notable_ns:
         return
     span = sum(time.span_ns for time in times)
-    name, longest = max(calls_of.items(), key=lambda item: item[1].ns)
+    name = max(calls_of, key=lambda name: calls_of[name].ns)
     communication = sum(time.communication_ns for time in times)
+    of_layers = sum((calls.layers for calls in calls_of.values()), Counter[int]())
+    [(layer, most)] = of_layers.most_common(1)
+    roots = {evidence.run.layers.lineage(number)[0] if number >= 0 else number for number in of_layers}
+    if most < _NEARLY_ALL * of_layers.total():  # the time is that of all communication
+        layer = roots.pop() if len(roots) == 1 else OUTSIDE
     yield Advice(
-        evidence.name_of(longest.layers.most_common(1)[0][0]),
+        evidence.name_of(layer),
         f"Exposed communication takes {format_time(exposed)} of the {format_time(span)} ({exposed / span:.0%}) between "
         f"the first and the last work of {evidence.device}: it communicates, and computes nothing.",
         "Look for a straggler (the report `ranks` of the runs of all ranks).",
