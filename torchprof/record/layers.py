@@ -112,11 +112,11 @@ def _has_forward(module: nn.Module) -> bool:
 def layers_of(
     spots: Sequence[ModuleAtPath],
     before: Sequence[Layer],
-    target_of: Callable[[nn.Module], Target | None],
+    target_of: Mapping[int, Target],
     has_changed: Callable[[torch.Tensor], bool],
 ) -> tuple[Layer, ...]:
     """The layers as they are now, depth first. A layer of a freed module is as in ``before``. ``target_of``: what was
-    noted of a module. ``has_changed``: whether a parameter changed in a recording."""
+    noted of the calls of a layer. ``has_changed``: whether a parameter changed in a recording."""
     paths = {spot.layer: spot.shown for spot in spots}
     modules: defaultdict[int, list[nn.Module | None]] = defaultdict(list)  # wrappers first, the wrapped module last
     layers_with: defaultdict[int, list[int]] = defaultdict(list)  # by the id of a module
@@ -130,8 +130,9 @@ def layers_of(
     layers = []
     for number, path in paths.items():
         alive = [module for module in modules[number] if module is not None]
+        target = target_of.get(number)
         if len(alive) < len(modules[number]):
-            layers.append(before[number])
+            layers.append(before[number] if target is None else _as_called(before[number], target))
             continue
         core = alive[-1]
         params, buffers, tied = _uncounted_tensors(alive, counted)
@@ -147,7 +148,6 @@ def layers_of(
             compiled=number in compiled,
             shared_with=tuple(paths[other] for other in layers_with[id(core)] if other != number),
         )
-        target = target_of(core) or target_of(alive[0])
         layers.append(layer if target is None else _as_called(layer, target))
         is_known = layer.params is not None
         updated[number] = sum(param.numel() for param in params if is_known and has_changed(param))

@@ -201,8 +201,10 @@ class Plan:
         return None if self.selected is None else tuple(self.layer_paths[layer] for layer in sorted(self.selected))
 
     def layers(self) -> tuple[Layer, ...]:
-        """The layers as they are now, depth first. A layer of a freed module keeps its last values."""
-        self._layers = layers_of(self.spots, self._layers, self._target, self._has_changed)
+        """The layers as they are now, depth first. A layer of a freed module keeps its last values, and what was noted
+        of its calls."""
+        target_of = {layer: target for target in self.targets for layer in self.sites[target.label].layers}
+        self._layers = layers_of(self.spots, self._layers, target_of, self._has_changed)
         return self._layers
 
     def _has_changed(self, parameter: torch.Tensor) -> bool:
