@@ -183,37 +183,24 @@ def stages_of(pipeline: Pipeline) -> tuple[int, ...]:
 
 def pipelines_of(run: Run) -> list[ReplicaPipelines]:
     """The pipelines of a run, replicas together, in the order of their lowest rank."""
-    groups: list[_Group] = []
+    groups: list[tuple[list[OnePipeline], dict[tuple[int, ...], object]]] = []
     for pipeline in _pipelines(run):
         traits = _traits(pipeline)
-        group = next((group for group in groups if group.fits(traits)), None)
-        if group is None:
-            group = _Group([], {})
-            groups.append(group)
-        group.pipelines.append(pipeline)
-        group.traits.update(traits)
-    return [ReplicaPipelines(tuple(group.pipelines)) for group in groups]
+        fitting = (group for group in groups if all(group[1].get(key, trait) == trait for key, trait in traits.items()))
+        replicas, known = next(fitting, ([], {}))
+        if not replicas:
+            groups.append((replicas, known))
+        replicas.append(pipeline)
+        known.update(traits)  # of all replicas: one may lack ranks that another has
+    return [ReplicaPipelines(tuple(replicas)) for replicas, _ in groups]
 
 
-_Traits = dict[tuple[int, ...], object]
-"""What pipelines that do the same have in common: for the stages of a rank, what that rank does; and for ``()``, the
-kind of device, the schedule and the number of stages."""
-
-
-class _Group(NamedTuple):
-    """The replicas so far. ``traits``: of all of them; one pipeline may lack ranks that another has."""
-
-    pipelines: list[OnePipeline]
-    traits: _Traits
-
-    def fits(self, traits: _Traits) -> bool:
-        """Whether a pipeline with these traits is one of them: what is known of both is equal."""
-        return all(self.traits.get(stages, trait) == trait for stages, trait in traits.items())
-
-
-def _traits(pipeline: OnePipeline) -> _Traits:
+def _traits(pipeline: OnePipeline) -> dict[tuple[int, ...], object]:
+    """What pipelines that do the same have in common: for the stages of a rank, what that rank does; and for ``()``,
+    the kind of device, the schedule and the number of stages."""
     first = pipeline.members[0]
-    traits: _Traits = {(): (first.device.partition(":")[0], first.schedule, first.stages, bool(pipeline.ranks))}
+    traits: dict[tuple[int, ...], object] = {}
+    traits[()] = first.device.partition(":")[0], first.schedule, first.stages, bool(pipeline.ranks)
     for member, order in zip(pipeline.members, pipeline.orders):
         traits[stages_of(member)] = member.roots, order
     return traits

@@ -19,7 +19,7 @@ from torchprof.analyze.report import (
 )
 from torchprof.analyze.sentences import warnings_below
 from torchprof.ranks.pipeline import OnePipeline, ReplicaPipelines, StageTimes
-from torchprof.ranks.pipeline_bubble import Bubble, Judged, SlowStages, judged_pipelines
+from torchprof.ranks.pipeline_bubble import FEW_STEPS, Bubble, Judged, SlowStages, judged_pipelines
 from torchprof.run.formats import (
     UNKNOWN,
     Cell,
@@ -37,7 +37,6 @@ from torchprof.run.run import Run
 _WORTH_SAYING = 0.005  # of the time of all ranks
 _OUTLIER = 2.0  # an outlier takes so many times as long as the other microbatches
 _OF_A_STEP = 0.01  # and at least this share of a step longer
-_FEW_STEPS = 3
 _MOST_NAMED = 3  # microbatches, and pipelines
 _MAY_BE_CHANCE = "; that may be chance"
 
@@ -137,7 +136,7 @@ def _about_outliers(replicas: ReplicaPipelines) -> Iterator[str]:
             usual = median(others) if len(others) > 1 else ns
             if usual and ns >= _OUTLIER * usual and ns - usual >= _OF_A_STEP * step_ns:
                 times_longer[microbatch][stage] = ns / usual
-    few = min(member.steps for member in replicas.members) < _FEW_STEPS
+    few = min(member.steps for member in replicas.members) < FEW_STEPS
     for microbatch, by_stage in sorted(times_longer.items(), key=lambda item: -max(item[1].values()))[:_MOST_NAMED]:
         where = "all stages" if len(by_stage) == len(replicas.times) > 1 else ranks_in_words([*by_stage], "stage")
         so_long = f"{max(by_stage.values()):.1f} times as long as the others (median)"

@@ -128,17 +128,22 @@ def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:
     stages = {pipeline.rank: stages_of(pipeline) for pipeline in run.pipelines}
 
     def figures(
-        heading: str, value: Callable[[OneRank], int | None], text: Callable[[float | None], Cell]
+        heading: str,
+        value: Callable[[OneRank], int | None],
+        text: Callable[[float | None], Cell],
+        is_bound: Callable[[OneRank], bool] = lambda rank: False,
     ) -> _RankColumn:
-        values = [*map(value, ranks)]
-        return _RankColumn(
-            heading, lambda rank: text(value(rank)), lambda statistic: text(_over_all(statistic, values))
-        )
+        def over_all(statistic: str) -> Cell:
+            figure = _over_all(statistic, [*map(value, ranks)])
+            if statistic == "min":  # exact if a rank with that value is exact; other statistics, if all ranks are
+                return _bounded(text(figure), all(is_bound(rank) for rank in ranks if value(rank) == figure))
+            return _bounded(text(figure), any(map(is_bound, ranks)))
+
+        return _RankColumn(heading, lambda rank: _bounded(text(value(rank)), is_bound(rank)), over_all)
 
     def peaks(kind: str) -> _RankColumn:
-        heading = f"{printable(kind).upper()} peak"
         return figures(
-            heading,
+            f"{printable(kind).upper()} peak",
             lambda rank: dict(rank.peaks).get(kind),
             lambda nbytes: UNKNOWN if nbytes is None else format_memory(round(nbytes)),
         )
@@ -160,7 +165,8 @@ def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:
         yield figures("Median", lambda rank: rank.typical_ns, time_cell)
     yield _RankColumn("Slowest", lambda rank: often(rank.slowest_in))
     if balance.collectives:
-        yield _waiting_column(run, ranks)
+        is_waiting_bound = attrgetter("waiting_is_lower_bound")
+        yield figures(f"Waiting{unit_of(run)}", lambda rank: rank.waiting_ns, time_cell, is_waiting_bound)
         yield _RankColumn("Last to arrive", lambda rank: often(rank.last_in))
     yield from map(peaks, dict.fromkeys(kind for rank in ranks for kind, _ in rank.peaks))
     if any("flops" in meta.requested for meta in run.metas):
@@ -170,23 +176,6 @@ def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:
             lambda rank: _count_cell(rank.flops, rank.flops_is_lower_bound),
             lambda statistic: _count_cell(_over_all(statistic, flops), is_bound),
         )
-
-
-def _waiting_column(run: Run, ranks: Sequence[OneRank]) -> _RankColumn:
-    def over_all(statistic: str) -> Cell:
-        waits = _over_all(statistic, [rank.waiting_ns for rank in ranks])
-        # The minimum is exact if a rank with that value is exact; any other statistic is exact if all ranks are.
-        if statistic == "min":
-            return _bounded(
-                time_cell(waits), all(rank.waiting_is_lower_bound for rank in ranks if rank.waiting_ns == waits)
-            )
-        return _bounded(time_cell(waits), any(rank.waiting_is_lower_bound for rank in ranks))
-
-    return _RankColumn(
-        f"Waiting{unit_of(run)}",
-        lambda rank: _bounded(time_cell(rank.waiting_ns), rank.waiting_is_lower_bound),
-        over_all,
-    )
 
 
 def _sentences_of_ranks(run: Run, balance: Balance) -> Iterator[str]:
@@ -229,7 +218,7 @@ class _LayerColumn(NamedTuple):
         over_ranks: Callable[[OneLayer], OverRanks | None],
         statistic: Callable[[OverRanks], float | None],
         text: Callable[[float], Cell],
-        is_measured: bool = True,
+        is_measured: bool,
     ) -> _LayerColumn:
         """The column of a statistic over the ranks."""
 
@@ -266,17 +255,14 @@ def table_of_layers(run: Run, balance: Balance, sort_by: str | None, depth: int 
     if len(listed) > limit:
         which = "by how far Max is above the mean" if order is None else f"by {order.heading}"
         sentences.append(f"{rows_hidden(len(listed) - limit, limit, 'largest')} {which}.")
-    if any(column.column.heading == _FLOPS_HEADING for column in columns) and any(
-        row.flops_is_lower_bound for row in balance.layers
-    ):
-        sentences.append("FLOPs are lower bounds: some operators have no formula.")
     headings = [column.column.heading for column in columns]
+    if _FLOPS_HEADING in headings and any(row.flops_is_lower_bound for row in balance.layers):
+        sentences.append("FLOPs are lower bounds: some operators have no formula.")
     return stacked([ReportTable.of_cells(headings, table).of("layers"), *sentences])
 
 
 def _layer_columns(run: Run, balance: Balance) -> list[_LayerColumn]:
     """The columns of the table of layers. A measure that was not requested has no column."""
-
     figure = _LayerColumn.of_figure
 
     def text_column(heading: str, text: Callable[[OneLayer], Cell]) -> _LayerColumn:
@@ -307,10 +293,11 @@ def _layer_columns(run: Run, balance: Balance) -> list[_LayerColumn]:
             is_measured = all(fields & set(meta.measured) for meta in run.metas)
             columns.append(figure(heading, over_ranks, imbalance, _ratio_cell, is_measured))
     if balance.collectives:
-        waiting = figure("Waiting", lambda row: row.waiting, lambda over: over.sum, format_time)
         columns.append(
-            waiting._replace(
-                text=lambda row: _waiting_cell(row.waiting, row.waiting_is_lower_bound) if row.has_collectives else ""
+            _LayerColumn(
+                Column("Waiting"),
+                lambda row: _waiting_cell(row.waiting, row.waiting_is_lower_bound) if row.has_collectives else "",
+                lambda row: None if row.waiting is None else row.waiting.sum,
             )
         )
         columns.append(text_column("Waits most", lambda row: _highest_cell(row.waiting) if row.has_collectives else ""))
@@ -331,11 +318,9 @@ def table_of_collectives(run: Run, balance: Balance, limit: int) -> Section:
 
     def cells(collective: OneCollective) -> list[Cell]:
         last: list[Cell] = [UNKNOWN] * 2
-        if collective.came_last is not None and len(collective.ranks) > 1:
-            last = [
-                _highest_cell(collective.came_last),
-                often(Times(collective.came_last.max, collective.paired_calls)),
-            ]
+        came_last = collective.came_last
+        if came_last is not None and len(collective.ranks) > 1:
+            last = [_highest_cell(came_last), often(Times(came_last.max, collective.paired_calls))]
         return [
             name_of(run, collective.layer),
             phase_cell(phase_of(collective.layer, collective.phase)),
@@ -351,8 +336,7 @@ def table_of_collectives(run: Run, balance: Balance, limit: int) -> Section:
     headings = ["Module", "Phase", "Collective", "Group", "Ranks", "Calls of all"]
     headings += [f"Waiting{unit_of(run)}", "Waits most", "Last to arrive", "How often"]
     table = [cells(collective) for collective in listed[:limit]]
-    sentences = _sentences_of_collectives(listed, limit)
-    return stacked([ReportTable.of_cells(headings, table).of("collectives"), *sentences])
+    return stacked([ReportTable.of_cells(headings, table).of("collectives"), *_sentences_of_collectives(listed, limit)])
 
 
 def _sentences_of_collectives(listed: Sequence[OneCollective], limit: int) -> Iterator[str]:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, median_low
 
-from torchprof.ranks.compared import Compared, OneCollective, OneRank, Times, last_of
+from torchprof.ranks.compared import Compared, OneCollective, OneRank, Times
 from torchprof.ranks.significance import CLEARLY_SLOWER, WORTH_NAMING, Stragglers, stragglers
-from torchprof.run.lockstep import EXCHANGES, NOT_RECORDED
+from torchprof.run.lockstep import EXCHANGES, NO_LAST_RANK, NOT_RECORDED
 from torchprof.run.words import OUTSIDE
 
 
@@ -241,7 +241,8 @@ def _late_among(compared: Compared, waits: Mapping[int, Sequence[int]]) -> tuple
     tested = stragglers([[-ns for ns in waits[rank]] for rank in ranks], compared.step_ns, of=len(compared.ranks))
     if tested is None:
         typical = {rank: -median(waits[rank]) for rank in ranks}
-        last = [last_of(ranks, step, min(step)) for step in zip(*waits.values())]
+        steps = [*zip(*waits.values())]
+        last = [ranks[step.index(min(step))] if step.count(min(step)) == 1 else NO_LAST_RANK for step in steps]
         named = _seem_slow(typical, max(CLEARLY_SLOWER * compared.step_ns, 1), last)
     else:
         named = [ranks[index] for index in tested.slow]

@@ -253,11 +253,11 @@ def table_of_rows(run: Run) -> ParquetTable:
     }
     for name in FIELDS:
         measured = {meta.rank for meta in run.metas if _MEASURED_WITH.get(name, name) in meta.measured}
-        values = [
-            value if value or (rank in measured and has_cost[number]) else None
-            for value, rank, number in zip(columns[name], columns["rank"], columns["frames"])
-        ]
-        table[name] = INT, values
+        values = zip(columns[name], columns["rank"], columns["frames"])
+        table[name] = (
+            INT,
+            [value if value or (rank in measured and has_cost[number]) else None for value, rank, number in values],
+        )
     return table
 
 
@@ -270,12 +270,8 @@ def names_of_layers(run: Run) -> tuple[list[str], list[str | None]]:
 def write_table(table: ParquetTable, file: BinaryIO, metadata: Mapping[bytes, bytes] | None = None) -> None:
     """Write a table to an open file. ``metadata``: of the file. Raises TorchprofError without pyarrow."""
     pyarrow = _pyarrow()
-    types = {
-        TEXT: pyarrow.string(),
-        TEXTS: pyarrow.list_(pyarrow.string()),
-        INT: pyarrow.int64(),
-        BYTES: pyarrow.binary(),
-    }
+    text = pyarrow.string()
+    types = {TEXT: text, TEXTS: pyarrow.list_(text), INT: pyarrow.int64(), BYTES: pyarrow.binary()}
     columns = []
     for kind, values in table.values():
         try:

@@ -174,6 +174,16 @@ class Lockstep:
             medians=() if self.values else self.medians[index : index + 1],
         )
 
+    def of_some(self, ranks: Collection[int]) -> Lockstep:
+        """The part of some ranks of the lockstep of all work (``STEP``)."""
+        parts = [self.of_one(index) for index, rank in enumerate(self.ranks) if rank in ranks]
+        if not parts:
+            return NO_LOCKSTEP
+        merging = _Merging(LockstepKey(OUTSIDE, FORWARD, "cpu", STEP), parts[0])
+        for part in parts[1:]:
+            merging.add(part)
+        return merging.lockstep({})
+
     def without_times(self) -> Lockstep:
         """The counts, the sums, and for each rank the median of its times; not for a collective, which has none."""
         medians = (median_low(self.own_ns),) if self.own_ns else self.medians
@@ -211,6 +221,8 @@ class Lockstep:
         kept_ns = self.kept_ns or (sum(self.last_ns),)
         return round((kept_ns[index] - sum(self.last_ns)) * self.counts[index] / len(self.times))
 
+
+NO_LOCKSTEP = Lockstep(ranks=(), counts=(), ns=(), beside_ns=(), last_ns=(), last_rank=())
 
 # Which of the single times are kept, by their numbers
 

@@ -275,15 +275,8 @@ class _MergingRows:
 
 def add_cycle(before: Run | None, cycle: Run) -> Run:
     """Add the run of a new cycle to ``before``, the sum of the earlier cycles of the process (None: there are none).
-
-    - Rows with equal keys are added up, and so are device times.
-    - The samples of both are joined.
-    - Of each device's memory, the higher peak stays, with what was live at it.
-    - The timeline is that of the new cycle.
-    - Steps that end in different ways are not steps of one loop. Only those of the stronger way are kept.
-    - Layers are matched by path. They are those of the new cycle, with the shapes of their first call in any cycle.
-    - The sum has no stored warnings: a warning of one cycle need not hold for the sum.
-    """
+    How the metadata, the layers and each part add up is said there. Steps that end in different ways are not steps of
+    one loop. Only those of the stronger way are kept."""
     if before is None:
         return cycle
     if _strength(before) < _strength(cycle):

@@ -1,9 +1,4 @@
-"""Sums of operators over the rows of a run: self, total and calls. Every view of operators uses these.
-
-Views group rows into operators in different ways: by name and phase, by layer, by input shapes. A view numbers its
-operators. For each ``RowKey`` it gives a ``Way``: the operators that rows with this key count for. In a view by name
-with the numbers 0 for "aten::linear" and 1 for "aten::addmm", rows with these two frames have ``Way((0, 1), 1)``.
-"""
+"""Sums of operators over the rows of a run: self, total and calls. Every view of operators uses these."""
 
 from __future__ import annotations
 
@@ -28,8 +23,9 @@ class RowKey(NamedTuple):
 
 
 class Way(NamedTuple):
-    """The operators that a row counts for, by number: for the total of each of ``totals``, and for the self and the
-    calls of ``inner`` (negative: of none)."""
+    """The operators of a view that a row counts for, by number: for the total of each of ``totals``, and for the self
+    and the calls of ``inner`` (negative: of none). In a view by name with the numbers 0 for "aten::linear" and 1 for
+    "aten::addmm", rows with these two frames have ``Way((0, 1), 1)``."""
 
     totals: tuple[int, ...]
     inner: int
