@@ -288,7 +288,7 @@ class Diff:
 
     @property
     def unit(self) -> str | None:
-        """The unit of additive quantities: "call", "step", or None for totals of the runs."""
+        """See ``Denominator.unit``."""
         return self.denominator.unit
 
     @property
@@ -323,8 +323,7 @@ class Diff:
         largest ``weight`` first, without changes within noise and unclear ones.
 
         A quantity without a self, such as a peak, is taken from the layers without children. They hold most if they are
-        more than half of the difference, and of all self changes with its sign, those within noise included. If not,
-        the text is " beyond noise" if a self change that is within noise is larger than one of these.
+        more than half of the difference, and of all self changes with its sign, those within noise included.
         """
         if quantity.is_self or not pair.children:
             return LargestParts([], False, "")

@@ -60,12 +60,11 @@ def table_of(diff: Diff, depth: int | None, sort_by: str | None, top: int) -> tu
     )
     headings = ["Layer", f"{main.heading} before", f"{main.heading} after", "Difference", "Ratio", "Verdict"]
     headings += [f"Δ {quantity.heading}" for quantity in others]
-    rows = [
-        [_name_cell(pair), *_main_cells(pair, main), *(_difference(pair, each) for each in others)] for pair in shown
-    ]
-    table = ReportTable.of_cells(headings, rows)
-    same, small = len(layers) - len(changed) - unknown, len(changed) - top
-    hidden = _notes_on_hidden(same=same, unknown=unknown, small=small)
+    table = ReportTable.of_cells(
+        headings,
+        ([_name_cell(pair), *_main_cells(pair, main), *(_difference(pair, each) for each in others)] for pair in shown),
+    )
+    hidden = _notes_on_hidden(len(layers) - len(changed) - unknown, unknown, len(changed) - top)
     return table, [*hidden, *_notes_on_noise([main, *others], shown)]
 
 
@@ -76,11 +75,8 @@ def _ranking(
     ``is_main_alone``. It is the change of self, but of total for layers at ``depth``, which stand for those below."""
     totals = [main]
     if main.is_time and not is_main_alone:
-        totals = [
-            quantity
-            for quantity in diff.quantities
-            if quantity.is_time and not quantity.is_self and quantity.measure == main.measure
-        ]
+        of_time = (quantity for quantity in diff.quantities if quantity.is_time and not quantity.is_self)
+        totals = [quantity for quantity in of_time if quantity.measure == main.measure]
     own = totals if is_main_alone else [*map(diff.self_of, totals)]
 
     def key(pair: Pair) -> tuple[bool, float]:
@@ -208,10 +204,8 @@ def _name_cell(pair: Pair) -> Cell:
     path = ".".join(pair.path)
     name = printable(path)
     if pair.how in (MOVED, RENAMED) and pair.before is not None:
-        before = pair.before.name
-        return ReportCell(
-            f"{name} ({pair.how}, was {printable(before)})", path, ids={"change": pair.how, "was": before}
-        )
+        ids = {"change": pair.how, "was": pair.before.name}
+        return ReportCell(f"{name} ({pair.how}, was {printable(pair.before.name)})", path, ids=ids)
     return ReportCell(f"{name} ({pair.how})", path, ids={"change": pair.how}) if pair.how in (ADDED, REMOVED) else name
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 from statistics import median
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from torchprof.run.run import Run
 from torchprof.run.timeline import Pipeline, StageAction
@@ -150,10 +150,6 @@ class ReplicaPipelines:
         return self.pipelines[0]
 
     @property
-    def stages(self) -> int:
-        return self.first.stages
-
-    @property
     def device(self) -> str:
         return self.first.members[0].device
 
@@ -281,12 +277,9 @@ def _times_of_stage(stage: int, members: Sequence[Pipeline]) -> StageTimes:
     )
 
 
-_Key = TypeVar("_Key", bound=Hashable)
-
-
-def _medians(actions: Iterable[StageAction], key: Callable[[StageAction], _Key]) -> dict[_Key, float]:
+def _medians(actions: Iterable[StageAction], key: Callable[[StageAction], Any]) -> dict[Any, float]:
     """The median time over the steps of all actions with the same key."""
-    times: defaultdict[_Key, list[int]] = defaultdict(list)
+    times: defaultdict[Any, list[int]] = defaultdict(list)
     for action in actions:
         times[key(action)] += action.took_ns
     return {value: median(ns) for value, ns in times.items()}

@@ -94,7 +94,7 @@ def _about_bubble(judged: Judged, *, of_schedule: bool = False) -> str:
     if bubble is None:
         reasons = dict.fromkeys(bubble for bubble in judged.bubbles if isinstance(bubble, str))
         return f"How long its ranks are idle (the bubble) is unknown: {'; '.join(reasons)}."
-    of = f" ({judged.replicas.stages} stages, {_schedule_of(judged.replicas)})" if of_schedule else ""
+    of = f" ({judged.replicas.first.stages} stages, {_schedule_of(judged.replicas)})" if of_schedule else ""
     parts = [f"{bubble.schedule:.0%} is the schedule's own{of}"]
     for what, share in (("unequal stages", bubble.stages), ("microbatches that differ", bubble.microbatches)):
         if abs(share) >= _WORTH_SAYING:
@@ -244,7 +244,7 @@ def _table_of_stages(run: Run, number: int, replicas: ReplicaPipelines) -> Secti
             *map(time_cell, (times.step_ns, times.inputs_ns, times.gradients_ns, times.other_ns)),
         ]
 
-    stages = sorted({*range(replicas.stages), *replicas.times})
+    stages = sorted({*range(replicas.first.stages), *replicas.times})
     unknown: list[Cell] = [UNKNOWN] * (len(headings) - 1)
     rows = [
         TableRow(cells(stage, times), layer=times.root) if times else TableRow([format_number(stage), *unknown])

@@ -213,22 +213,15 @@ class _LayerColumn(NamedTuple):
 
     @classmethod
     def of_figure(
-        cls,
-        heading: str,
-        over_ranks: Callable[[OneLayer], OverRanks | None],
-        statistic: Callable[[OverRanks], float | None],
-        text: Callable[[float], Cell],
-        is_measured: bool,
+        cls, heading: str, of: str, statistic: str, text: Callable[[float], Cell], is_measured: bool
     ) -> _LayerColumn:
-        """The column of a statistic over the ranks."""
+        """The column of a ``statistic`` over the ranks: a property of ``OverRanks``, ``of`` a field of ``OneLayer``."""
 
         def value(row: OneLayer) -> float | None:
-            over = over_ranks(row)
-            return None if over is None else statistic(over)
+            return getattr(getattr(row, of), statistic, None)  # None without that figure
 
         def cell(row: OneLayer) -> Cell:
-            figure = value(row)
-            return UNKNOWN if figure is None else text(figure)
+            return UNKNOWN if value(row) is None else text(value(row) or 0)
 
         return cls(Column(heading, measured=is_measured), cell, value)
 
@@ -273,33 +266,27 @@ def _layer_columns(run: Run, balance: Balance) -> list[_LayerColumn]:
             return UNKNOWN
         return text(row.work) if row.work.max > row.work.min else ""  # blank if all ranks are equal
 
-    work, imbalance = attrgetter("work"), attrgetter("imbalance")
     has_work = balance.measured_on is not None
     columns = [
         text_column("Module", lambda row: name_of(run, row.layer)),
         text_column("Phase", lambda row: "" if row.layer == IN_NO_OP else phase_cell(phase_of(row.layer, row.phase))),
-        figure("Min", work, lambda over: over.min, format_time, has_work),
-        figure("Median", work, lambda over: over.median, format_time, has_work),
-        figure("Max", work, lambda over: over.max, format_time, has_work),
-        figure("Max/mean", work, imbalance, _ratio_cell, has_work),
+        figure("Min", "work", "min", format_time, has_work),
+        figure("Median", "work", "median", format_time, has_work),
+        figure("Max", "work", "max", format_time, has_work),
+        figure("Max/mean", "work", "imbalance", _ratio_cell, has_work),
         text_column("Slowest rank", lambda row: of_slowest(row, lambda work: format_number(work.highest))),
         text_column("How often", lambda row: of_slowest(row, lambda _: often(row.slowest_in))),
     ]
-    for heading, over_ranks, fields in (
-        (_FLOPS_HEADING, lambda row: row.flops, {"flops"}),
-        ("Peak max/mean", lambda row: row.peak, {"cpu_allocated", "device_allocated"}),
+    for heading, of, fields in (
+        (_FLOPS_HEADING, "flops", {"flops"}),
+        ("Peak max/mean", "peak", {"cpu_allocated", "device_allocated"}),
     ):
         if any(fields & set(meta.requested) for meta in run.metas):
             is_measured = all(fields & set(meta.measured) for meta in run.metas)
-            columns.append(figure(heading, over_ranks, imbalance, _ratio_cell, is_measured))
+            columns.append(figure(heading, of, "imbalance", _ratio_cell, is_measured))
     if balance.collectives:
-        columns.append(
-            _LayerColumn(
-                Column("Waiting"),
-                lambda row: _waiting_cell(row.waiting, row.waiting_is_lower_bound) if row.has_collectives else "",
-                lambda row: None if row.waiting is None else row.waiting.sum,
-            )
-        )
+        waiting = figure("Waiting", "waiting", "sum", format_time, True)
+        columns.append(waiting._replace(text=lambda row: _waiting_cell(row) if row.has_collectives else ""))
         columns.append(text_column("Waits most", lambda row: _highest_cell(row.waiting) if row.has_collectives else ""))
     if any(layer.ranks for layer in run.layers):
         ranks_of = [layer.ranks and numbers_in_words(layer.ranks) for layer in run.layers]
@@ -327,7 +314,7 @@ def table_of_collectives(run: Run, balance: Balance, limit: int) -> Section:
             printable(collective.name),
             *_group_cells(collective.group),
             format_number(collective.calls),
-            _waiting_cell(collective.waiting, collective.waiting_is_lower_bound),
+            _waiting_cell(collective),
             _highest_cell(collective.waiting),
             *last,
         ]
@@ -380,8 +367,8 @@ def _group_cells(group: GroupOfRanks | None) -> list[Cell]:
     return [printable(group.description or group.name) or UNKNOWN, printable(group.ranks) or size]
 
 
-def _waiting_cell(waiting: OverRanks | None, is_bound: bool) -> Cell:
-    return _bounded(time_cell(None if waiting is None else waiting.sum), is_bound)
+def _waiting_cell(row: OneLayer | OneCollective) -> Cell:
+    return _bounded(time_cell(None if row.waiting is None else row.waiting.sum), row.waiting_is_lower_bound)
 
 
 def _highest_cell(over: OverRanks | None) -> Cell:

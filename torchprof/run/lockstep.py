@@ -82,9 +82,8 @@ class Lockstep:
 
     At most ``Lockstep.SIZE`` single times are kept, the same ones on every rank: those whose numbers, from 0 on, have
     the smallest hashes. The sum of cycles keeps these, too, if each cycle has them: it kept all its times, or knew how
-    many came before. Else each side keeps a share in proportion to its count. A hash of numbers and counts draws it, so
-    each time is equally likely to be kept. Which ones are kept then depends on the order of the additions: cycles are
-    added from left to right.
+    many came before. Else each side keeps a share in proportion to its count (``_kept_of_both``). Which ones are kept
+    then depends on the order of the additions: cycles are added from left to right.
 
     - ``times``: the numbers of the times that are kept; ``()`` if all are.
     - ``kept_ns``: for each rank the sum over the times that are kept; ``()`` if that is ``ns``.
@@ -135,8 +134,7 @@ class Lockstep:
         return self.last_ns if len(self.ranks) == 1 else ()
 
     def __add__(self, later: Lockstep) -> Lockstep:
-        """The sum of earlier and later cycles of one rank. More than ``SIZE`` single times are sampled: see the
-        class."""
+        """The sum of earlier and later cycles of one rank. More than ``SIZE`` single times are sampled, see the class."""
         (count,), (more,) = self.counts, later.counts
         summed = replace(
             later,
@@ -259,9 +257,8 @@ def _sampled(first: int, count: int, size: int) -> tuple[int, ...]:
 
 @lru_cache
 def _kept_of_both(count: int, before: tuple[int, ...], more: int, after: tuple[int, ...], size: int) -> tuple[int, ...]:
-    """The numbers of the times that are kept of ``count`` times and ``more`` after them.
-
-    ``before`` and ``after`` are the numbers that each side had kept so far, ``()`` for all.
+    """The numbers of the times that are kept of ``count`` times and ``more`` after them. ``before`` and ``after`` are
+    the numbers that each side had kept so far, ``()`` for all.
 
     Each side keeps ``size`` times its share of the whole. The fractional part of that is the probability of one more:
     if it were always rounded the same way, the last of many short cycles would keep too many times, or none. Each

@@ -173,8 +173,7 @@ class Spread:
         return sample, (*self.hashes[:slot], hash_of_start, *self.hashes[slot:])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """How it is pickled: half the time that a dataclass takes. The runs of many ranks go from process to process,
-        with a thousand spreads each."""
+        """Pickle it in half the time that a dataclass takes: the runs of many ranks go from process to process."""
         return Spread, (self.count, self.sum, self.min, self.max, self.first, self.sample, self.hashes)
 
     @staticmethod
@@ -184,7 +183,6 @@ class Spread:
         return tuple(value for value, _ in pairs), tuple(hash_of_start for _, hash_of_start in pairs)
 
     def quantile(self, q: float) -> float:
-        """The quantile ``q`` (0 to 1) of the sample, interpolated linearly."""
         return quantile(self.sample, q)
 
     @property

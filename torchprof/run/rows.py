@@ -361,19 +361,19 @@ class Chains:
         number = self._numbers.get((outer, frame))
         if number is not None:
             return number
-        if frame.signature is not None:
-            without_shapes = _without_shapes(frame)
+        without_shapes = _without_shapes(frame)
+        if without_shapes != frame:
             place = outer, frame.kind, frame.name
-            if without_shapes != frame and self._signatures[place] >= SIGNATURES:
+            if self._signatures[place] >= SIGNATURES:
                 number = self._numbers[outer, frame] = self.inside(outer, without_shapes)
                 return number
-            self._signatures[place] += without_shapes != frame
+            self._signatures[place] += 1
         number = self._numbers[outer, frame] = len(self.all)
         self.all.append((*self.all[outer], frame))
         return number
 
     def number_of(self, chain: Iterable[Frame]) -> int:
-        """The number of a chain; with unknown shapes if there are too many different inputs."""
+        """The number of a chain."""
         number = 0
         for frame in chain:
             number = self.inside(number, frame)
@@ -385,8 +385,7 @@ class Chains:
 
 
 def _without_shapes(frame: Frame) -> Frame:
-    """The same frame with unknown shapes and scalars. The scalars of a collective stay: they describe the
-    collective."""
+    """The same frame with unknown shapes and scalars, but those of a collective, which describe it."""
     signature = frame.signature
     if signature is None:
         return frame
