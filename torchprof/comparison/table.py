@@ -25,8 +25,7 @@ def diff_table(diff: Diff, *, depth: int | None = None, sort_by: str | None = No
 
     The table has one main quantity before and after (the first of CUDA total, CPU total and FLOPs that both runs
     measured), and the differences of other quantities that changed. Layers are sorted by the change of self time,
-    summed over all phases, and at ``depth`` of total time. Layers whose time changed within the noise of the runs are
-    last.
+    summed over all phases, and at ``depth`` of total time. Layers whose time changed within noise are last.
 
     ``sort_by``: another main quantity: "flops", "macs", "self_cpu_total", "backward_cpu_total", "cpu_peak", … Raises
     TorchprofError for a quantity that is not compared.

@@ -48,8 +48,7 @@ class Balance:
 def balance_of(run: Run) -> Balance:
     """Compare the ranks of a run: ranks ascending, layers and collectives in the order of the run.
 
-    Own work comes from ``Run.lockstep``. It excludes communication, so equally fast ranks with equal work have equal
-    times.
+    Own work comes from ``Run.lockstep``. Without communication, equally fast ranks with equal work have equal times.
     """
     compared = Compared.of(run)
     collectives = tuple(_collective(compared, *item) for item in run.lockstep.items() if item[0].is_collective)
@@ -72,8 +71,8 @@ def balance_of(run: Run) -> Balance:
 
 
 def _collective(compared: Compared, key: LockstepKey, lockstep: Lockstep) -> OneCollective:
-    """A collective of a layer. If rank 0 spends 12 ms in a call and rank 1 spends 5 ms, rank 0 waits for 7 ms and rank
-    1 came last."""
+    """A collective of a layer. If rank 0 takes 12 ms in a call and rank 1 takes 5 ms, rank 0 waits for 7 ms and rank 1
+    came last."""
     group, is_paired = key.group, lockstep.is_paired
     if group == NOT_RECORDED:
         group, is_paired = compared.all_ranks, compared.all_ranks is not None

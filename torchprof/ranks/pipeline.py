@@ -61,8 +61,7 @@ class OnePipeline:
     @cached_property
     def step_ns(self) -> tuple[int, ...]:
         """The duration of each step, from the first action to the end of the last rank; ``()`` if steps cannot be
-        paired. A rank that begins early only waits for the rank with the first stage, which starts everything: that
-        time is not part of the step."""
+        paired. A rank that begins early only waits for the rank with the first stage: that is not part of the step."""
         if len({(member.steps, len(member.step_ns)) for member in self.members}) > 1:
             return ()
         times = [[ns - early for ns, early in zip(member.step_ns, self.early_ns(member))] for member in self.members]
@@ -227,8 +226,7 @@ def _pipelines(run: Run) -> Iterator[OnePipeline]:
 
 
 def _of_one_device(run: Run) -> Iterable[Pipeline]:
-    """The pipeline of each rank, in the time of its device (of several, that with most work); in that of the CPU if a
-    rank has no other."""
+    """The pipeline of each rank, in the time of its device (of several, that with most work); else that of the CPU."""
     recorded = [pipeline for pipeline in run.pipelines if pipeline.actions]
     recorded.sort(key=lambda pipeline: sum(sum(action.took_ns) for action in pipeline.actions))
     on_device = [pipeline for pipeline in recorded if pipeline.device != "cpu"]
@@ -246,8 +244,7 @@ def _times_of_stage(stage: int, members: Sequence[Pipeline]) -> StageTimes:
     stages_on = {member.rank: stages_of(member) for member in members}
 
     def needs(rank: int, action: StageAction) -> str:
-        """What this action needs from another rank: the "inputs" of a forward, the "gradients" of a backward, or
-        "other" for nothing."""
+        """What this action needs from another rank: "inputs" (forward), "gradients" (backward) or nothing ("other")."""
         if action.what == "F" and stage > 0 and stage - 1 not in stages_on[rank]:
             return "inputs"
         if action.what in "BI" and stage < last_stage and stage + 1 not in stages_on[rank]:

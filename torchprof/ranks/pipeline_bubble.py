@@ -28,8 +28,7 @@ class Bubble(NamedTuple):
     - ``schedule``: the idle share of this schedule with equal stages, whose actions take as long as the mean of all.
     - ``stages``: what is added if each stage takes its own time, the mean over its microbatches.
     - ``microbatches``: what is added if each action takes its own time.
-    - ``rest``: communication, the loss, the host, and all other reasons. Negative in a step that was shorter than the
-      simulated one.
+    - ``rest``: communication, the loss, the host, and others. Negative if the step was shorter than simulated.
     """
 
     measured: float
@@ -45,8 +44,7 @@ class SlowStages:
 
     - ``stages``: those of the slowest rank, or of several ranks that take equally long. ``ranks``: all that have them,
       ``ranks_per_pipeline`` in each replica.
-    - ``own_ns``: the time of a microbatch, forward and backward, in the stages of the slowest rank. ``others_ns``: the
-      median of the other ranks.
+    - ``own_ns``: the time of a microbatch in the stages of the slowest rank. ``others_ns``: the median of the others.
     - ``times``: in how many of the ``steps`` all other ranks took less, in the median replica.
     - ``may_be_chance``: there are too few steps to exclude chance.
     """

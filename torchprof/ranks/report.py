@@ -78,8 +78,7 @@ def _of_one_rank(run: Run) -> str:
     missing = f" {ranks_in_words(run.missing_ranks).capitalize()} gave no run, or was not merged." if of else ""
     return (
         f"This run has only rank {meta.rank}{of}: there is no other rank to compare.{missing} torchprof.merge, or "
-        "`torchprof show` with the files of all ranks, makes one run of them; prof.gather() does so inside "
-        "of the job."
+        "`torchprof show` with the files of all ranks, makes one run of them; prof.gather() does so inside of the job."
     )
 
 
@@ -108,16 +107,15 @@ def table_of_ranks(run: Run, balance: Balance, top: int | None) -> Section:
     """A row for each rank, the one with the most own work first, then the minimum, median and maximum over all."""
     columns = [*_rank_columns(run, balance)]
     listed = sorted(balance.ranks, key=lambda rank: (rank.work_ns is None, -(rank.work_ns or 0), rank.rank))
-    hidden = 0
+    sentences = []
     slowest = _SLOWEST if top is None else top
     if len(listed) > (_MANY_RANKS if top is None else top + _FASTEST):
-        hidden = len(listed) - slowest - _FASTEST
+        shown = f"shown are the {slowest} slowest and the {_FASTEST} fastest"
+        sentences.append(f"{len(listed) - slowest - _FASTEST} ranks are hidden: {shown}.")
         listed = [*listed[:slowest], *listed[-_FASTEST:]]
     rows = [TableRow([column.text(rank) for column in columns]) for rank in listed]
     rows += [TableRow([column.over_all(statistic) for column in columns], is_part=False) for statistic in _STATISTICS]
     table = ReportTable([column.heading for column in columns], rows, "ranks")
-    shown = f"shown are the {slowest} slowest and the {_FASTEST} fastest"
-    sentences = [f"{hidden} ranks are hidden: {shown}."] if hidden else []
     return stacked([table, *sentences, *_sentences_of_ranks(run, balance)])
 
 

@@ -120,9 +120,8 @@ def _packed(name: str, dtype: str, elements_in: int | None, elements_out: int | 
 
 
 def signature_in_group(name: str, inputs: Signature, group: GroupOfRanks) -> Signature:
-    """The collective of a backend's range between the ranks of a group, packed as ``signature_of`` does it. ``name``:
-    of the range; ``inputs``: those that were recorded. The size of the group makes the output of an all-gather and of a
-    reduce-scatter known."""
+    """The collective of a backend's range between the ranks of a group, packed like ``signature_of``. ``name``: of the
+    range; ``inputs``: the recorded ones. The group's size gives the output of an all-gather and of a reduce-scatter."""
     collective = _of_range(Frame(FrameKind.COLLECTIVE, name, inputs))
     elements, elements_out = collective.elements_in, collective.elements_out
     if elements is not None and group.size:

@@ -239,12 +239,11 @@ def table_of_rows(run: Run) -> ParquetTable:
     left_over = [*map(is_left_over, rows.frames)]
     has_cost = [kind != FrameKind.PYTHON for kind, _ in operators]
     layer_and_chain = [*zip(columns["layer"], columns["frames"])]
-    layer_and_phase = zip(columns["layer"], columns["phase"])
     table: dict[str, tuple[str, Sequence[Any]]] = {
         "rank": (INT, columns["rank"]),
         "layer": (TEXT, [LAUNCHED_BEFORE if left_over[number] else layers[layer] for layer, number in layer_and_chain]),
         "kind": (TEXT, [classes[layer] for layer in columns["layer"]]),
-        "phase": (TEXT, [phase_of(layer, PHASES[phase]) for layer, phase in layer_and_phase]),
+        "phase": (TEXT, [phase_of(layer, PHASES[phase]) for layer, phase in zip(columns["layer"], columns["phase"])]),
         "frames": (TEXTS, [frame_names[number] for number in columns["frames"]]),
         "operator": (TEXT, [operators[number][1] for number in columns["frames"]]),
         "operator_kind": (TEXT, [str(operators[number][0]) for number in columns["frames"]]),

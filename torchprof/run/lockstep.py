@@ -87,8 +87,7 @@ class Lockstep:
 
     - ``times``: the numbers of the times that are kept; ``()`` if all are.
     - ``kept_ns``: for each rank the sum over the times that are kept; ``()`` if that is ``ns``.
-    - ``last_rank``: for each kept time the rank that the others waited for; ``NO_LAST_RANK`` if several took equally
-      long.
+    - ``last_rank``: for each kept time the rank that the others waited for, ``NO_LAST_RANK`` if there were several.
     - ``last_ns``: for each kept time how long that rank took. This is the longest work. Of a collective it is the
       shortest time: a collective ends on all ranks together, and the rank that came last did not wait.
 
@@ -115,8 +114,7 @@ class Lockstep:
 
     @classmethod
     def of(cls, rank: int, times: Sequence[int], beside_ns: int = 0, first: int = 0) -> Lockstep:
-        """The lockstep of one rank, from how long it took each time, in ns. ``first``: how many times were before, in
-        earlier cycles."""
+        """The lockstep of one rank, from its times, in ns. ``first``: how many were in earlier cycles."""
         kept = _kept_from(first, len(times), cls.SIZE)
         return cls(
             ranks=(rank,),
@@ -134,7 +132,7 @@ class Lockstep:
         return self.last_ns if len(self.ranks) == 1 else ()
 
     def __add__(self, later: Lockstep) -> Lockstep:
-        """The sum of earlier and later cycles of one rank. More than ``SIZE`` single times are sampled, see the class."""
+        """The sum of earlier and later cycles of one rank. More than ``SIZE`` single times are sampled."""
         (count,), (more,) = self.counts, later.counts
         summed = replace(
             later,
@@ -332,8 +330,7 @@ class LockstepPart(RunPart[_Together]):
 
 
 def _zero_in_each_step(key: LockstepKey, cycles: _Together) -> Lockstep | None:
-    """0 for each step of these cycles. None for collectives (they are counted by calls, not by steps), and if the steps
-    or the groups are unknown."""
+    """0 for each step of these cycles. None for collectives (counted by calls), and if steps or groups are unknown."""
     steps = cycles.get(LockstepKey(OUTSIDE, FORWARD, "cpu", STEP))  # the device has the same steps
     if steps is None or key.is_collective or key.group == NOT_RECORDED:
         return None

@@ -1,7 +1,6 @@
 """The parts of a run: how each is split by rank, renumbered, added up over cycles, merged over ranks, written and read.
 
-``RUN_PARTS`` in ``torchprof.run.run`` lists them. Metadata, layers and rows are not among them: they depend on each
-other.
+``RUN_PARTS`` in ``torchprof.run.run`` lists them. Metadata, layers and rows are not parts: they depend on each other.
 """
 
 from __future__ import annotations

@@ -42,8 +42,7 @@ class Row(NamedTuple):
 
     - ``phase``: "forward", "backward", "recompute", or "other": work outside all layers that is not backward.
       ``device``: "cpu", "cuda:0", …; ``rank``: the rank that ran it.
-    - ``layer``: None for work of no layer. Then ``selected`` is False if it is work of layers that ``paths=`` did not
-      select.
+    - ``layer``: None for work of no layer. Then ``selected`` is False if ``paths=`` did not select its layers.
     - ``shared_by``: the layers, if the work served several at once; ``layer`` is their nearest common ancestor then.
     - ``within``: the ops and labels around the layer's range, outer to inner.
     - ``frames``: from the layer inward; ``()`` is the layer's own time between ops.
@@ -291,8 +290,7 @@ class Rows(Sequence[Row]):
 
     @cached_property
     def by_layer(self) -> dict[tuple[int, int], tuple[Cost, int]]:
-        """Self cost and calls of each (layer index, phase number). Device work that was launched before the recording
-        began is left out."""
+        """Self cost and calls of each (layer index, phase number). Without work launched before the recording."""
         place = ("layer", "phase")
         calls = self.summed(place, "calls", frames=())
         costs = self.of_recording.summed(place, FIELDS)

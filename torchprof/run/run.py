@@ -249,11 +249,9 @@ class Run:
         return tuple(phase for number, phase in enumerate(PHASES) if phase == FORWARD or number in seen)
 
     def report(self, name: str | None = None, **options: Any) -> ReportText:
-        """A report as text: ``run.report("tree", depth=2)``; without a name, the list of all reports.
-        ``run.report("tree").data`` is the same for other programs. Raises TorchprofError for an unknown name or
-        option."""
-        text: ReportText = output("render")(name, self, options)
-        return text
+        """A report as text: ``run.report("tree", depth=2)``; without a name, a list of all. ``run.report("tree").data``
+        is the same for other programs. Raises TorchprofError for an unknown name or option."""
+        return output("render")(name, self, options)  # type: ignore[no-any-return]
 
     def metrics(self, layers: int | str | Iterable[str | tuple[str, ...]] | None = None) -> dict[str, int | float]:
         """The run as a flat dict of numbers, for W&B, MLflow, Prometheus, TensorBoard: ``time/forward/cpu_ms``.

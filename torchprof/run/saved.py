@@ -327,8 +327,7 @@ _LEVEL = 6  # of gzip: the highest one takes twice as long for 1 % less
 
 
 def table_of_rank(run: Run) -> ParquetTable:
-    """How the only rank of a run was recorded, what is compared between ranks (a gzipped run file), and the whole run
-    (another one). It has one line."""
+    """One line: how the only rank of a run was recorded, what is compared, and the whole run (gzipped run files)."""
     meta = run.meta
     line: dict[str, tuple[str, Any]] = {
         "rank": (INT, meta.rank),
