@@ -59,12 +59,11 @@ def table_of(diff: Diff, depth: int | None, sort_by: str | None, top: int) -> tu
     )
     headings = ["Layer", f"{main.heading} before", f"{main.heading} after", "Difference", "Ratio", "Verdict"]
     headings += [f"Δ {quantity.heading}" for quantity in others]
-    table = ReportTable.of_cells(
-        headings,
-        ([_name_cell(pair), *_main_cells(pair, main), *(_difference(pair, each) for each in others)] for pair in shown),
+    rows = (
+        [_name_cell(pair), *_main_cells(pair, main), *(_difference(pair, each) for each in others)] for pair in shown
     )
     hidden = _notes_on_hidden(len(layers) - len(changed) - unknown, unknown, len(changed) - top)
-    return table, [*hidden, *_notes_on_noise([main, *others], shown)]
+    return ReportTable.of_cells(headings, rows), [*hidden, *_notes_on_noise([main, *others], shown)]
 
 
 def _ranking(

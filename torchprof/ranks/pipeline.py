@@ -181,12 +181,13 @@ def pipelines_of(run: Run) -> list[ReplicaPipelines]:
     groups: list[tuple[list[OnePipeline], dict[tuple[int, ...], object]]] = []
     for pipeline in _pipelines(run):
         traits = _traits(pipeline)
-        fitting = (group for group in groups if all(group[1].get(key, trait) == trait for key, trait in traits.items()))
-        replicas, known = next(fitting, ([], {}))
-        if not replicas:
-            groups.append((replicas, known))
-        replicas.append(pipeline)
-        known.update(traits)  # of all replicas: one may lack ranks that another has
+        for replicas, known in groups:
+            if all(known.get(stages, trait) == trait for stages, trait in traits.items()):
+                replicas.append(pipeline)
+                known.update(traits)  # one replica may lack ranks that another has
+                break
+        else:
+            groups.append(([pipeline], traits))
     return [ReplicaPipelines(tuple(replicas)) for replicas, _ in groups]
 
 

@@ -219,7 +219,8 @@ class _LayerColumn(NamedTuple):
             return getattr(getattr(row, of), statistic, None)  # None without that figure
 
         def cell(row: OneLayer) -> Cell:
-            return UNKNOWN if value(row) is None else text(value(row) or 0)
+            figure = value(row)
+            return UNKNOWN if figure is None else text(figure)
 
         return cls(Column(heading, measured=is_measured), cell, value)
 

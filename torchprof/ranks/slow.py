@@ -309,7 +309,7 @@ def _waiting_together(compared: Compared) -> Iterator[dict[int, list[int]]]:
 def _difference(compared: Compared, device: str, slow: Sequence[int], least: float) -> Difference | None:
     """The innermost layer, and its phase, in which the first of the slow ranks takes at least ``least`` longer in a
     step than the median of the others; outside all layers, the part of the step. A rank without a layer takes 0 there.
-    With 5 ms, and an excess of 9 ms in ``Net``, 8 ms in ``Net.body`` and 4 ms in its two layers, it is ``Net.body``."""
+    With ``least`` 5 ms, and 9 ms in ``Net``, 8 ms in ``Net.body`` and 4 ms in its two layers, it is ``Net.body``."""
     others = [rank for rank in compared.ranks if rank not in slow]
     by_rank: defaultdict[int, Counter[int]] = defaultdict(Counter)
     by_phase: defaultdict[int, dict[str, float]] = defaultdict(dict)

@@ -271,8 +271,7 @@ class _MergingRows:
 
 def add_cycle(before: Run | None, cycle: Run) -> Run:
     """Add the run of a new cycle to ``before``, the sum of the earlier cycles of the process (None: there are none).
-    How the metadata, the layers and each part add up is said there. Steps that end in different ways are not steps of
-    one loop. Only those of the stronger way are kept."""
+    Steps that end in different ways are not steps of one loop: only those of the stronger way are kept."""
     if before is None:
         return cycle
     if _strength(before) < _strength(cycle):
