@@ -97,9 +97,7 @@ class Program:
         self._max_calls = max_calls
         self._plan = Plan([], None)
         kind = None if missing else device
-        setup = Setup(
-            self._plan, asked, kind, self._provenance, from_first_mark=False, has_gaps=False, samples_python=True
-        )
+        setup = Setup(self._plan, asked, kind, self._provenance, from_first_mark=False, is_program=True)
         self._labels = Labels(())
         self._cycles = Cycles(setup, warnings, self._labels)
         self._run: Run | None = None
@@ -241,7 +239,7 @@ class Program:
 
     def _start_cycle(self) -> None:
         with DelayedSignals():
-            self._modules_before_cycle = self._modules_called
+            self._modules_before_cycle += self._modules_in_cycle
             self._cycles.start()
             self._cycle_began_s = time.perf_counter()
 
@@ -252,11 +250,7 @@ class Program:
     @property
     def _modules_in_cycle(self) -> int:
         """How often modules were called in this cycle."""
-        return self._modules_called - self._modules_before_cycle
-
-    @property
-    def _modules_called(self) -> int:
-        return self._calls + self._outermost.inner
+        return self._calls + self._outermost.inner - self._modules_before_cycle
 
     # The end
 

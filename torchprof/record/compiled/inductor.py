@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from threading import Lock, local
+from threading import local
 from typing import Any, ClassVar
 from uuid import uuid4
 
@@ -214,11 +214,11 @@ def _noting_calls(compiled: Callable[..., Any], taken: tuple[TakenTensor, ...]) 
 
     @functools.wraps(compiled)
     def noted(*args: Any, **kwargs: Any) -> Any:
-        noting = CalledGraphs.all_on[-1:]
-        if not noting or not is_observed():
+        noting = CalledGraphs.current
+        if noting is None or not is_observed():
             return compiled(*args, **kwargs)
         try:
-            number = noting[0].calls.number_of(taken, args[0] if len(args) == 1 and isinstance(args[0], list) else args)
+            number = noting.calls.number_of(taken, args[0] if len(args) == 1 and isinstance(args[0], list) else args)
         except (IndexError, TypeError):  # not the inputs of the compiled graph: nothing is noted
             return compiled(*args, **kwargs)
         with record(f"{COMPILED_INPUTS}{number}"):
@@ -280,38 +280,31 @@ class CalledGraphs:
     """From ``on`` to ``off``, notes each call of a graph of Inductor, whenever it was compiled. A range around the call
     tells with which parameters it was called, unless a ``Provenance`` knows the layers of the graph.
 
-    A method of Inductor's class of graphs is replaced for that, and restored by the last one that goes off. A process
-    that did not use torch.compile before ``on`` is left as it is. ``by_key``: the graphs by the key in the profiler's
-    range around each call.
+    A method of Inductor's class of graphs is replaced for that. A process that did not use torch.compile before ``on``
+    is left as it is. ``by_key``: the graphs by the key in the profiler's range around each call.
     """
 
-    _lock: ClassVar[Lock] = Lock()
-    all_on: ClassVar[list[CalledGraphs]] = []
-    _undo: ClassVar[ExitStack] = ExitStack()
+    current: ClassVar[CalledGraphs | None] = None
+    """The one that is on: as profiler sessions, one in a process at a time."""
 
     def __init__(self) -> None:
+        self._undo = ExitStack()
         self.by_key: dict[str, CalledGraph] = {}
         self.calls = NotedCalls()
         self._kept: dict[str, KeptGraph] = {}  # by key, read when their kernels are asked for
 
     def on(self) -> None:
-        with CalledGraphs._lock:
-            if CalledGraphs.all_on:
-                self.calls = CalledGraphs.all_on[0].calls  # the numbers of calls stand in the events of all
-            else:
-                # A process without this module has compiled nothing: torch.compile imports it.
-                graphs: Any = optional(_GRAPHS) if _GRAPHS.rpartition(".")[0] in sys.modules else None
-                if graphs is not None and "__call__" in vars(graphs):
-                    replace(CalledGraphs._undo, (graphs, "__call__"), _noting)
-            CalledGraphs.all_on.append(self)
+        # A process without this module has compiled nothing: torch.compile imports it.
+        graphs: Any = optional(_GRAPHS) if _GRAPHS.rpartition(".")[0] in sys.modules else None
+        if graphs is not None and "__call__" in vars(graphs):
+            replace(self._undo, (graphs, "__call__"), self._call)
+        CalledGraphs.current = self
 
     def off(self) -> None:
         """Note no more calls. Does nothing the second time."""
-        with CalledGraphs._lock:
-            if self in CalledGraphs.all_on:
-                CalledGraphs.all_on.remove(self)
-                if not CalledGraphs.all_on:
-                    CalledGraphs._undo.close()
+        self._undo.close()
+        if CalledGraphs.current is self:
+            CalledGraphs.current = None
 
     @property
     def knows_parameters(self) -> bool:
@@ -329,6 +322,17 @@ class CalledGraphs:
         given = self.calls.given(plan.holders_of)
         return CompiledGraphs(kernels, plan.modules, plan.is_alone, given, hiding, why_unknown)
 
+    def _call(self, original: Callable[..., Any], graph: Any, inputs: Sequence[Any]) -> Any:
+        """Call a graph, and note the call."""
+        key = getattr(graph, "_fx_graph_cache_key", "")
+        if key is None:  # no cache has it; the range around the call needs a key
+            key = graph._fx_graph_cache_key = f"torchprof-called-{next(_NUMBERS)}"
+        number = self._note(key, graph, inputs) if isinstance(key, str) else None
+        if number is None:
+            return original(graph, inputs)
+        with record(f"{COMPILED_INPUTS}{number}"):
+            return original(graph, inputs)
+
     def _note(self, key: str, graph: Any, inputs: Sequence[Any]) -> int | None:
         """Note a call. Its number, for the range around it; None if the graph is known, or has no parameters."""
         text = getattr(graph, "inductor_post_grad_graph_str", None)
@@ -342,16 +346,3 @@ class CalledGraphs:
         if key not in self._kept:
             self._kept[key] = KeptGraph.of(graph, inputs)
         return self._kept[key].number_of(graph, inputs, self.calls)
-
-
-def _noting(original: Callable[..., Any], graph: Any, inputs: Sequence[Any]) -> Any:
-    """Call a graph, and have the call noted."""
-    key = getattr(graph, "_fx_graph_cache_key", "")
-    if key is None:  # no cache has it; the range around the call needs a key
-        key = graph._fx_graph_cache_key = f"torchprof-called-{next(_NUMBERS)}"
-    numbers = [noting._note(key, graph, inputs) for noting in CalledGraphs.all_on if isinstance(key, str)]
-    number = numbers[-1] if numbers else None  # all have the same
-    if number is None:
-        return original(graph, inputs)
-    with record(f"{COMPILED_INPUTS}{number}"):
-        return original(graph, inputs)
