@@ -49,9 +49,8 @@ def of_rank(rank: int, world_size: int = 4) -> Run:
 def exchange(run: Run | None, store: Any, rank: int, dst: int, ranks: Any, seconds: float, wanted: Any = "all") -> Any:
     with DelayedSigterm() as sigterm:
         chosen = ranks if wanted == "all" else wanted
-        return gathering.exchange(
-            run, store, rank=rank, dst=dst, ranks=ranks, whole=chosen, seconds=seconds, sigterm=sigterm
-        )
+        table = gathering.RunsInStore(store, seconds, sigterm, len(ranks))
+        return gathering.exchange(run, table, rank=rank, dst=dst, ranks=ranks, whole=chosen)
 
 
 def rows_of(run: Run, rank: int) -> list[str]:

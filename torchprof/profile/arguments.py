@@ -18,8 +18,7 @@ from torchprof.record.modules import walk_modules
 from torchprof.record.torch_internals import optional
 from torchprof.run.meta import RunWarning
 
-AUTO = "auto"
-"""The value of ``device`` for what the model is on."""
+AUTO = "auto"  # the value of ``device`` for what the model is on
 _TORCHS_DEVICES = ("cuda", "xpu", "mps", "mtia", "hpu")
 _ACTIONS = (ProfilerAction.NONE, ProfilerAction.WARMUP, ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 """The actions that a schedule may return. torch has one more action, which is private."""
@@ -129,9 +128,6 @@ def checked_provenance(compile_layers: bool, warnings: list[RunWarning]) -> Prov
     if compile_layers not in (False, True):
         raise TorchprofError(f"compile_layers={compile_layers!r:.80} must be True or False.")
     return Provenance.if_supported(warnings) if compile_layers else None
-
-
-# ``Profile`` as a decorator
 
 
 def decorated(function: Callable[..., Any], block: Callable[[], AbstractContextManager[object]]) -> Callable[..., Any]:

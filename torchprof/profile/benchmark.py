@@ -269,8 +269,7 @@ def _parameters(
 
 @contextmanager
 def _in_mode(model: nn.Module, train: bool, parameters: Sequence[Tensor]) -> Iterator[list[str]]:
-    """In the block, the model is in train or eval mode; then its modes, and the gradients, are as before. Yields
-    warnings."""
+    """Put the model in train or eval mode; afterwards, its modes and gradients are as before. Yields warnings."""
     # A frozen ScriptModule has no attribute ``training``.
     modes = [(module, module.training) for module in model.modules() if hasattr(module, "training")]
     gradients = [(parameter, parameter.grad) for parameter in parameters]

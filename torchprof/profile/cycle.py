@@ -173,8 +173,7 @@ class Cycle:
 
     @cached_property
     def event_lists(self) -> defaultdict[tuple[str, ...], list[EventList]]:
-        """torch's own events of each finished call, in the order in which the calls ended, by the module's real path.
-        Read when first asked for."""
+        """torch's own events of each finished call, in the order in which calls ended, by the module's real path."""
         session, plan = self.session, self._setup.plan
         lists: defaultdict[tuple[str, ...], list[EventList]] = defaultdict(list)
         paths = {}
@@ -188,8 +187,6 @@ class Cycle:
             lists[paths[call.thread, call.start_ns]].append(events)
         return lists
 
-
-# The cost of a label
 
 _BLOCKS, _CALLS = 10, 20  # how many blocks are timed, and the calls in one
 _calibration = threading.Lock()

@@ -130,8 +130,7 @@ class Cycles:
             prepared.session.discard()
 
     def _observe_labels(self) -> None:
-        """Observe, from the start to now, the calls that were not recorded, and the modules without a label, added or
-        removed."""
+        """Observe the calls until now that were not recorded, and the modules without a label, added or removed."""
         plan, observations = self.setup.plan, self.observations
         # Copies, since other threads may add calls.
         unobserved, unlabelled = self.labels.unobserved.copy(), {*self.labels.unlabelled}

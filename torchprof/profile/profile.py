@@ -148,7 +148,8 @@ class Profile:
             self._cycles.begin_recording()
             return self
         except BaseException:
-            uninterrupted(self._undo_enter)
+            self.entered = False
+            uninterrupted(functools.partial(self._detach_and, self._cycles.abandon))
             raise
 
     def _enter(self) -> None:
@@ -206,10 +207,6 @@ class Profile:
     def _device(self) -> str | None:
         use_cuda = True if self.use_cuda else False if self._refuses_cuda else None
         return checked_device(self.device, use_cuda, self.use_device, self._models)
-
-    def _undo_enter(self) -> None:
-        self.entered = False
-        self._detach_and(self._cycles.abandon)
 
     def _detach_and(self, *steps: Callable[[], None]) -> None:
         """Detach the labels, do these steps, and allow other profilers. All is done, even after an error."""

@@ -57,7 +57,7 @@ class Program:
     compilation and caches) if at least three calls follow. A step ends with that of an optimizer; without gradients it
     is one call. If no model is called, the run has everything. ``max_calls``: after this many recorded calls, recording
     ends where the next call would begin; it also ends, with a warning, where the program starts a profiler of its own.
-    The other arguments are as for ``Profile``.
+    ``options``: the fields of ``Options``. The other arguments are as for ``Profile``.
 
     Raises TorchprofError for an invalid number of calls, and on entry while another profiler is active.
     """
@@ -65,14 +65,11 @@ class Program:
     def __init__(
         self,
         *,
-        use_cuda: bool = False,
-        profile_memory: bool = False,
-        with_flops: bool = False,
-        record_shapes: bool = False,
-        with_timeline: bool = False,
-        compile_layers: bool = False,
         warmup_calls: int | None = 0,
         max_calls: int | None = None,
+        use_cuda: bool = False,
+        compile_layers: bool = False,
+        **options: bool,
     ) -> None:
         if warmup_calls is not None:
             check_count(warmup_calls, 0, "warmup_calls must be a number of calls, 0 or more")
@@ -82,18 +79,10 @@ class Program:
         missing = missing_device(device) if device else None
         warnings = [missing] if missing else []
         self._provenance = Provenance.if_supported(warnings) if compile_layers else None
-        asked = Options(
-            device=device,
-            profile_memory=profile_memory,
-            with_flops=with_flops,
-            record_shapes=record_shapes,
-            with_timeline=with_timeline,
-            compile_layers=self._provenance is not None,
-        )
+        asked = Options(device=device, compile_layers=self._provenance is not None, **options)
         self._warmup_calls = warmup_calls or 0
-        self._start_up = (
-            None if warmup_calls is not None else _StartUp(min(_FOLLOWING_CALLS, max_calls or _FOLLOWING_CALLS))
-        )
+        following = min(_FOLLOWING_CALLS, max_calls or _FOLLOWING_CALLS)
+        self._start_up = _StartUp(following) if warmup_calls is None else None
         self._max_calls = max_calls
         self._plan = Plan([], None)
         kind = None if missing else device

@@ -73,8 +73,7 @@ def profile_python(script: Script) -> PythonPass:
 
 
 def _run_under_cprofile(script: Script, functions: Path, errors: Path) -> int:
-    """Run the script in a process of its own, which writes its functions and its stderr to these files. Returns the
-    exit code as a shell shows it."""
+    """Run the script in a process that writes its functions and its stderr to these files. Returns its exit code."""
     interpreter = [sys.executable, *cast(Any, subprocess)._args_from_interpreter_flags()]
     kind = "module" if script.is_module else "path"
     arguments = [str(Path(__file__).parents[2]), str(functions), kind, script.target, *script.args]

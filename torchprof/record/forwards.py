@@ -28,9 +28,8 @@ backward_task: Callable[[], int] = optional("torch._C._current_graph_task_id", l
 
 
 class LabelsByModule(dict[int, Any]):
-    """The labels of modules, by the id of the module. Pickled, it is empty: a class that is pickled by value, as
-    cloudpickle does for classes of ``__main__``, takes the stand-in of its forward along, which then calls the original
-    in the other process."""
+    """The labels of modules, by the id of the module. Pickled, it is empty: a class that cloudpickle pickles by value
+    takes the stand-in of its forward along, which then calls the original in the other process."""
 
     def __reduce__(self) -> Any:
         return dict, ()

@@ -27,8 +27,6 @@ from torchprof.record.modules import (
 from torchprof.record.ranges import stages_of_modules
 from torchprof.run.layers import Layer, root_of_stage
 
-# Modules at their paths
-
 
 class ModuleAtPath(NamedTuple):
     """A module at one path in a model: a spot.
@@ -77,15 +75,17 @@ def modules_at_paths(
                 wrapper = parent.number if is_wrapped else None
                 shown = spots[parent.number].shown if is_wrapped else (*spots[parent.number].shown, path[-1])
             if not leaf:
-                parents[path] = _Parent(len(spots), wrapped_step(module), compiled or _may_inline(module))
+                is_inlined = (
+                    isinstance(module, torch.jit.ScriptModule) or is_under_compile(module) or is_exported(module)
+                )
+                parents[path] = _Parent(len(spots), wrapped_step(module), compiled or is_inlined)
             layer = layers.setdefault(shown, len(layers))
             spots.append(ModuleAtPath(path, leaf, ref(module), shown, layer, wrapper, compiled, _has_forward(module)))
     return spots
 
 
 class _Parent(NamedTuple):
-    """A module with children: the number of its spot, the attribute of the module that it wraps, if any, and whether
-    its children are ``compiled``."""
+    """A module with children: the number of its spot, the attribute of what it wraps, if its children are compiled."""
 
     number: int
     wrapped_step: str | None
@@ -96,10 +96,6 @@ def _new_name(model: nn.Module, stage: int | None, taken: Counter[str]) -> str:
     name = root_name(model) if stage is None else root_of_stage(root_name(model), stage)
     taken[name] += 1
     return name if taken[name] == 1 else f"{name}#{taken[name]}"
-
-
-def _may_inline(module: nn.Module) -> bool:
-    return isinstance(module, torch.jit.ScriptModule) or is_under_compile(module) or is_exported(module)
 
 
 def _has_forward(module: nn.Module) -> bool:
@@ -216,13 +212,16 @@ def is_in_train_mode(module: nn.Module) -> bool:
 def _as_called(layer: Layer, target: Target) -> Layer:
     """A layer with what was noted at its first call."""
     inputs, outputs = _plain(target.input_shapes), _plain(target.output_shapes)
+    output_bytes = None
+    if outputs and not any(-1 in shape for shape in outputs):
+        output_bytes = sum(prod(shape) * dtype.itemsize for shape, dtype in zip(outputs, target.output_types))
     return replace(
         layer,
         input_shapes=inputs,
         output_shapes=outputs,
         same_shapes=target.same_shapes if target.is_model else None,
         grad_calls=target.grad_calls if target.same_shapes is not None else None,
-        output_bytes=_bytes_of_all(outputs, target.output_types),
+        output_bytes=output_bytes,
         training=target.training,
     )
 
@@ -230,9 +229,3 @@ def _as_called(layer: Layer, target: Target) -> Layer:
 def _plain(shapes: Iterable[Iterable[Any]]) -> tuple[tuple[int, ...], ...]:
     """Shapes as plain integers, -1 for a size that is not an integer (nested and symbolic tensors)."""
     return tuple([tuple([size if type(size) is int else -1 for size in shape]) for shape in shapes])
-
-
-def _bytes_of_all(shapes: Sequence[Sequence[int]], types: Sequence[torch.dtype]) -> int | None:
-    """The bytes of all tensors with these shapes and types; None if there are none or if a size is unknown."""
-    is_known = shapes and not any(-1 in shape for shape in shapes)
-    return sum(prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, types)) if is_known else None

@@ -251,8 +251,7 @@ def missing_device(device: str) -> RunWarning | None:
 
 
 class CustomOps(SharedChange):
-    """All custom ops of the process pass through the dispatcher, as in older torch. Ops that are defined after ``on``
-    are not changed.
+    """All custom ops that are defined before ``on`` pass through the dispatcher, as in older torch.
 
     torch 2.15 calls a ``torch.library.custom_op`` without its dispatcher ("PyObject dispatch", pytorch#187949). torch's
     profiler observes the dispatcher, so it would record only what the op calls: the op would have no row, and a FLOPs

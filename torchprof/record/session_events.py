@@ -23,13 +23,7 @@ from torch.autograd import profiler as torch_profiler
 from torch.autograd.profiler_util import EventList
 
 from torchprof.attribute.event_columns import EventColumns
-from torchprof.attribute.event_names import (
-    MEMORY,
-    RAISED,
-    STOPPED,
-    is_module_label,
-    is_torchs_step,
-)
+from torchprof.attribute.event_names import MEMORY, RAISED, STOPPED, is_module_label, is_torchs_step
 from torchprof.attribute.events import PREFIX, Detail, OpenRanges
 from torchprof.attribute.loop import Loop, NamedRange, loop_of
 from torchprof.errors import TorchprofError
@@ -39,8 +33,7 @@ from torchprof.record.torch_internals import needed, optional
 from torchprof.run.processes import paused_gc
 from torchprof.run.words import Signature
 
-OURS = "_is_torchprofs"
-"""The attribute that marks a ``torch.autograd.profiler.profile`` as one of torchprof's sessions."""
+OURS = "_is_torchprofs"  # the attribute that marks a ``torch.autograd.profiler.profile`` as a session of ours
 
 
 class Call(NamedTuple):

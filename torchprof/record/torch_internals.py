@@ -137,9 +137,6 @@ def needed(name: str) -> Any:
     return value
 
 
-# Changes of the process
-
-
 class SharedChange:
     """A change of the process, from ``on`` to ``off``. Several objects may be on at the same time: the first one makes
     the change, the last one undoes it. Both methods may be called again.

@@ -98,8 +98,7 @@ def about_left_out_stacks(modules: Sequence[nn.Module]) -> RunWarning:
 
 
 class StackWarning:
-    """From ``on`` to ``off``, one warning when torch.compile begins to compile while source lines are recorded; none if
-    it was not used before ``on``."""
+    """From ``on`` to ``off``, one warning when torch.compile compiles; none if it was not used before ``on``."""
 
     def __init__(self) -> None:
         self._handler: Any = None
@@ -192,8 +191,7 @@ def _reason_and_hint(message: str) -> tuple[str, str]:
 
 # Compilations
 
-_VERSION = re.compile(r"[!\d/]+: ")
-"""The version of a region that a reason is about; torch puts it first."""
+_VERSION = re.compile(r"[!\d/]+: ")  # the version of a region that a reason is about; torch puts it first
 _ADDRESS = re.compile(r", \d{9,}")
 _CACHE_HITS = tuple(
     f"{cache}_{place}_cache_hit_count" for cache in ("inductor_fx", "aotautograd") for place in ("local", "remote")

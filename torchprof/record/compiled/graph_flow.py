@@ -20,10 +20,8 @@ from torchprof.record.compiled.kept_graph import TANGENTS, KeptGraph, SourceKern
 from torchprof.run.torch_names import PRODUCTS_AND_SUMS, VIEWS, aten
 from torchprof.run.words import IN_CPP
 
-_CPP_WRAPPER = "aoti_torch_"
-"""What the source of a graph contains that was made with ``torch._inductor.config.cpp_wrapper``."""
-_Parameters = frozenset[str]
-"""Names of inputs of a forward graph, of which each is a parameter of a module."""
+_CPP_WRAPPER = "aoti_torch_"  # in the source of a graph that was made with ``torch._inductor.config.cpp_wrapper``
+_Parameters = frozenset[str]  # names of inputs of a forward graph, of which each is a parameter of a module
 _KernelsOfGraphs = dict[str, "tuple[CompiledKernel, ...] | str"]
 
 
@@ -77,9 +75,6 @@ def _kernels(flow: GraphFlow, why_unknown: str) -> Iterator[CompiledKernel]:
                 repeated=repeated,
                 between=frozenset(Span(roots_of(before), roots_of(after), is_own) for before, after, is_own in between),
             )
-
-
-# The values of a graph
 
 
 class GraphFlow:
@@ -222,14 +217,13 @@ _KEEP_GRADIENTS |= {"prims::convert_element_type", "prims::inductor_force_stride
 def _terms(
     text: GraphText, calls: Mapping[str, GraphNode], made_of: Mapping[str, _Parameters], base_of: Mapping[str, str]
 ) -> Mapping[str, Set[str]]:
-    """The calls of libraries whose results a value is the sum of. Of a value that is anything else, such as the product
-    of a result, there are none::
+    """The calls of libraries whose results a value is the sum of; none of any other value, such as a product::
 
-        mm   = aten.mm(tangents_1, x)         {mm}
-        mm_1 = aten.mm(tangents_2, y)         {mm_1}
-        add  = aten.add(mm, mm_1)             {mm, mm_1}
-        t    = aten.permute(add, [1, 0])      {mm, mm_1}
-        relu = aten.relu(t)                   –
+    mm   = aten.mm(tangents_1, x)         {mm}
+    mm_1 = aten.mm(tangents_2, y)         {mm_1}
+    add  = aten.add(mm, mm_1)             {mm, mm_1}
+    t    = aten.permute(add, [1, 0])      {mm, mm_1}
+    relu = aten.relu(t)                   –
     """
     terms: dict[str, Set[str]] = {}
     for name, node in text.nodes.items():
@@ -285,10 +279,7 @@ def _work_after(reads_of: Mapping[str, Set[str]], own: Mapping[str, _Work]) -> M
     return after
 
 
-# The kernels of a graph
-
-_MOST_NODES = 500
-"""Of more nodes in one kernel nothing is known: it is not between layers, and the search would take long."""
+_MOST_NODES = 500  # of more nodes in one kernel nothing is known: it is not between layers, and the search takes long
 
 
 class KernelNodes:

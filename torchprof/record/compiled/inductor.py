@@ -273,9 +273,6 @@ def replace(undo: ExitStack, place: tuple[Any, str], ours: Callable[..., Any]) -
     undo.callback(switch_off)
 
 
-# The graphs that are called while a session records
-
-
 class CalledGraphs:
     """From ``on`` to ``off``, notes each call of a graph of Inductor, whenever it was compiled. A range around the call
     tells with which parameters it was called, unless a ``Provenance`` knows the layers of the graph.
@@ -284,8 +281,7 @@ class CalledGraphs:
     is left as it is. ``by_key``: the graphs by the key in the profiler's range around each call.
     """
 
-    current: ClassVar[CalledGraphs | None] = None
-    """The one that is on: as profiler sessions, one in a process at a time."""
+    current: ClassVar[CalledGraphs | None] = None  # the one that is on: a process has one session at a time
 
     def __init__(self) -> None:
         self._undo = ExitStack()

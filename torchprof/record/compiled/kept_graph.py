@@ -27,8 +27,7 @@ from torchprof.record.compiled.dynamo_code import TakenTensor
 _FROZEN = re.compile(r"(\w+): \"[^\"]*\" = self\.(_frozen_param\d+)")
 """The line of a tensor that is a part of the graph, with ``torch._inductor.config.freezing``: its node, its name."""
 _BUFFER = re.compile(r"buf(\d+)")
-TANGENTS = "tangents_"
-"""The prefix of the inputs of a backward graph that are gradients of the outputs of the forward."""
+TANGENTS = "tangents_"  # the prefix of the inputs of a backward graph that are gradients of the forward's outputs
 
 
 class SourceKernel(NamedTuple):
@@ -128,9 +127,6 @@ class KeptGraph:
         """By the name of an input that is a parameter: its root, see ``TracedModule``."""
         names = [*self.source.inputs, *self.frozen]
         return {names[taken.number]: taken.root for taken in self.taken}
-
-
-# The calls of graphs
 
 
 class NotedCalls:

@@ -1,8 +1,5 @@
 """A graph of torch.compile before Inductor's own passes: the modules that each node was traced in, and the nodes that
-each kernel was made from.
-
-All is read from the ``target``, the arguments and the ``meta`` of each ``torch.fx.Node``.
-"""
+each kernel was made from. All is read from the ``target``, the arguments and the ``meta`` of ``torch.fx.Node``."""
 
 from __future__ import annotations
 
