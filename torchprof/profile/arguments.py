@@ -66,8 +66,7 @@ def checked_device(
 ) -> str | None:
     """The kind of device to record in addition to the CPU; None for no device.
 
-    ``use_cuda`` and ``use_device`` are None if they were not given. Raises TorchprofError for an unknown device, and if
-    two of the three contradict each other.
+    ``use_cuda``, ``use_device``: None if not given. Raises TorchprofError for an unknown device, and a contradiction.
     """
     known = ("cpu", *_known_devices())
     if use_device is not None and use_device not in known:

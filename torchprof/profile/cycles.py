@@ -29,9 +29,8 @@ _RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 class Cycles:
     """The cycles of one recording, one after the other, and their sum.
 
-    A cycle goes through the calls that ``Cycle`` lists: ``start``, ``begin_recording``, ``end_recording``, and then
-    either ``stop``, which leaves it to be read by ``result``, or ``stop_and_add``, after which the next may start.
-    ``finish`` follows the last cycle.
+    A cycle goes through ``start``, ``begin_recording``, ``end_recording``, and then either ``stop``, which leaves it to
+    be read by ``result``, or ``stop_and_add``, after which the next may start. ``finish`` follows the last cycle.
 
     ``run``: the sum of all cycles that were added, without warnings; None before the first. ``observations``: of these
     cycles. ``last``: the cycle that is recording, or else the last one that recorded. ``prepared``: the next cycle; its

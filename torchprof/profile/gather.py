@@ -100,9 +100,8 @@ def gather(
 def exchange(
     run: Run | None, table: RunsInStore, *, rank: int, dst: int, ranks: Collection[int], whole: Collection[int] | None
 ) -> Run | None:
-    """The part of one rank in a gather: write its run into the table, or as ``dst`` merge the runs of the others, and
-    return the merged run; None if there is no run. ``whole``: the ranks whose runs are gathered; None if ``dst``
-    chooses them from a comparison of all."""
+    """The part of one rank in a gather: write its run into the table, or as ``dst`` return the merged run; None without
+    any. ``whole``: the ranks whose runs are gathered; None if ``dst`` chooses them from a comparison of all."""
     if rank != dst:
         if whole is None:
             table.put_comparison(rank, run)
@@ -312,9 +311,8 @@ class RunsInStore:
                 return
 
     def _looks(self, grace_s: float | None = None) -> Iterator[bool]:
-        """Yield again and again, after short pauses, whether the time is over. After SIGTERM, ``grace_s`` are left. The
-        pauses are not spent waiting in the store: there, signals would not reach this process, and the backend, which
-        uses the store as well, would have to wait."""
+        """Yield again and again, after short pauses, whether the time is over. After SIGTERM, ``grace_s`` are left. A
+        wait in the store instead would keep signals from this process, and the store from the backend."""
         pause, longest = _PAUSES_S[0], self._longest_pause
         while True:
             if self.sigterm.came:

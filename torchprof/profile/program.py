@@ -33,8 +33,7 @@ from torchprof.run.run import Run
 
 _MOST_MODELS = 32
 _CYCLE_S, _CYCLE_EVENTS = 10.0, 100_000
-"""After so many seconds, or about so many events, a cycle ends as soon as no backward is outstanding. An event takes 2
-to 3 KB until the cycle is read."""
+"""After so many seconds, or about so many events of 2 to 3 KB each, a cycle ends where no backward is outstanding."""
 _PATIENCE = 5  # after this many times these limits, a cycle ends at the next call of a model in any case
 _EVENTS_A_MODULE = 30.0  # a guess of the events of one call of a module, until the first cycle is read
 _LONG_START = 0.1  # a larger share of the time before the first call of a model gives a warning

@@ -89,9 +89,8 @@ def uninterrupted(work: Callable[[], object]) -> None:
 class DelayedSigterm:
     """Inside the block, SIGTERM is delayed, in the main thread, if its handler was set by Python.
 
-    ``came``: whether it came. If so, it is delivered at the end to the handler from before the block; or ``later_s``
-    seconds after the end, so that the gathered run can still be written. If it is ``expected``, it is delayed by
-    ``later_s`` even if it comes after the end.
+    ``came``: whether it came. If so, the handler from before the block gets it at the end, or ``later_s`` later, so
+    that the gathered run can still be written. If it is ``expected``, that holds even if it comes after the end.
     """
 
     def __init__(self, later_s: float = 0.0) -> None:

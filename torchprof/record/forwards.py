@@ -1,7 +1,6 @@
 """Stand-ins for the forwards and the hooks of modules. They label the calls that they pass on.
 
-All ``Labels`` share a stand-in: the first user puts it in place, the last one removes it. At each call, the label is
-looked up by the identity of the module.
+All ``Labels`` share a stand-in, from the first user to the last. At each call, it looks the module's label up by id.
 """
 
 from __future__ import annotations

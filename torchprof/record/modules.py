@@ -152,8 +152,7 @@ def checked_models(model: Any) -> list[nn.Module]:
 
 
 def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call: ``inputs`` is a tensor, a tuple or list of arguments, or a dict of keyword arguments.
-    Raises TorchprofError for anything else."""
+    """The arguments of a call, from a tensor, a tuple or list of arguments, or a dict of keyword arguments."""
     if isinstance(inputs, torch.Tensor):
         return (inputs,), {}
     if isinstance(inputs, Mapping):
@@ -290,8 +289,7 @@ class Replicas:
     """The ``DistributedDataParallel`` modules among some modules or around them.
 
     A model may be the module inside of a DistributedDataParallel, because training loops give that to callbacks. The
-    one around it is then searched among all objects of the process; again only while a model is in none of those found,
-    because it may be wrapped later.
+    one around it is then searched among all objects of the process, until each model is in one that was found.
     """
 
     def __init__(self) -> None:

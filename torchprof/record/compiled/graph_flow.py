@@ -291,8 +291,7 @@ class KernelNodes:
         relu = aten.relu(add)
         mm_1 = aten.mm(relu, w2)      2: extern_kernels.mm(buf1, w2, out=buf2)
 
-    Calls of libraries have their nodes: mm is in buf0, relu in buf1, mm_1 in buf2. So kernel 1 computes relu from mm.
-    What is between these, it computes too: add.
+    By the calls of libraries, mm is in buf0, relu in buf1, mm_1 in buf2. Kernel 1 computes relu from mm: so add, too.
     """
 
     def __init__(self, flow: GraphFlow) -> None:

@@ -209,8 +209,7 @@ class Provenance:
 
 def _noting_calls(compiled: Callable[..., Any], taken: tuple[TakenTensor, ...]) -> Callable[..., Any]:
     """A function that calls the graphs of a compiled function and notes which tensors of modules it was called with:
-    one graph serves all modules for which the guards hold. The function stays in the compiled code; unless calls are
-    noted, it only passes the call on."""
+    one graph serves all modules for which the guards hold. It stays in the compiled code after the recording."""
 
     @functools.wraps(compiled)
     def noted(*args: Any, **kwargs: Any) -> Any:
@@ -231,8 +230,7 @@ def _noting_calls(compiled: Callable[..., Any], taken: tuple[TakenTensor, ...]) 
 
 
 def _range_of(wrapper: Any, kernel: str, is_called_by_name: bool) -> str:
-    """The name of a kernel's range in the profiler's events. It is the name of the kernel, except for a template: its
-    source still has placeholders for the name."""
+    """The name of a kernel's range in the profiler's events: its own. The source of a template has placeholders."""
     for source, name in reversed(getattr(wrapper, "src_to_kernel", {}).items()):
         if name == kernel:
             match = _RANGE.search(str(source))

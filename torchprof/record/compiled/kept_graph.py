@@ -1,5 +1,4 @@
-"""A compiled graph as Inductor keeps it, the Python source of its calls and the text of its nodes; and the tensors of
-modules that compiled code was called with.
+"""A compiled graph as Inductor keeps it, as source and as text; and the tensors of modules that it was called with.
 
 The source has a function ``call`` with one statement for each kernel, such as
 ``extern_kernels.addmm(primals_2, primals_3, reinterpret_tensor(primals_1, …), out=buf0)``. It is parsed and never run.
