@@ -1,7 +1,4 @@
-"""``benchmark``: the latency of single calls at each batch size, for inference or a training step.
-
-Nothing is recorded, so no profiler slows the model down.
-"""
+"""``benchmark``: the latency of single calls at each batch size, for inference or a training step, without profiler."""
 
 from __future__ import annotations
 

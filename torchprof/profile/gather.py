@@ -1,7 +1,6 @@
 """Collect the runs of the ranks on one rank, while the job is still running.
 
-Up to 64 ranks are gathered whole. Of more, each sends a kilobyte or two, ``Run.to_compare``; the rank that gathers
-compares these and asks for the runs of a few: the slow ones, and some others.
+Of more than 64 ranks, each sends ``Run.to_compare``; the rank that gathers then asks for the runs of a few.
 
 The runs go through the key-value store of the job, and not through a collective. So it works with every backend, needs
 no memory of a device, and works after a rank has died, where a collective would hang or fail. All waits have a limit:

@@ -32,7 +32,7 @@ from torchprof.record.labels import Labels
 from torchprof.record.modules import Trace, checked_models
 from torchprof.record.plan import Plan
 from torchprof.record.session import Guard, Session, missing_device, refuse_if_profiled
-from torchprof.record.session_events import empty_event_list
+from torchprof.record.session_events import event_list_of
 from torchprof.run.layers import Layer
 from torchprof.run.meta import RunWarning
 from torchprof.run.run import Run, output
@@ -454,7 +454,7 @@ class Profile:
         if self.enabled and not self._has_run:
             raise TorchprofError("The block of this Profile has not ended: there are no averages yet.")
         if self._session is None:
-            return empty_event_list()
+            return event_list_of()
         if "group_by_input_shape" in kwargs:  # torch.profiler's spelling; EventList's has an s
             kwargs["group_by_input_shapes"] = kwargs.pop("group_by_input_shape")
         averages: EventList = self._session.event_list().key_averages(*args, **kwargs)

@@ -145,11 +145,11 @@ class SessionEvents:
 
     def event_list(self) -> EventList:
         """torch's own list of the whole session, without our labels."""
-        return _event_list_of(self._profiler, self._unlabelled())
+        return _list_from(self._profiler, self._unlabelled())
 
     def event_lists(self, calls: list[Call]) -> list[EventList]:
         """For each call, torch's own list of the events in it: ops, their kernels and their memory."""
-        return [_event_list_of(self._profiler, raws) for raws in _raws_in(calls, self._unlabelled())]
+        return [_list_from(self._profiler, raws) for raws in _raws_in(calls, self._unlabelled())]
 
     def export_chrome_trace(self, path: str | PathLike[str]) -> None:
         """Write torch's own trace of the session, gzipped if the name ends in ``.gz``."""
@@ -219,24 +219,21 @@ def _has_gradients(events: RawEvents, call: NamedRange) -> bool:
 # torch's own ``EventList``: of a whole session, and of some calls
 
 
-def _event_list_of(profiler: Any, raws: list[Any]) -> EventList:
+def _list_from(profiler: Any, raws: list[Any]) -> EventList:
     """The list that ``torch.autograd.profiler.profile`` makes of some of its raw events."""
     if profiler.kineto_results is None:
-        return empty_event_list()
+        return event_list_of()
     needed("torch.autograd.profiler.profile._parse_kineto_results")
     # What its parser reads of a result
     results = SimpleNamespace(events=lambda: raws, trace_start_ns=profiler.kineto_results.trace_start_ns)
     parsed = profiler._parse_kineto_results(results)
-    return _with_tree(EventList(parsed, use_device=profiler.use_device, profile_memory=profiler.profile_memory))
+    return event_list_of(parsed, use_device=profiler.use_device, profile_memory=profiler.profile_memory)
 
 
-def empty_event_list() -> EventList:
-    """The list of a profiler that was switched off."""
-    return _with_tree(EventList([]))
-
-
-def _with_tree(events: EventList) -> EventList:
+def event_list_of(parsed: Iterable[Any] = (), **options: Any) -> EventList:
+    """torch's list of parsed events; without any, the list of a profiler that was switched off."""
     needed("torch.autograd.profiler_util.EventList._build_tree")
+    events = EventList(parsed, **options)
     events._build_tree()
     return events
 

@@ -30,25 +30,18 @@ def kernels_by_parameters(called: Mapping[str, KeptGraph], why_unknown: str) -> 
     which some kernels have no events. ``why_unknown``: why the modules of the others are, see ``CompiledGraphs``."""
     kernels: _KernelsOfGraphs = {key: IN_CPP for key, graph in called.items() if _CPP_WRAPPER in graph.code}
     readable = {key: graph for key, graph in called.items() if graph.is_readable}
-    forwards = [GraphFlow(graph) for graph in readable.values() if not graph.source.is_backward]
-    flow_of = {id(flow.graph): flow for flow in forwards}
+    forwards = {key: GraphFlow(graph) for key, graph in readable.items() if not graph.source.is_backward}
+    hiding = set()
     for key, graph in readable.items():
-        if not graph.source.is_backward:
-            if graph.roots:
-                kernels[key] = tuple(_kernels(flow_of[id(graph)], why_unknown))
-            continue
-        by_forward = {
-            tuple(_kernels(GraphFlow(graph, forward), why_unknown))
-            for forward in forwards
-            if forward.graph.roots and saves_for(forward.text, graph.text)
-        }
-        if len(by_forward) == 1:
-            kernels[key] = by_forward.pop()
-    hiding = {
-        key
-        for key, graph in readable.items()
-        if any(kernel.name and not kernel.has_event for kernel in graph.source.kernels)
-    }
+        if key in forwards:
+            flows = [forwards[key]]
+        else:  # a backward, perhaps of several forwards
+            flows = [GraphFlow(graph, forward) for forward in forwards.values() if saves_for(forward.text, graph.text)]
+        possible = {tuple(_kernels(flow, why_unknown)) for flow in flows if flow.roots}
+        if len(possible) == 1:
+            kernels[key] = possible.pop()
+        if any(kernel.name and not kernel.has_event for kernel in graph.source.kernels):
+            hiding.add(key)
     return kernels, hiding
 
 

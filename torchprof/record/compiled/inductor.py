@@ -1,7 +1,5 @@
 """Which operators and layers each kernel of torch.compile's graphs was made from: recorded while Inductor compiles. And
 the graphs that are called while a session records: their texts, the sizes of their inputs, the layers of their kernels.
-
-``_Inductor`` names all private functions that are replaced while it compiles, and checks that this torch has them.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ _RANGE = re.compile(r'RAIIAtenRecordFunctionHandle \S+\("graph_\d+_(\S+)"')
 
 
 class _Inductor:
-    """The private API of Inductor that is used here. Raises ImportError or AttributeError if this torch lacks any."""
+    """All private API of Inductor that is used here. Raises ImportError or AttributeError if this torch lacks any."""
 
     def __init__(self) -> None:
         from torch._functorch import config as functorch_config

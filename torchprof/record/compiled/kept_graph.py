@@ -224,28 +224,27 @@ class _Reader:
 
     def read(self, call: ast.FunctionDef) -> GraphSource:
         for statement in _flat(call.body):
-            if isinstance(statement, ast.Assign):
-                self._assign(statement.targets[0], statement.value)
-            elif isinstance(statement, ast.Return) and isinstance(statement.value, ast.Tuple):
-                self._returned = tuple(next(iter(self._names(element)), "") for element in statement.value.elts)
-            elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-                called = statement.value
-                is_kernel = self._call(called, None)
-                if not is_kernel and self._names(called) and not ast.unparse(called.func).startswith("assert_"):
-                    raise ValueError(f"an unknown statement: {ast.unparse(statement)}")
+            match statement:
+                case ast.Assign(targets=[ast.Tuple(elts=elements), *_], value=ast.Name(id="args")):
+                    self._inputs = tuple(element.id for element in elements if isinstance(element, ast.Name))
+                case ast.Assign(targets=[ast.Name(id=name), *_], value=value):
+                    self._assign(name, value)
+                case ast.Return(value=ast.Tuple(elts=elements)):
+                    self._returned = tuple(next(iter(self._names(element)), "") for element in elements)
+                case ast.Expr(value=ast.Call() as called):
+                    is_known = self._call(called, None) or ast.unparse(called.func).startswith("assert_")
+                    if not is_known and self._names(called):
+                        raise ValueError(f"an unknown statement: {ast.unparse(statement)}")
         return GraphSource(self._inputs, tuple(self._kernels), self._returned)
 
-    def _assign(self, target: ast.expr, value: ast.expr) -> None:
-        if isinstance(target, ast.Tuple) and isinstance(value, ast.Name) and value.id == "args":
-            self._inputs = tuple(element.id for element in target.elts if isinstance(element, ast.Name))
-        elif isinstance(target, ast.Name):
-            if isinstance(value, ast.Call) and self._call(value, target.id):
-                return
-            names = self._names(value)
-            if isinstance(value, ast.Subscript) and names:
-                self._part_of[target.id] = names[0]
-            elif names:  # the name stands for what is written to this memory from here on
-                self._kernels.append(SourceKernel("", reads=frozenset(names), writes=frozenset([target.id])))
+    def _assign(self, target: str, value: ast.expr) -> None:
+        if isinstance(value, ast.Call) and self._call(value, target):
+            return
+        names = self._names(value)
+        if isinstance(value, ast.Subscript) and names:
+            self._part_of[target] = names[0]
+        elif names:  # the name stands for what is written to this memory from here on
+            self._kernels.append(SourceKernel("", reads=frozenset(names), writes=frozenset([target])))
 
     def _call(self, call: ast.Call, result: str | None) -> bool:
         """Read a call of a kernel; False if it is not one."""
