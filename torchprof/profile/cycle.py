@@ -194,11 +194,9 @@ _calibrated: list[float] = []
 
 
 def label_ns() -> float | None:
-    """The time that one label takes inside a session, in nanoseconds; None if another session is active.
-
-    It is measured once in a process, in a session of its own: calls of a module that does nothing, with a label and
-    without. Of the blocks of calls the shortest counts, since other processes and threads interrupt some.
-    """
+    """The time that one label takes inside a session, in nanoseconds; None if another session is active. It is measured
+    once in a process, in a session of its own: calls of a module that does nothing, with a label and without. Of the
+    blocks of calls the shortest counts, since other processes and threads interrupt some."""
     with _calibration:
         if not _calibrated and not is_profiled():
             module = nn.Identity()

@@ -161,10 +161,8 @@ class Cycles:
 
 class ScheduledCycles(Cycles):
     """The cycles of a ``Profile``. They start and end, step by step, as a schedule says; the rules are those of
-    ``torch.profiler.profile``. Without a schedule there is a single cycle, from ``start`` to ``stop``.
-
-    ``run_of_last``: of the last added cycle, with warnings, until the Profile takes it; None without ``keeps_runs``.
-    """
+    ``torch.profiler.profile``. Without a schedule there is a single cycle, from ``start`` to ``stop``. ``run_of_last``:
+    of the last added cycle, with warnings, until the Profile takes it; None without ``keeps_runs``."""
 
     def __init__(self, setup: Setup, warnings: list[RunWarning], labels: Labels, *, keeps_runs: bool) -> None:
         super().__init__(setup, warnings, labels)

@@ -96,7 +96,7 @@ class Program:
         self._cycle_began_s = 0.0  # by time.perf_counter()
         self._modules_before_cycle = 0  # calls of modules
         self._models = 0
-        self._guard = Guard(self._stop_for_other_profiler)
+        self._guard = Guard(lambda: uninterrupted(functools.partial(self._end, RunWarning.of("gave_way"))))
         self._outermost = OutermostCalls(self._before_call, self._count_elsewhere)
         self._undo = ExitStack()
         self._has_ended = False
@@ -242,9 +242,6 @@ class Program:
 
     # The end
 
-    def _stop_for_other_profiler(self) -> None:
-        uninterrupted(functools.partial(self._end, RunWarning.of("gave_way")))
-
     def _end(self, why: RunWarning | None = None) -> None:
         """Switch everything off and make the run. Later calls do nothing."""
         if self._has_ended:
@@ -290,10 +287,8 @@ class Program:
 @dataclass
 class _StartUp:
     """What is left out as start-up: all before the first call of a model, and ``first``, the run of the first step.
-
     ``calls``: the calls of models in the first step. ``following``: at least this many calls must follow it. ``model``:
-    a weak reference to the model that was called first.
-    """
+    a weak reference to the model that was called first."""
 
     following: int
     first: Run | None = None

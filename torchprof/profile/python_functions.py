@@ -100,11 +100,9 @@ def record_functions(file: str, kind: str, target: str, *args: str) -> NoReturn:
 
 
 def _functions_of(profile: cProfile.Profile) -> list[PythonFunction]:
-    """The functions of a profile by self time, largest first.
-
-    cProfile's own row objects must not outlive this call: Python's shutdown may clear their type before it clears a
-    frame that holds such an object, and then it writes a SystemError to stderr.
-    """
+    """The functions of a profile by self time, largest first. cProfile's own row objects must not outlive this call:
+    Python's shutdown may clear their type before it clears a frame that holds such an object, and then it writes a
+    SystemError to stderr."""
     sums_of: dict[tuple[str, int, str], list[float]] = {}
     for code, calls, _, total_s, self_s, _ in profile.getstats():
         if isinstance(code, str):

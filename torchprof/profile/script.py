@@ -29,10 +29,8 @@ from torchprof.record.python_lines import OUR_FILES
 @dataclass(frozen=True)
 class Script:
     """A program: a file, a folder or zip file with a ``__main__.py``, or with ``is_module`` the name of a module.
-
     ``args``: its arguments, without the program's name. ``folder`` and ``environment``: the working directory and the
-    environment variables at its start. The defaults are copies, since the program may change the originals.
-    """
+    environment variables at its start. The defaults are copies, since the program may change the originals."""
 
     target: str
     args: Sequence[str] = ()
@@ -120,11 +118,9 @@ class Script:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a program ended. ``end`` ends this process in the same way.
-
-    ``code``: the exit code as a shell shows it: 128 + ``signal`` if a signal ended the program. ``error``: the error
-    that ended it, or a SystemExit. ``began``: False if it could not be started (no such file, a syntax error).
-    """
+    """How a program ended. ``end`` ends this process in the same way. ``code``: the exit code as a shell shows it: 128
+    + ``signal`` if a signal ended the program. ``error``: the error that ended it, or a SystemExit. ``began``: False if
+    it could not be started (no such file, a syntax error)."""
 
     code: int
     error: BaseException | None

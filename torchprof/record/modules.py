@@ -281,16 +281,13 @@ def _gathered_in(module: nn.Module) -> Iterator[tuple[nn.Module, Tensor]]:
                 yield param._module_info.module, param._unsharded_param
 
 
-_Modules = Sequence[tuple[nn.Module | None, int]]
-"""Modules, None for those that were freed, each with the number of its layer."""
+_Modules = Sequence[tuple[nn.Module | None, int]]  # each with the number of its layer; None for one that was freed
 
 
 class Replicas:
-    """The ``DistributedDataParallel`` modules among some modules or around them.
-
-    A model may be the module inside of a DistributedDataParallel, because training loops give that to callbacks. The
-    one around it is then searched among all objects of the process, until each model is in one that was found.
-    """
+    """The ``DistributedDataParallel`` modules among some modules or around them. A model may be the module inside of a
+    DistributedDataParallel, because training loops give that to callbacks. The one around it is then searched among all
+    objects of the process, until each model is in one that was found."""
 
     def __init__(self) -> None:
         self._found: list[ref[DistributedDataParallel]] = []

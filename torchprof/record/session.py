@@ -250,12 +250,10 @@ def missing_device(device: str) -> RunWarning | None:
 
 
 class CustomOps(SharedChange):
-    """All custom ops that are defined before ``on`` pass through the dispatcher, as in older torch.
-
-    torch 2.15 calls a ``torch.library.custom_op`` without its dispatcher ("PyObject dispatch", pytorch#187949). torch's
-    profiler observes the dispatcher, so it would record only what the op calls: the op would have no row, and a FLOPs
-    formula that the user registered for it would not be used.
-    """
+    """All custom ops that are defined before ``on`` pass through the dispatcher, as in older torch. torch 2.15 calls a
+    ``torch.library.custom_op`` without its dispatcher ("PyObject dispatch", pytorch#187949). torch's profiler observes
+    the dispatcher, so it would record only what the op calls: the op would have no row, and a FLOPs formula that the
+    user registered for it would not be used."""
 
     def on(self) -> None:
         self._all_on.add(self)
@@ -269,13 +267,12 @@ class CustomOps(SharedChange):
 
 # Other sessions
 
-_STARTS = (
+_STARTS = (  # the functions with which torch's profiler sessions begin
     (torch_profiler.profile, "_prepare_trace"),
     (torch_profiler.profile, "_start_trace"),
     (torch_profiler.emit_nvtx, "__enter__"),
     (torch_profiler.emit_itt, "__enter__"),
 )
-"""The functions with which torch's profiler sessions begin."""
 _WAY_OUT = (
     "torch runs one profiler session in a process at a time. End it before the `with torchprof.Profile(...)` block, or "
     "remove one of the two: torchprof's own figures come with torch's `prof.key_averages()` and `prof.raw()`."

@@ -96,12 +96,9 @@ class SessionEvents:
 
     @paused_gc()
     def columns(self, detail: Callable[[str], Detail] | None = None, addresses: bool = False) -> EventColumns:
-        """All events of the session.
-
-        ``detail``: for the name of an op, what is read of its inputs; None for nothing. It needs a session with
-        ``record_shapes``. The signature of an event is an index in ``signatures``. ``addresses``: memory events have
-        addresses. ``loop`` is known after the call.
-        """
+        """All events of the session. ``detail``: for the name of an op, what is read of its inputs; None for nothing.
+        It needs a session with ``record_shapes``. The signature of an event is an index in ``signatures``.
+        ``addresses``: memory events have addresses. ``loop`` is known after the call."""
         events = self._read()
         ranges_of, has_gradients = partial(_ranges_of, events), partial(_has_gradients, events)
         self.loop = loop_of(events.names, ranges_of, has_gradients, self.loop_before)

@@ -113,11 +113,9 @@ class GraphFlow:
         return frozenset().union(*(self.made_of.get(name, frozenset()) for name in node.given))
 
     def works_for(self, call: GraphNode) -> _Parameters:
-        """The parameters that a call works for: those that it reads, else those whose gradients it computes.
-
-        The gradient of a parameter that is added to the input of a layer is computed by that layer. Only a call whose
-        forward multiplies two parameters reads one and computes the gradient of the other.
-        """
+        """The parameters that a call works for: those that it reads, else those whose gradients it computes. The
+        gradient of a parameter that is added to the input of a layer is computed by that layer. Only a call whose
+        forward multiplies two parameters reads one and computes the gradient of the other."""
         reads, gradients = self.reads(call), frozenset(self._gradients.get(call.name, ()))
         if not reads or not gradients or self._forward is None:
             return reads or gradients

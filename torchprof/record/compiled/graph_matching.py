@@ -12,8 +12,7 @@ from torchprof.measure.flops.graphs import GraphNode, GraphTensor, GraphText, Gr
 from torchprof.record.compiled.kept_graph import TANGENTS, GraphSource, SourceKernel, plain_kernel_name
 from torchprof.run.torch_names import VIEWS
 
-_SAME_KERNELS = {"bias_addmm": "addmm"}
-"""Kernels of Inductor's with another name than their operator (``torch/_inductor/kernel/mm.py``)."""
+_SAME_KERNELS = {"bias_addmm": "addmm"}  # a kernel with another name than its operator (torch/_inductor/kernel/mm.py)
 
 
 class _LibraryCall(NamedTuple):

@@ -97,11 +97,9 @@ class _State(local):
 
 class Provenance:
     """From ``on`` to ``off``, records which operators and layers each kernel was made from that torch.compile compiles.
-
     Graphs are then compiled and not taken from caches, because a cached graph has no provenance. C++ kernels get ranges
     in the profiler's events, and keep them afterwards. An error while a graph is read leaves its layers unknown and the
-    compiled code unchanged. Raises ImportError or AttributeError if this torch lacks the private API that is needed.
-    """
+    compiled code unchanged. Raises ImportError or AttributeError if this torch lacks the private API that is needed."""
 
     known: ClassVar[dict[str, tuple[CompiledKernel, ...] | str]] = {}
     """The kernels of all graphs that were compiled while any ``Provenance`` was on, or the reason why they are unknown.
@@ -271,11 +269,9 @@ def replace(undo: ExitStack, place: tuple[Any, str], ours: Callable[..., Any]) -
 
 class CalledGraphs:
     """From ``on`` to ``off``, notes each call of a graph of Inductor, whenever it was compiled. A range around the call
-    tells with which parameters it was called, unless a ``Provenance`` knows the layers of the graph.
-
-    A method of Inductor's class of graphs is replaced for that. A process that did not use torch.compile before ``on``
-    is left as it is. ``by_key``: the graphs by the key in the profiler's range around each call.
-    """
+    tells with which parameters it was called, unless a ``Provenance`` knows the layers of the graph. A method of
+    Inductor's class of graphs is replaced for that. A process that did not use torch.compile before ``on`` is left as
+    it is. ``by_key``: the graphs by the key in the profiler's range around each call."""
 
     current: ClassVar[CalledGraphs | None] = None  # the one that is on: a process has one session at a time
 

@@ -129,11 +129,9 @@ class KeptGraph:
 
 
 class NotedCalls:
-    """The tensors of modules that compiled functions were called with, as weak references.
-
-    Calls with the same tensors share one number. After ``MOST`` numbers only parameters are noted, because a forward
-    may replace a buffer in each call; after ``2 * MOST``, no tensors: one number for each function.
-    """
+    """The tensors of modules that compiled functions were called with, as weak references. Calls with the same tensors
+    share one number. After ``MOST`` numbers only parameters are noted, because a forward may replace a buffer in each
+    call; after ``2 * MOST``, no tensors: one number for each function."""
 
     MOST: ClassVar[int] = 10_000
 
@@ -180,7 +178,6 @@ class NotedCalls:
 # Reading a source
 
 _LIBRARY = re.compile(r"(inductor_)?extern_kernels\.\w+|(torch\.ops\.)?aten\.\w+(\.\w+)?|torch\.ops\.\w+\.\w+\.\w+")
-"""The calls of libraries."""
 _HAVE_EVENTS = ("RAIIAtenRecordFunctionHandle", "@triton")
 """What the source of a generated kernel with an event contains: C++ that opens a range, or Triton."""
 
