@@ -33,11 +33,8 @@ _UPDATE_S = 0.1  # the time between two updates of the progress: writing to a te
 
 @dataclass(frozen=True)
 class Latency:
-    """The latencies of single calls at one ``batch_size``, in seconds.
-
-    ``seconds``: one number for each call, in order. After an out-of-memory error it is empty, ``error`` is torch's
-    message, and all figures are None.
-    """
+    """The latencies of single calls at one ``batch_size``, in ``seconds``, in order. After an out-of-memory error there
+    are none, ``error`` is torch's message, and all figures are None."""
 
     batch_size: int
     seconds: tuple[float, ...] = field(default=(), repr=False)

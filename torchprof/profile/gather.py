@@ -78,17 +78,15 @@ def gather(
     name = (needed("torch.distributed.distributed_c10d._get_default_group")() if group is None else group).group_name
     store = store_of_job(f"torchprof/gather/{name}/{dst}/{_gathers[name, dst]}")
     _gathers[name, dst] += 1
-    is_of_other_rank = run is not None and run.meta.rank != rank
     if seconds is None:
         seconds = store.timeout.total_seconds()
         if failed:
             seconds = min(seconds, _GRACE_S)
     sigterm.expected = failed
-    own = None if is_of_other_rank else run
+    own = run if run is not None and run.meta.rank == rank else None
     table = RunsInStore(store, seconds, sigterm, len(ranks))
     gathered = exchange(own, table, rank=rank, dst=dst, ranks=ranks, whole=whole)
-    if is_of_other_rank:
-        assert run is not None
+    if run is not None and own is None:  # told only now: the other ranks do not wait for this one
         raise TorchprofError(
             f"This run is of rank {run.meta.rank}, but this process is rank {rank}: it was recorded before "
             "init_process_group. Call that first."

@@ -269,10 +269,8 @@ class Profile:
         self.__exit__(*sys.exc_info())
 
     def step(self) -> None:
-        """End a step of the loop, and begin the next. Call it once in each pass of the loop, at its end.
-
-        Raises TorchprofError outside the block.
-        """
+        """End a step of the loop, and begin the next. Call it once in each pass of the loop, at its end. Raises
+        TorchprofError outside the block."""
         if not self.enabled:
             return
         if not self.entered or self.exited:

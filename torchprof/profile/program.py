@@ -56,7 +56,7 @@ class Program:
     compilation and caches) if at least three calls follow. A step ends with that of an optimizer; without gradients it
     is one call. If no model is called, the run has everything. ``max_calls``: after this many recorded calls, recording
     ends where the next call would begin; it also ends, with a warning, where the program starts a profiler of its own.
-    ``options``: the fields of ``Options``. The other arguments are as for ``Profile``.
+    ``options``: what else is recorded, ``profile_memory`` and others of ``Options``. Arguments are as for ``Profile``.
 
     Raises TorchprofError for an invalid number of calls, and on entry while another profiler is active.
     """

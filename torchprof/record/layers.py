@@ -75,17 +75,14 @@ def modules_at_paths(
                 wrapper = parent.number if is_wrapped else None
                 shown = spots[parent.number].shown if is_wrapped else (*spots[parent.number].shown, path[-1])
             if not leaf:
-                is_inlined = (
-                    isinstance(module, torch.jit.ScriptModule) or is_under_compile(module) or is_exported(module)
-                )
-                parents[path] = _Parent(len(spots), wrapped_step(module), compiled or is_inlined)
+                parents[path] = _Parent(len(spots), wrapped_step(module), compiled or _may_inline(module))
             layer = layers.setdefault(shown, len(layers))
             spots.append(ModuleAtPath(path, leaf, ref(module), shown, layer, wrapper, compiled, _has_forward(module)))
     return spots
 
 
 class _Parent(NamedTuple):
-    """A module with children: the number of its spot, the attribute of what it wraps, if its children are compiled."""
+    """A module with children: its spot's number, the attribute of what it wraps, whether its children are compiled."""
 
     number: int
     wrapped_step: str | None
@@ -96,6 +93,10 @@ def _new_name(model: nn.Module, stage: int | None, taken: Counter[str]) -> str:
     name = root_name(model) if stage is None else root_of_stage(root_name(model), stage)
     taken[name] += 1
     return name if taken[name] == 1 else f"{name}#{taken[name]}"
+
+
+def _may_inline(module: nn.Module) -> bool:
+    return isinstance(module, torch.jit.ScriptModule) or is_under_compile(module) or is_exported(module)
 
 
 def _has_forward(module: nn.Module) -> bool:

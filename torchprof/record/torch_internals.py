@@ -44,14 +44,13 @@ _OF_MODULES: dict[str, dict[str, Use]] = {  # a key may be several parts with on
     "torch.autograd": {
         "profiler.profile._prepare_trace": Use("to prepare a session before it starts"),
         "profiler.profile._start_trace": Use("to start a session"),
-        "profiler.profile._parse_kineto_results profiler_util.EventList._build_tree": Use(
-            "torch's own list of events", "raw() raises an error"
-        ),
+        "profiler.profile._parse_kineto_results": Use("torch's own list of events", "raw() raises an error"),
         "profiler._run_on_profiler_stop": Use("to tidy up after an interrupted stop", "a later block is refused"),
         "profiler._is_profiler_enabled": Use("whether any thread is recorded", "only this thread is asked"),
         "profiler.KinetoStepTracker._step_dict": Use("whether a profiler warms up", "all objects are searched for one"),
+        "profiler_util.EventList._build_tree": Use("the same", "the same"),
         "_engine_run_backward graph._engine_run_backward": Use(
-            "when backward begins", "it is when its first node does"
+            "when autograd's engine was called", "a backward pass begins with its first node"
         ),
     },
     "torch._C": {

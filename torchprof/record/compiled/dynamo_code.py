@@ -128,7 +128,7 @@ class StackWarning:
 _RESUME = re.compile(r"__resume_at_(\d+)_\d+")
 """The function that a compiled one calls after a graph break, with the offset at which it continues."""
 _BRANCH = "generic_jump "
-"""The begin of a reason in ``torch/_dynamo/symbolic_convert.py``: an ``if`` or a loop on the value of a tensor."""
+"""The start of the reason of ``torch/_dynamo/symbolic_convert.py`` for an ``if`` or a loop on the value of a tensor."""
 _ON_A_VALUE = """Data-dependent branching
   Explanation: which code runs depends on the value of a tensor
   Hint: Compute both branches, and select with `torch.where`; or use `torch.cond`."""
@@ -240,13 +240,14 @@ def _compilations_of(metrics: Sequence[Any], step_starts: Sequence[int]) -> Iter
 
 
 def _durations(metric: Any, is_forward: bool) -> dict[str, Any]:
-    """How long a compilation and its parts took, from torch's times; a backward is all of its backend::
+    """How long a compilation and its parts took, from torch's times. Each of these contains the next ones, if torch has
+    them; a backward is all of its backend::
 
-    frame               |----------------------- ns ----------------------|
-    backend                          |------------------------------------|
-    Inductor                                       |----------------------|
-    Triton and C++                                               |--------|
-                        | tracing_ns | autograd_ns | lowering_ns | kernels_ns
+        frame               |----------------------- ns ----------------------|
+        backend                          |------------------------------------|
+        Inductor                                       |----------------------|
+        Triton and C++                                               |--------|
+                            | tracing_ns | autograd_ns | lowering_ns | kernels_ns
     """
     in_inductor = _ns(metric, "inductor_compile_time_s", 1e9)
     frame = _ns(metric, "entire_frame_compile_time_s", 1e9) or _ns(metric, "duration_us", 1e3) or in_inductor

@@ -208,13 +208,14 @@ _KEEP_GRADIENTS |= {"prims::convert_element_type", "prims::inductor_force_stride
 def _terms(
     text: GraphText, calls: Mapping[str, GraphNode], made_of: Mapping[str, _Parameters], base_of: Mapping[str, str]
 ) -> Mapping[str, Set[str]]:
-    """The calls of libraries whose results a value is the sum of; none of any other value, such as a product::
+    """The calls of libraries whose results a value is the sum of. Of a value that is anything else, such as the product
+    of a result, there are none::
 
-    mm   = aten.mm(tangents_1, x)         {mm}
-    mm_1 = aten.mm(tangents_2, y)         {mm_1}
-    add  = aten.add(mm, mm_1)             {mm, mm_1}
-    t    = aten.permute(add, [1, 0])      {mm, mm_1}
-    relu = aten.relu(t)                   –
+        mm   = aten.mm(tangents_1, x)         {mm}
+        mm_1 = aten.mm(tangents_2, y)         {mm_1}
+        add  = aten.add(mm, mm_1)             {mm, mm_1}
+        t    = aten.permute(add, [1, 0])      {mm, mm_1}
+        relu = aten.relu(t)                   –
     """
     terms: dict[str, Set[str]] = {}
     for name, node in text.nodes.items():
