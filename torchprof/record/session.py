@@ -43,7 +43,7 @@ _LOGS_SESSIONS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
 class Session(SessionEvents):
     """One session of torch's profiler, from ``start`` to ``stop``; afterwards, its events.
 
-    The session also has what we do; the recording lasts from the return of ``begin`` to the call of ``end``.
+    The session also has what torchprof does; the recording lasts from the return of ``begin`` to the call of ``end``.
 
     ``device``: the kind of device whose kernels are recorded ("cuda", "xpu", …), None for the CPU alone. ``in_job``:
     this process is one of several ranks, and the shapes of collectives on a device are recorded. A child process that
