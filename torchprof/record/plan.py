@@ -87,9 +87,8 @@ class Plan:
         self._label(first)
 
     def _label(self, first: int) -> None:
-        """Make targets of the selected modules of the spots from ``first`` on, and of those outside every selected one:
-        they are shown separately. With ``paths=["block"]``, "Net", "Net.block" and "Net.head" have labels, but not
-        "Net.block.fc"."""
+        """Make targets of the modules of the spots from ``first`` on that are selected, or outside every selected one.
+        With ``paths=["block"]``, "Net", "Net.block" and "Net.head" have labels, but not "Net.block.fc"."""
         at_or_below_chosen: set[tuple[str, ...]] = set()
         inside_chosen: set[int] = set()  # the ids of modules
         spots_of: defaultdict[int, list[ModuleAtPath]] = defaultdict(list)  # by the id of a module
