@@ -31,8 +31,7 @@ class CompiledRanges:
         self._common_ancestor = common_ancestor
         self._graphs = graphs
         self.has_inputs = False  # whether any COMPILED_INPUTS range has begun
-        # COMPILED_INPUTS ranges, and backward nodes with the name of the range of their forward. In such a node may be
-        # forwards that a checkpoint runs again.
+        # COMPILED_INPUTS ranges, and backward nodes, in which a checkpoint may run forwards, with the name of theirs.
         self._inputs: OpenRanges[Event] = OpenRanges()
         self._inputs_of_node: dict[tuple[int, int], str] = {}  # (forward thread, sequence number) → that name
 
@@ -77,8 +76,7 @@ class CompiledRanges:
         return region if kind is Kind.REGION else inside(region, FrameKind.OP, GUARDS)
 
     def place_of_kernel(self, event: Event, around: Place, layer: int, graph: str, kernel: int | None) -> Place:
-        """The place of one kernel of a compiled graph that runs in ``layer``. ``kernel``: its number in the graph, None
-        if it is unknown."""
+        """The place of a kernel of a compiled graph that runs in ``layer``. ``kernel``: its number, None if unknown."""
         layers: KernelLayers = UNKNOWN_KERNEL
         phase = around.phase
         if kernel is not None:

@@ -146,9 +146,8 @@ def _steps_of_torch(columns: EventColumns) -> list[PipelineStep]:
 
 
 def folded_names(names: Collection[str]) -> dict[str, str]:
-    """The names of torch's ranges around the actions of a schedule, each with the name that all of its kind of action
-    have here: ``PP:forward``. Those of GPipe, which users give, too, count if there are point-to-point exchanges, or
-    ranges of ours in a pipeline."""
+    """The names of torch's ranges around actions, each with the name that its kind of action has here: ``PP:forward``.
+    Those of GPipe, which users give, too, count if there are point-to-point exchanges, or our ranges of a pipeline."""
     may_be_gpipe = any(name.startswith((PIPELINE, *_EXCHANGES)) for name in names)
     folded = {}
     for name in names:

@@ -85,9 +85,9 @@ def fold(
 @dataclass
 class _Sums:
     """The sums of all events. ``cpu_ns`` and ``calls``: by index of a place. ``other``: what a place has in addition.
-    ``groups``: the time of groups; ``of_groups``: what they have in addition; ``outermost_ns``: the time of those that
-    are outside all ranges. ``durations``: the calls of each layer in a phase. ``on_cpu``, ``on_devices``: when they
-    are busy."""
+    ``groups``: the time of groups; ``of_groups``: what they have in addition; ``outermost_ns``: the time of those
+    outside all ranges. ``durations``: the calls of a layer in a phase. ``on_cpu``, ``on_devices``: when they are busy.
+    """
 
     cpu_ns: list[int] = field(default_factory=list)
     calls: list[int] = field(default_factory=list)
@@ -117,8 +117,7 @@ class _Sums:
 
 
 def _sums_of(attributed: Iterable[Attributed | OpGroup], places: Sequence[Place], timed: bool) -> _Sums:
-    """One loop over perhaps a million events. The additions are in the loop and not in functions: a call for each event
-    would cost more than they do."""
+    """One loop over perhaps a million events: calls of functions that add would take longer than the additions."""
     sums = _Sums()
     cpu_ns, calls, other, groups = sums.cpu_ns, sums.calls, sums.other, sums.groups
     on_cpu, on_devices = sums.on_cpu, sums.on_devices
@@ -179,8 +178,7 @@ def _sums_of(attributed: Iterable[Attributed | OpGroup], places: Sequence[Place]
 
 
 def _add_outermost(group: OpGroup, on_cpu: Covered) -> int:
-    """Add a group outside all ranges to the time in which the CPU is busy. Returns the time of its outermost ops: they
-    take it from no range."""
+    """Add a group outside all ranges to the CPU's busy time. Returns the time of its outermost ops."""
     outermost_ns = 0
     for start, end in group.outermost():
         outermost_ns += end - start

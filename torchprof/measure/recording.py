@@ -30,20 +30,17 @@ from torchprof.run.words import NOT_SELECTED, OUTSIDE, Signature, SourceLine
 class Recording:
     """One recording: its events, and the state of the process and the model at its start and end.
 
-    - ``columns``: makes the events of ``source``, with the inputs that ``wanted_detail`` requests; nothing else keeps
-      them.
+    - ``columns``: makes the events of ``source``, with the inputs that ``wanted_detail`` requests.
     - ``layers``: those of the plan, as they were at the end. ``origin``: the process that was recorded.
     - ``observations``: those made so far; ``assemble`` adds its own.
     - ``start``, ``end``: the live memory at these times.
     - ``has_steps``: whether the events contain our marks of steps. ``from_first_mark``: whether a step began with the
       recording. ``before``: the end of the cycle right before this one; None without one.
     - ``group``: the group of the collectives that do not name one, see ``sole_group``.
-    - ``graphs``: the compiled graphs whose layers are known. ``called``: the compiled graphs that were called, by the
-      key in the range around each call.
+    - ``graphs``: the compiled graphs whose layers are known. ``called``: those that were called, by their keys.
     - ``regions``: all compiled code of the process, and ``compilations`` when it was compiled. ``under_compile``: what
       was to be compiled of the models.
-    - ``python_samples``: (time, source line, number of sampling intervals) of each sample of Python; None if Python was
-      not sampled.
+    - ``python_samples``: (time, source line, number of sampling intervals) of each; None if Python was not sampled.
 
     ``began_ns``: the end of the recording's first mark. This time, the samples, and the frees noted in ``start`` are
     on the clock of ``time.perf_counter_ns``, which never jumps. Events may be on another clock.
@@ -67,11 +64,6 @@ class Recording:
     before: CycleEnd | None = None
     python_samples: Iterable[tuple[int, SourceLine, int]] | None = None
     began_ns: int = 0
-
-    def copy_labels(self, total: Observations, unobserved_before: Counter[int]) -> None:
-        """Copy what the observations of all cycles say of labels; of the calls, those since ``unobserved_before``."""
-        self.unobserved = total.unobserved - unobserved_before
-        self.unlabelled, self.added, self.removed = total.unlabelled, total.added, total.removed
 
 
 class EventSource(Protocol):
@@ -152,8 +144,7 @@ class Options:
 
 
 class LayerPlan(Protocol):
-    """The layers of the models, and the modules that labels stand for. ``fqns``, ``replicated``: as in
-    ``CollectiveOwners``."""
+    """The layers of the models, and what labels stand for. ``fqns``, ``replicated``: as in ``CollectiveOwners``."""
 
     @property
     def sites(self) -> Mapping[str, Site]: ...
@@ -163,9 +154,6 @@ class LayerPlan(Protocol):
 
     @property
     def selected(self) -> Set[int] | None: ...
-
-    @property
-    def selected_paths(self) -> tuple[tuple[str, ...], ...] | None: ...
 
     @property
     def callable_layers(self) -> Set[int]: ...
@@ -204,8 +192,7 @@ class Observations:
     end: CycleEnd | None = None
 
     def add(self, cycle: Observations, new_index: Sequence[int] | None = None) -> None:
-        """Add the observations of one more cycle, equal warnings once. ``new_index``: for each of its layers the index
-        in the sum; None if it is the same."""
+        """Add those of one more cycle. ``new_index``: for each of its layers the index in the sum; None: the same."""
         # NOT_SELECTED and OUTSIDE are negative indices: they stay the same.
         to = None if new_index is None else [*new_index, NOT_SELECTED, OUTSIDE]
         for (outer, inner), ns in cycle.callers.items():
@@ -229,8 +216,7 @@ class Observer(Protocol):
     def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]: ...
 
     def result(self) -> Mapping[str, Any]:
-        """Fields of ``Run`` (and ``steps`` of ``Meta``), after the last event. If several observers have a field, ``|``
-        joins what they have."""
+        """Fields of ``Run`` (and ``steps`` of ``Meta``), after the last event. ``|`` joins those of several."""
 
 
 # The step that is open where a cycle of a recording ends: the next cycle has the rest of it
@@ -269,8 +255,8 @@ class OpenStep:
 
 
 class CycleEnd(NamedTuple):
-    """Where a cycle of a recording without gaps ends: the ``loop`` so far, and the ``step`` that is open, if any. The
-    default is the start of the recording."""
+    """The end of a cycle of a recording without gaps: the ``loop`` so far, and the ``step`` that is open. The default
+    is the start of the recording."""
 
     loop: Loop = Loop()
     step: OpenStep | None = None

@@ -20,8 +20,7 @@ _LABELS_MATTER = 0.02
 
 
 def recorded_warnings(run: Run, observations: Observations) -> Iterator[RunWarning]:
-    """All warnings of a cycle: those that came up while it was recorded, then those that its run shows. Reports have
-    them in this order."""
+    """All warnings of a cycle, in the order of reports: those of the recording, then those that its run shows."""
     yield from observations.warnings
     yield from about_modules(observations.added, observations.removed)
     if observations.unmatched:
@@ -114,8 +113,7 @@ def about_callers(
 ) -> Iterator[RunWarning]:
     """Layers that were called by another layer than their parent, so that totals differ much from the time of calls.
 
-    ``callable_layers``: the layers with a forward. ``callers``: the time of calls by (caller, called layer); the caller
-    is negative for code outside all layers.
+    ``callable_layers``: those with a forward. ``callers``: the time of calls by (caller, or negative; called layer).
     """
     tree = Layers.of(layers)
 
@@ -137,8 +135,7 @@ def about_callers(
 
 
 def _about_shapes(rows: Rows) -> Iterator[RunWarning]:
-    """The operators that were not counted only because their shapes were not recorded. The number and layers of their
-    calls follow from the run."""
+    """The operators that were not counted only because their shapes were not recorded."""
     uncounted = rows.of_recording.summed("frames", "uncounted")
     without_shapes: dict[str, None] = {}  # names of operators, in order
     for chain in (chain for chain, calls in uncounted.items() if calls):

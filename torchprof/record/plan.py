@@ -195,11 +195,6 @@ class Plan:
         """The modules, None for those that were freed, each with the number of its layer."""
         return [(spot.module(), spot.layer) for spot in self.spots]
 
-    @property
-    def selected_paths(self) -> tuple[tuple[str, ...], ...] | None:
-        """The paths of the layers that were selected, None for all."""
-        return None if self.selected is None else tuple(self.layer_paths[layer] for layer in sorted(self.selected))
-
     def layers(self) -> tuple[Layer, ...]:
         """The layers as they are now, depth first. A layer of a freed module keeps its last values."""
         self._layers = layers_of(self.spots, self._layers, self._target, self._has_changed)

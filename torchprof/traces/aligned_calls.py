@@ -18,8 +18,7 @@ from torchprof.run.words import FSDP_RANGE, OPTIMIZER_STEP, is_runtime_call
 # The operators of forwards, and those that backward computes again
 
 _NO_FORWARD = (OPTIMIZER_STEP, FSDP_RANGE)
-"""The beginnings of the names of ranges that contain nothing of a forward. FSDP's hooks name their layers."""
-
+"""The beginnings of the names of ranges that contain nothing of a forward."""
 OpSpan = tuple[int, tuple[Event, ...], int | None]
 """``nodes``, the outermost of ``ranges``, and ``call`` of a ``TracedOp``."""
 
@@ -214,8 +213,7 @@ class AlignedCalls:
     """The labels of the calls of one model, collected forward by forward. ``forwards``: how many forwards there are;
     ``adjacent``: how many of them follow another one with nothing between. ``labels``: also those around operators
     without a layer. ``operators``: thread and start of all that are paired. ``total_ns``: the time of the operators in
-    forwards, and in what backward computes again. ``unknown_ns``: the part of it that has no layer, by the layer before
-    it."""
+    forwards, and in what backward computes again. ``unknown_ns``: that without a layer, by the layer before it."""
 
     def __init__(self, model: Sequence[ReferenceOp], replaced: Collection[str]) -> None:
         """``replaced``: the names of operators of which others may take the place."""

@@ -38,13 +38,10 @@ GROUPS = {
     "Trace": SESSION,
     "overhead": OVERHEAD_EVENTS,
 }
-"""The group of each of Kineto's categories, in all its versions. The categories of runtimes have the names of their
-devices: see ``RUNTIMES``. Other categories are not work: copies of ranges on a device's timeline, waits of one stream
-for another."""
-RUNTIMES = {"cuda": "cuda", "xpu": "xpu", "mtia": "mtia", "musa": "musa", "privateuse1": "privateuse1"}
-"""The device kind by the first part of a runtime's category, which ends in ``_runtime`` or ``_driver``. HIP has the
-name cuda, as everywhere in torch."""
-
+"""The group of each of Kineto's categories, in all its versions; for those of runtimes, see ``RUNTIMES``. Others are
+not work: copies of ranges on a device's timeline, waits of one stream for another."""
+RUNTIMES = frozenset({"cuda", "xpu", "mtia", "musa", "privateuse1"})
+"""The kind of device is the first part of a runtime's category, before ``_runtime`` or ``_driver``; "cuda" for HIP."""
 
 # Columns
 
@@ -61,11 +58,10 @@ class Columns:
     """Events in the order of the file, a column for each field.
 
     - ``start``: in ns. ``ns``: the duration; of a memory event, the bytes.
-    - ``name``: the number of a name; ``names`` has the group and the name of an event by it.
-    - ``lane``: see ``EventTable``.
+    - ``name``: the number of a group and name in ``names``. ``lane``: see ``EventTable``.
     - ``sequence``: the sequence number; of device work, the number of the operator that launched it.
-    - ``number``: that of an operator ("External id"); of a runtime call and of device work, the correlation ID; of a
-      memory event, the address.
+    - ``number``: of operators the "External id", of runtime calls and device work the correlation ID, of memory the
+      address.
     - ``signature``: see ``TraceSignatures``.
     - ``stretches``: the first event of each stretch in which no event starts before the previous one.
     """
@@ -121,7 +117,6 @@ class Columns:
         return self.start, self.ns, self.name, self.lane, self.sequence, self.number, self.signature
 
     def in_order(self) -> Iterator[TraceRow]:
-        """The events in the order of their start."""
         for window in self.windows():
             yield from zip(*(map(column.__getitem__, window) for column in self._columns()))
 
@@ -162,8 +157,7 @@ class Columns:
             seen.add(event)
 
     def separate(self, threads: Sequence[int], is_left_out: Sequence[bool]) -> None:
-        """Let a range that ends shortly after the start of the next one on its thread end there: otherwise the next one
-        would be inside it::
+        """Cut a range that overlaps the start of the next one on its thread, which would otherwise be inside it::
 
             |first...........|                  |first..........|
                             |second....|   →                    |second....|

@@ -61,8 +61,7 @@ class JsonText:
         return self._dropped + self.at
 
     def more(self) -> bool:
-        """Read more; False at the end of the file. Each call doubles the text, so that decoding a long value is not
-        repeated for each chunk of it."""
+        """Read more; False at the end of the file. Each call doubles the text, so that a long value needs few calls."""
         if self._ended:
             return False
         data = b""
@@ -191,8 +190,7 @@ class JsonText:
 
     def piece(self) -> list[TraceEvent] | None:
         """The events in the text, without the last one, which may be incomplete: of ``{…}, {…}, {"ph": "X", "na``, two.
-        All are decoded at once, for speed. None if the list ends in the text, an event is broken, or what looked like
-        the start of an event was not one."""
+        All are decoded at once, for speed. None if that fails: at the end of the list, or at a broken event."""
         cut = self._last_event()
         if not cut:
             return None

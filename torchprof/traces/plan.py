@@ -40,10 +40,6 @@ class TracePlan:
     selected: Set[int] | None = None
     labels: Sequence[Event] = ()  # of layers that the trace does not name
 
-    @property
-    def selected_paths(self) -> tuple[tuple[str, ...], ...] | None:
-        return None if self.selected is None else tuple(self.layer_paths[layer] for layer in sorted(self.selected))
-
 
 @dataclass(frozen=True)
 class ModelPlan:

@@ -39,14 +39,13 @@ _OF_TWO = """
     special_zeta tanh_backward threshold_backward true_divide xlogy
 """
 # If the second operand of these is None, it is a tensor without a shape: a nested tensor.
-_TAKES_TWO = """add sub subtract rsub div mul pow atan2 maximum minimum eq ne ge gt le lt"""
+_TAKES_TWO = "add sub subtract rsub div mul pow atan2 maximum minimum eq ne ge gt le lt"
 
 
 def _elementwise(tensors: int, times: int = 1) -> Flops:
     """The formula of ``times`` FLOPs for each element of the result.
 
-    ``tensors``: the number of first inputs that are broadcast to the shape of the result. The input after them may be
-    the ``out=`` tensor.
+    ``tensors``: how many inputs are broadcast to the shape of the result. The one after them may be ``out=``.
     """
 
     def flops(op: Operation) -> int:

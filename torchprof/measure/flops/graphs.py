@@ -1,8 +1,7 @@
 """The arithmetic of the calls of compiled graphs, from the text that Inductor keeps of each graph.
 
 The text is that of ``torch.fx.GraphModule.print_readable``: a Python function whose variables are annotated with type
-and sizes, such as ``addmm: "f32[s0, 16][16, 1]cpu" = torch.ops.aten.addmm.default(bias, x, weight)``. It is parsed and
-never executed.
+and sizes, such as ``addmm: "f32[s0, 16][16, 1]cpu" = torch.ops.aten.addmm.default(bias, x, weight)``.
 """
 
 from __future__ import annotations
@@ -143,7 +142,7 @@ def work_of_nodes(graph: GraphText, symbols: Mapping[str, int]) -> dict[str, Wor
     return {
         node.name: _work_of_node(node, symbols)
         for node in graph.nodes.values()
-        if node.is_call and not (node.operator and (does_no_arithmetic(node.operator) or node.operator in _FREE))
+        if node.is_call and not (does_no_arithmetic(node.operator) or node.operator in _FREE)
     }
 
 

@@ -108,8 +108,7 @@ def _transposed(op: Operation) -> int:
 
 
 def _upsampled(image: Shape, kernel: Shape, *sizes: Shape) -> int:
-    """The number of positions in the result of a transposed convolution. ``sizes``: stride, padding, dilation, and the
-    additional size of the result."""
+    """Positions in the result of a transposed convolution. ``sizes``: stride, padding, dilation, additional size."""
     result = 1
     for length, window, stride, padding, dilation, more in zip(image, kernel, *sizes):
         result *= (length - 1) * stride - 2 * padding + dilation * (window - 1) + more + 1
@@ -282,8 +281,7 @@ counts_flops("_thnn_fused_gru_cell_backward")(per_element(0, 2 * _GRU_GATES))
 def _attention(query: Shape, key: Shape, value: Shape) -> tuple[int, int, int]:
     """(multiply-accumulates of Q·Kᵀ, those of scores·V, number of scores) for [*, heads, length, width] inputs.
 
-    Key and value may have fewer heads (grouped queries) and a smaller batch (broadcasting). All scores are counted:
-    masks and ``is_causal`` skip nothing.
+    Key and value may have fewer heads (grouped queries) and a smaller batch (broadcasting). Masks skip nothing.
     """
     heads = max(query[-3], key[-3], value[-3]) if len(query) > 2 else 1
     batch = prod(broadcast([query[:-3], key[:-3], value[:-3]]))
