@@ -30,8 +30,7 @@ _LOOKUPS = frozenset({"Embedding", "EmbeddingBag"})
 """Modules that call no products: if their parameter is in one, another module uses it, as for tied weights."""
 _PRODUCTS = without_aten(PRODUCTS)
 _PREFIX = re.compile(r"graph_\d+_")
-_LARGEST_TABLE = 4_000_000
-"""The largest table for matching kernels with ops, in entries: it takes a second or two."""
+_LARGEST_TABLE = 4_000_000  # entries, for matching kernels with ops: it takes a second or two
 
 
 class TracedModule(NamedTuple):

@@ -18,8 +18,7 @@ from torchprof.run.words import (
     FrameKind,
 )
 
-_MOST_NAMED = 3
-"""How many of the layers before and after a kernel are named."""
+_MOST_NAMED = 3  # of the layers before and after a kernel
 
 
 class CompiledRanges:
@@ -31,7 +30,8 @@ class CompiledRanges:
         self._common_ancestor = common_ancestor
         self._graphs = graphs
         self.has_inputs = False  # whether any COMPILED_INPUTS range has begun
-        # COMPILED_INPUTS ranges, and backward nodes, in which a checkpoint may run forwards, with the name of theirs.
+        # COMPILED_INPUTS ranges, and backward nodes with the name of the range of their forward. In such a node may be
+        # forwards that a checkpoint runs again.
         self._inputs: OpenRanges[Event] = OpenRanges()
         self._inputs_of_node: dict[tuple[int, int], str] = {}  # (forward thread, sequence number) → that name
 

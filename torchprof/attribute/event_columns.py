@@ -17,11 +17,9 @@ from torchprof.attribute.events import Event, Kind
 from torchprof.run.collectives import C10D_OPS, RECORDS_COLLECTIVE
 from torchprof.run.words import REPLAYS
 
-IN_NODE = 2
-"""See ``EventColumns.groupable``."""
+IN_NODE = 2  # see ``EventColumns.groupable``
 IntColumn: TypeAlias = "array[int]"
-BEYOND = 1 << 62
-"""No time, no index and no other number of an event is larger."""
+BEYOND = 1 << 62  # no time, no index and no other number of an event is larger
 _OF_COMPILED_CODE = frozenset({Kind.GUARDS, Kind.REGION, Kind.GRAPH, Kind.COMPILING, Kind.COMPILED_INPUTS})
 _COLUMNS = {
     "number": ("i", 0),

@@ -126,7 +126,7 @@ class Place:
     There is one object for each distinct place; ``index`` numbers them in the order of first use. Calls of an op with
     different ``signature`` have different places. ``within``: the op or label around the layer's range, usually None.
     ``shared``: the layers of work for several layers at once; ``layer`` is then their nearest common ancestor.
-    ``is_node``: an autograd node; ``is_engine``: a call of autograd's engine. ``is_closed``: all inside counts as it.
+    ``is_node``: an autograd node; ``is_engine``: a call of autograd's engine. ``is_closed``: all inside belongs to it.
     """
 
     index: int
@@ -266,11 +266,9 @@ class CommonAncestor:
         """The place of the layers' work: their nearest common ancestor that is selected."""
         path = self._path(layers)
         layer = self._index.get(path, OUTSIDE)
-        while self._selected is not None and layer not in self._selected:
+        while self._selected is not None and layer != NOT_SELECTED and layer not in self._selected:
             path = path[:-1]
             layer = self._index.get(path, NOT_SELECTED)
-            if layer == NOT_SELECTED:
-                break
         shared = layers if len(layers) > 1 else ()
         if (layer, phase, shared) == (around.layer, around.phase, around.shared):
             return around
@@ -331,9 +329,6 @@ class NodeMakers:
         if of_graph:
             return self._first[index] if index < len(self._numbers) else None
         return self._last[index - 1] if index else None
-
-
-# Which ranges are open on a thread
 
 
 class HasEnd(Protocol):

@@ -118,7 +118,7 @@ def threads_of_overhead(times: Sequence[int], operators: Iterable[tuple[int, int
     """For each of some times, in their order: the thread on which the last operator before it started; 0 for none. The
     profiler records its overhead without a thread, or with that of the caller of autograd for what is in a backward
     pass. It is in an operator that launches work: no other operator starts meanwhile on the thread. ``operators``:
-    start and thread of each. For example, with (3, thread 1) and (10, thread 2), the times 5 and 12 have 1 and 2."""
+    start and thread of each. With (3, thread 1) and (10, thread 2), the times 5 and 12 have threads 1 and 2."""
     last_before = [(-1, 0)] * len(times)
     until = times[-1] if times else -1
     for start, thread in operators:
@@ -230,7 +230,6 @@ class CollectiveOwners:
     # The layers that a collective works for
 
     def note_gradient(self, thread: int, layer: int) -> None:
-        """The gradient of a parameter is ready."""
         if self._replicated is None or layer in self._replicated:
             self._ready_gradients[thread].append((layer, None))
 

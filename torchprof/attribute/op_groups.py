@@ -249,11 +249,8 @@ def next_walk(walks: Sequence[ThreadWalk], starts: Sequence[int]) -> tuple[Threa
     return first, horizon + 1 if starts[first.at] == horizon else horizon
 
 
-# Facts that only later events contain
-
-
 class LookAhead:
-    """Completes three kinds of events:
+    """Completes three kinds of events by facts that only later events contain:
 
     - NODE: torch omits the sequence number from the engine's range around an autograd node if a hook of the user or of
       FSDP runs an op or a range before the node. The BACKWARD_FUNCTION inside has it, except for AccumulateGrad.

@@ -19,16 +19,14 @@ from torchprof.run.measures import FIELDS, SampleKey, Spread
 from torchprof.run.rows import Around, Chains, Rows
 from torchprof.run.words import PHASES, Frame, FrameKind, Signature
 
-_Call = tuple[int, int, int]
-"""Start, duration and thread of a call or of a garbage collection."""
+_Call = tuple[int, int, int]  # start, duration and thread of a call or of a garbage collection
 _Values = dict[tuple[int, str], list[int]]
 """By index of a place and device: a value for each field of ``Cost``, and last the number of calls."""
 _Groups = dict[tuple[Place, OpTree], list[int]]
 """By the place around groups, and their tree: how many there are, and then the time of each event in all of them."""
 _GroupValues = defaultdict[tuple[Place, OpTree], dict[tuple[int, str], list[int]]]
 """What groups have in addition to CPU time and calls: by path and device, a value for each field of ``Cost``."""
-_Counts = tuple[int, int, int]
-"""MACs, FLOPs and the number of uncounted calls."""
+_Counts = tuple[int, int, int]  # MACs, FLOPs and the number of uncounted calls
 
 _DEVICE_NS, _COLLECTIVE_NS, _MACS = map(FIELDS.index, ("device_ns", "collective_ns", "macs"))
 _ALLOCATED = {True: FIELDS.index("cpu_allocated"), False: FIELDS.index("device_allocated")}
@@ -107,7 +105,6 @@ class _Sums:
         self.calls += missing
 
     def finish(self, places: int, timed: bool) -> None:
-        """Complete the sums after the last event."""
         self.make_room(places)
         if not timed:
             self.groups = {alike: [times, *[0] * len(ns)] for alike, (times, *ns) in self.groups.items()}

@@ -332,6 +332,7 @@ class Allocations:
 
     @property
     def _zero(self) -> int:
+        """When the session began, on the clock of the events."""
         known = (self._start_ns, self._recording_start_ns, *self._blocks.times[:1], 0)
         return next(start for start in known if start is not None)
 

@@ -19,10 +19,8 @@ from torchprof.run.timeline import KINDS, Timeline
 from torchprof.run.words import FORWARD, OUTSIDE, PHASES
 
 PARAMETERS, GRADIENTS, ACTIVATIONS, OPTIMIZER_STATE, INPUTS, TEMPORARIES = KINDS
-NONE = -1
-"""In place of the number of a block or of a call: there is none."""
-_UNKNOWN_THREAD = -1
-"""A number that no thread has: an event with it is inside no range."""
+NONE = -1  # in place of the number of a block or of a call: there is none
+_UNKNOWN_THREAD = -1  # a number that no thread has: an event with it is inside no range
 
 
 # The live memory at one moment

@@ -17,8 +17,7 @@ from torchprof.measure.waiting import is_communication
 from torchprof.run.timeline import KEPT_STEPS, Pipeline, StageAction
 from torchprof.run.words import OUTSIDE
 
-_NO_ACTION = -1
-"""In place of the number of an action: work of a step that is in no action."""
+_NO_ACTION = -1  # in place of the number of an action: work of a step that is in none
 
 
 class _StepTimes(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from torchprof.attribute.compiled_graphs import CompiledGraphs
 from torchprof.attribute.event_columns import EventColumns
-from torchprof.attribute.events import Attributed, Site
+from torchprof.attribute.events import Attributed, Event, Site
 from torchprof.attribute.loop import Loop
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.measure.memory_blocks import NOT_MEASURED, LiveMemory
@@ -30,7 +30,7 @@ from torchprof.run.words import NOT_SELECTED, OUTSIDE, Signature, SourceLine
 class Recording:
     """One recording: its events, and the state of the process and the model at its start and end.
 
-    - ``columns``: makes the events of ``source``, with the inputs that ``wanted_detail`` requests.
+    - ``columns``: makes the events of ``source`` with the inputs that ``wanted_detail`` wants; nothing else keeps them.
     - ``layers``: those of the plan, as they were at the end. ``origin``: the process that was recorded.
     - ``observations``: those made so far; ``assemble`` adds its own.
     - ``start``, ``end``: the live memory at these times.
@@ -143,26 +143,18 @@ class Options:
         return self.profile_memory
 
 
-class LayerPlan(Protocol):
-    """The layers of the models, and what labels stand for. ``fqns``, ``replicated``: as in ``CollectiveOwners``."""
+@dataclass(frozen=True)
+class LayerPlan:
+    """The layers of the models, and the modules that labels stand for. ``fqns``, ``replicated``: as in
+    ``CollectiveOwners``. ``labels``: of layers that a trace does not name."""
 
-    @property
-    def sites(self) -> Mapping[str, Site]: ...
-
-    @property
-    def layer_paths(self) -> Sequence[tuple[str, ...]]: ...
-
-    @property
-    def selected(self) -> Set[int] | None: ...
-
-    @property
-    def callable_layers(self) -> Set[int]: ...
-
-    @property
-    def fqns(self) -> Mapping[str, Sequence[int]]: ...
-
-    @property
-    def replicated(self) -> Mapping[int, Set[int]] | None: ...
+    sites: Mapping[str, Site]
+    layer_paths: Sequence[tuple[str, ...]]
+    callable_layers: Set[int]
+    fqns: Mapping[str, Sequence[int]]
+    replicated: Mapping[int, Set[int]] | None = None
+    selected: Set[int] | None = None
+    labels: Sequence[Event] = ()
 
 
 @dataclass
@@ -192,7 +184,7 @@ class Observations:
     end: CycleEnd | None = None
 
     def add(self, cycle: Observations, new_index: Sequence[int] | None = None) -> None:
-        """Add those of one more cycle. ``new_index``: for each of its layers the index in the sum; None: the same."""
+        """Add one more cycle, equal warnings once. ``new_index``: by layer its index in the sum; None if the same."""
         # NOT_SELECTED and OUTSIDE are negative indices: they stay the same.
         to = None if new_index is None else [*new_index, NOT_SELECTED, OUTSIDE]
         for (outer, inner), ns in cycle.callers.items():
@@ -216,7 +208,7 @@ class Observer(Protocol):
     def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]: ...
 
     def result(self) -> Mapping[str, Any]:
-        """Fields of ``Run`` (and ``steps`` of ``Meta``), after the last event. ``|`` joins those of several."""
+        """Fields of ``Run`` (and ``steps`` of ``Meta``), after the last event. ``|`` joins those of observers."""
 
 
 # The step that is open where a cycle of a recording ends: the next cycle has the rest of it
@@ -255,8 +247,8 @@ class OpenStep:
 
 
 class CycleEnd(NamedTuple):
-    """The end of a cycle of a recording without gaps: the ``loop`` so far, and the ``step`` that is open. The default
-    is the start of the recording."""
+    """Where a cycle of a recording without gaps ends: the ``loop`` so far, and the ``step`` that is open, if any. The
+    default is the start of the recording."""
 
     loop: Loop = Loop()
     step: OpenStep | None = None

@@ -113,8 +113,8 @@ class ThreadState:
 
 
 class Stall(NamedTuple):
-    """An interval in which a thread began nothing new. ``place``: of its innermost range, if any. ``has_requested``: as
-    above."""
+    """An interval in which a thread began nothing new. ``place``: that of its innermost range; None if it is in none.
+    ``has_requested``: whether the last action of the thread was to request an exchange."""
 
     ns: int
     start_ns: int

@@ -13,10 +13,8 @@ from torchprof.run.sentences import WITHOUT_SHAPES
 from torchprof.run.torch_names import ON_PARAMETERS
 from torchprof.run.words import NOT_SELECTED, OUTSIDE, FrameKind
 
-_CALLS_MATTER = 0.01
-"""From this share of the recorded time on, calls that bypass a layer are a warning."""
-_LABELS_MATTER = 0.02
-"""The time of labels is a warning if it is more than this share of the recorded time."""
+_CALLS_MATTER = 0.01  # from this share of the recorded time on, calls that bypass a layer are a warning
+_LABELS_MATTER = 0.02  # the time of labels is a warning if it is more than this share of the recorded time
 
 
 def recorded_warnings(run: Run, observations: Observations) -> Iterator[RunWarning]:

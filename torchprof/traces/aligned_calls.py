@@ -7,7 +7,6 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -165,21 +164,15 @@ class ReferenceOp(NamedTuple):
         return self.calls[-1].label.removeprefix(PREFIX)
 
 
-@dataclass(frozen=True)
-class AlignedForward:
+class AlignedForward(NamedTuple):
     """A forward of a model in a trace. ``pairs``: the place in the trace and in the model of each operator whose
-    counterpart is known. ``matched``: the places in the trace of those that are compared."""
+    counterpart is known, from ``first`` to ``last``. ``matched``: the places in the trace of those that are compared.
+    """
 
     pairs: Mapping[int, int]
     matched: Sequence[int]
-
-    @cached_property
-    def first(self) -> int:
-        return min(self.pairs)
-
-    @cached_property
-    def last(self) -> int:
-        return max(self.pairs)
+    first: int
+    last: int
 
 
 def _extended(
@@ -238,7 +231,7 @@ class AlignedCalls:
         before, after = (around.start - 1, -1), (around.stop, len(self._model))
         pairs = _extended(dict(zip(matched, places)), ops, self._model, before, after)
         self._label(thread, ops, pairs, {place: self._model[model].calls for place, model in pairs.items()})
-        return AlignedForward(pairs, matched)
+        return AlignedForward(pairs, matched, min(pairs), max(pairs))
 
     def add_computed_again(
         self, again: ComputedAgain, compared: Sequence[int], on: OpsOfThread, maker: int, forward: AlignedForward

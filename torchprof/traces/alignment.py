@@ -76,7 +76,7 @@ def _best(references: Sequence[Reference], traced: TracedOps, signatures: Sequen
 
 
 class _Search:
-    """The forwards of one order of operators in a trace."""
+    """The forwards of one order of operators in a trace. ``replaced``: the names of operators that are not compared."""
 
     def __init__(
         self,
@@ -85,7 +85,6 @@ class _Search:
         signatures: Sequence[Signature],
         replaced: Collection[str] = frozenset(),
     ) -> None:
-        """``replaced``: the names of operators that are not compared."""
         self._ops = reference
         self._signatures = signatures
         self._replaced = replaced

@@ -26,15 +26,8 @@ GROUPS = {
     "user_annotation": RANGE,
     "Operator": OP_OR_RANGE,  # until torch 1.12
     "Runtime": RUNTIME_CALLS,
-    "kernel": DEVICE_WORK,
-    "Kernel": DEVICE_WORK,
-    "gpu_memcpy": DEVICE_WORK,
-    "Memcpy": DEVICE_WORK,
-    "gpu_memset": DEVICE_WORK,
-    "Memset": DEVICE_WORK,
-    MTIA_WORK: DEVICE_WORK,
-    "python_function": MODULE,
-    "Python function": MODULE,
+    **dict.fromkeys(("kernel", "Kernel", "gpu_memcpy", "Memcpy", "gpu_memset", "Memset", MTIA_WORK), DEVICE_WORK),
+    **dict.fromkeys(("python_function", "Python function"), MODULE),
     "Trace": SESSION,
     "overhead": OVERHEAD_EVENTS,
 }
@@ -60,8 +53,8 @@ class Columns:
     - ``start``: in ns. ``ns``: the duration; of a memory event, the bytes.
     - ``name``: the number of a group and name in ``names``. ``lane``: see ``EventTable``.
     - ``sequence``: the sequence number; of device work, the number of the operator that launched it.
-    - ``number``: of operators the "External id", of runtime calls and device work the correlation ID, of memory the
-      address.
+    - ``number``: that of an operator ("External id"); of a runtime call and of device work, the correlation ID; of a
+      memory event, the address.
     - ``signature``: see ``TraceSignatures``.
     - ``stretches``: the first event of each stretch in which no event starts before the previous one.
     """

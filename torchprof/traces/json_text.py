@@ -13,10 +13,8 @@ from contextlib import suppress
 from io import BufferedReader
 from typing import Any, NoReturn
 
-_CHUNK = 1 << 16
-"""How many bytes are read at a time: so few that the decoded objects fit into the cache of a core."""
-_LONGEST = 1 << 24
-"""How many characters an event or a value of the header may have. If it does not end by then, it is broken."""
+_CHUNK = 1 << 16  # bytes that are read at a time: so few that the decoded objects fit into the cache of a core
+_LONGEST = 1 << 24  # characters of an event or a value of the header: if it does not end by then, it is broken
 _LONGEST_GAP = 40  # characters between two events: no writer of traces uses more
 _LONGEST_MARK = 256  # characters: no match of a pattern for ``find`` is longer
 

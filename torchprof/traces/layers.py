@@ -250,7 +250,6 @@ def _places(parents: Mapping[str, tuple[str, ...]]) -> dict[str, list[tuple[str,
 
 
 def _about_crowded(names: Sequence[str]) -> Iterator[RunWarning]:
-    """The warning about modules or ranges that have too many places."""
     if names:
         yield RunWarning.of("too_many_places", most=_MOST_PLACES, modules=tuple(map(_strip_module_prefix, names)))
 

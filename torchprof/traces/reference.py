@@ -22,12 +22,9 @@ from torchprof.traces.aligned_calls import LayerCall, ReferenceOp
 from torchprof.traces.alignment import Reference
 
 _pytree = needed("torch.utils._pytree")
-_FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
-"""torch has fused operators for the inference of these."""
-_SMALL = 2**30
-"""The most bytes of a model that is copied and called on the CPU."""
-_IMAGE, _LENGTH = 224, 16
-"""The likely sizes of an image, and of a sequence."""
+_FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # torch has fused operators for inference
+_SMALL = 2**30  # the most bytes of a model that is copied and called on the CPU
+_IMAGE, _LENGTH = 224, 16  # the likely sizes of an image, and of a sequence
 _MODES = ((True, True), (False, False), (False, True))
 """How a model is called, on which its operators may depend: whether in training mode, and whether with gradients."""
 

@@ -62,7 +62,7 @@ class TraceSignatures(SignatureTable):
         return number
 
     def _checked(self, shapes: Any, dtypes: Any, values: Any) -> Signature:
-        """The signature from an event's args, each with an entry for each input; None for what torch never writes."""
+        """The signature from an event's args, with an entry for each input; what torch would not write is unknown."""
         if not isinstance(shapes, list):
             return self.all[0]
 

@@ -191,7 +191,9 @@ class Estimate:
         group = self._last_groups.pop(thread, None)
         if group is None:
             return
-        key = _key(group)
+        sequences, functions = group.columns.sequence or (), group.tree.functions
+        # A function of the user's counts only if it may have a backward.
+        key = group.tree, bytes(sequences[group.first + index] >= 0 for index in functions if sequences)
         alike = self._groups.get(key)
         if alike is None:
             counts, self.counts = self.counts, {}
@@ -420,11 +422,3 @@ def _around(place: Place) -> Iterator[Place]:
     while inner is not None:
         yield inner
         inner = inner.outer or inner.within
-
-
-def _key(group: OpGroup) -> tuple[OpTree, bytes]:
-    """What makes the counts of groups equal. A function of the user's counts only if it may have a backward."""
-    sequences, first, functions = group.columns.sequence, group.first, group.tree.functions
-    if not functions or sequences is None:
-        return group.tree, b""
-    return group.tree, bytes(sequences[first + index] >= 0 for index in functions)

@@ -109,15 +109,11 @@ class Operation:
 
 # The registry of formulas
 
-Formula = Callable[[Operation], tuple[int, int]]
-"""Returns multiply-accumulates and other floating-point operations."""
-Flops = Callable[[Operation], int]
-"""A formula without multiply-accumulates: the other operations."""
+Formula = Callable[[Operation], tuple[int, int]]  # returns multiply-accumulates and other floating-point operations
+Flops = Callable[[Operation], int]  # a formula without multiply-accumulates: the other operations
 
-FORMULAS: dict[str, Formula] = {}
-"""By the names of ops, as ``bare`` makes them."""
-_DETAILS: dict[str, Detail] = {}
-"""By the same names: how much of the inputs a formula reads, if that is more than shapes."""
+FORMULAS: dict[str, Formula] = {}  # by the names of ops, as ``bare`` makes them
+_DETAILS: dict[str, Detail] = {}  # how much of the inputs a formula reads, if that is more than shapes
 _COMPLEX_PRODUCTS = frozenset({"mul", "multiply", "div", "divide", "true_divide", "_foreach_mul", "_foreach_div"})
 """Products and quotients of complex numbers count as six real operations, all other elementwise ops as two."""
 
@@ -157,7 +153,6 @@ def bare(name: str) -> str:
 
 
 def broadcast(shapes: Iterable[Shape]) -> Shape:
-    """The shape of the result of broadcasting."""
     result: list[int] = []
     for shape in shapes:
         result = [1] * (len(shape) - len(result)) + result
