@@ -18,8 +18,7 @@ from torchprof.run.words import FSDP_RANGE, OPTIMIZER_STEP, is_runtime_call
 
 _NO_FORWARD = (OPTIMIZER_STEP, FSDP_RANGE)
 """The beginnings of the names of ranges that contain nothing of a forward."""
-OpSpan = tuple[int, tuple[Event, ...], int | None]
-"""``nodes``, the outermost of ``ranges``, and ``call`` of a ``TracedOp``."""
+OpSpan = tuple[int, tuple[Event, ...], int | None]  # ``nodes``, outermost of ``ranges`` and ``call`` of a ``TracedOp``
 
 
 @dataclass(slots=True)

@@ -26,8 +26,7 @@ from torchprof.traces.aligned_calls import (
     traced_ops,
 )
 
-Reference = tuple[ReferenceOp, ...]
-"""The operators of one forward of a model, in their order."""
+Reference = tuple[ReferenceOp, ...]  # the operators of one forward of a model, in their order
 
 _CLASSES = {name: kind for table in (OF_LAYERS, INSIDE_LAYERS) for kind, names in table.items() for name in names}
 """The operators that make a model what it is, by their names without the ``_`` of in-place ones. Those of one class may

@@ -14,10 +14,8 @@ from typing import Any
 OP, RANGE, OP_OR_RANGE, MODULE = "op", "range", "op or range", "module"
 RUNTIME_CALLS, MEMORY_EVENTS, DEVICE_WORK = "runtime", "memory", "device"
 SESSION, NO_WORK = "session", ""
-OVERHEAD_EVENTS = "overhead"
-"""The group of what the profiler records as overhead. It has no thread in the file."""
-MODULE_PREFIX = "nn.Module: "
-"""The beginning of the names of modules among the Python functions that ``with_stack=True`` records."""
+OVERHEAD_EVENTS = "overhead"  # what the profiler records as overhead, without a thread in the file
+MODULE_PREFIX = "nn.Module: "  # of modules among the Python functions that ``with_stack=True`` records
 MTIA_WORK = "mtia_ccp_events"
 """The work of MTIA's command processors: kernels, copies ("dma…"), and waits for each other, with "Sync" in their
 names (Holistic Trace Analysis, ``hta/utils/utils.py``)."""

@@ -22,8 +22,7 @@ _PADDING = FORWARD_ATTENTION | aten("matmul bmm _native_multi_head_attention _tr
 """Ops that pad nested tensors, which have no shape. The shapes of the ops inside are larger than the data."""
 _AROUND_OTHER_CODE = (*aten("empty new_empty resize_ detach to resolve_conj resolve_neg lift_fresh"), "detach")
 """Prefixes of ops that prepare work of code without ops: memory for a kernel; conversion to NumPy and back."""
-_PYTHON_BACKWARD = "Backward"
-"""Suffix of the backward node of a user's Function. The names of torch's own nodes end in a number."""
+_PYTHON_BACKWARD = "Backward"  # suffix of the node of a user's Function; the names of torch's own end in a number
 _HANDS_ON = aten("_trilinear _embedding_bag_backward embedding_renorm_ linalg_matrix_exp")
 """Ops with their own kernel that calls other ops for all its work."""
 _MAY_BE_EMPTY = ("aten::_trilinear", "Redistribute", "NestedRedistribute", "_NoopSaveInputs")
