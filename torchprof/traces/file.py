@@ -64,7 +64,7 @@ class TraceFile:
         Entries of the list that are not objects are ignored. ``progress`` is called now and then with the fraction of
         the file that was read, from 0 to 1; for a gzip file, the fraction of its compressed bytes.
 
-        Raises OSError if the file cannot be read, and TorchprofError if it is no trace, or ends before its first event.
+        Raises OSError if the file cannot be read, TorchprofError if it is not a trace, or ends before its first event.
         """
         self.header, self.warnings = {}, []
         self._read = self._lost = self._first_lost = 0

@@ -141,7 +141,7 @@ def layers_of_modules(calls: Sequence[ModuleCall]) -> Hierarchy:
 def layers_of_ranges(calls: Sequence[RangeCall]) -> Hierarchy:
     """The layers from the ranges of users: each below the ranges around it. ``calls``: in the order of first calls.
 
-    - Ranges of torch (steps, optimizers, data loaders, collectives) and ranges without an operator are no layers.
+    - Ranges of torch (steps, optimizers, data loaders, collectives) and ranges without an operator are not layers.
     - Names that differ only in a number are one layer, with N in place of the number, if there are more than 20 of
       them after a word that counts repetitions ("step 17"), or more than 128 after another word ("block 17").
     - A range with too many places is not a layer: a warning names it.
@@ -186,7 +186,7 @@ def _last(name: str, following: Mapping[str, str]) -> str:
 def _nearest_kept(
     parents: Iterable[str], kept: Mapping[str, str], around: Mapping[str, tuple[str, ...]]
 ) -> Iterator[str]:
-    """The nearest ranges around that are layers: a range that is none is replaced by those around it. "" is none."""
+    """The nearest ranges around that are layers: those around any other range replace it. "" stands for no range."""
     waiting, replaced = list(reversed(tuple(parents))), set()
     while waiting:
         name = waiting.pop()
