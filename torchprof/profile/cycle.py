@@ -169,7 +169,8 @@ class Cycle:
             python_samples=None if self._sampler is None else self._sampler.samples(),
             began_ns=session.began_ns,
         )
-        return assemble(recording, setup.plan, dataclasses.replace(setup.asked, with_stack=session.with_stack))
+        asked = dataclasses.replace(setup.asked, with_stack=session.with_stack)
+        return assemble(recording, setup.plan.layer_plan(), asked)
 
     @cached_property
     def event_lists(self) -> defaultdict[tuple[str, ...], list[EventList]]:
@@ -177,7 +178,7 @@ class Cycle:
         session, plan = self.session, self._setup.plan
         lists: defaultdict[tuple[str, ...], list[EventList]] = defaultdict(list)
         paths = {}
-        for item in attribution_of(plan).attribute(session.columns()):
+        for item in attribution_of(plan.layer_plan()).attribute(session.columns()):
             if isinstance(item, Attributed) and item.event.kind is Kind.LABEL:
                 path = plan.real_paths.get((item.event.name, item.place.layer))
                 if path is not None and path in plan.with_event_lists:
