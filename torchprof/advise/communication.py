@@ -72,11 +72,8 @@ class _Transfers:
 
 @rule
 def copies_in_layers(evidence: Evidence) -> Iterator[Advice]:
-    """Copies between host and device inside layers: a constant that each forward makes on the CPU, a ``.cpu()``.
-
-    The gain is the CPU time in the runtime's calls for them, but at most the time for which the device is idle or
-    copies. Needs the time of a CUDA, HIP or MUSA device; for others these copies are not recorded.
-    """
+    """Copies between host and device inside layers: a constant that each forward makes on the CPU, a ``.cpu()``. Torch
+    records these copies only of CUDA, HIP and MUSA devices."""
     copies_in = {layer: copies for layer, copies in _copies(evidence).items() if layer >= 0}
     limit = evidence.idle_ns + sum(copies.device_ns for copies in copies_in.values())
     for group, copies in _merged(evidence, copies_in, limit):
@@ -90,11 +87,8 @@ def copies_in_layers(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def pageable_batches(evidence: Evidence) -> Iterator[Advice]:
-    """Batches that each step copies to the device from memory that is not pinned. The CPU takes part in these copies
-    and waits for them.
-
-    Needs steps: without them a batch looks like the model that is moved to the device once.
-    """
+    """Batches that each step copies to the device from memory that is not pinned: the CPU takes part in these copies
+    and waits for them. Without steps, a batch looks like the model that is moved to the device once."""
     steps = evidence.steps
     copies = _copies(evidence, _is_pageable).get(OUTSIDE)
     if copies is None or steps < 2 or copies.copies < steps:
@@ -118,11 +112,7 @@ def pageable_batches(evidence: Evidence) -> Iterator[Advice]:
 @rule
 def waits_in_layers(evidence: Evidence) -> Iterator[Advice]:
     """Layers in which the CPU waits until the device has computed a value: ``.item()``, ``if`` on a tensor,
-    ``nonzero``, masks as indices, ``torch.cuda.synchronize()``.
-
-    The gain is the time in the runtime's calls that wait, without those of copies (``copies_in_layers``), but at most
-    the time for which the device is idle: if it is always busy, nothing is lost.
-    """
+    ``nonzero``, masks as indices, ``torch.cuda.synchronize()``. If the device is always busy, nothing is lost."""
     waits_in = {layer: waits for layer, waits in _waits(evidence).items() if layer >= 0}
     for group, waits in _merged(evidence, waits_in, evidence.idle_ns):
         yield group.advice(
@@ -136,11 +126,8 @@ def waits_in_layers(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def waits_outside(evidence: Evidence) -> Iterator[Advice]:
-    """Waits for a value outside all layers: ``loss.item()`` in each step.
-
-    A ``torch.cuda.synchronize()`` alone is left out: it belongs to a measurement of time, or to the end of the
-    recording. Values that torch's optimizers read are left out too.
-    """
+    """Waits for a value outside all layers: ``loss.item()`` in each step. A ``torch.cuda.synchronize()`` alone is left
+    out: it belongs to a measurement of time, or to the end of the recording."""
     waits_outside = {layer: waits for layer, waits in _waits(evidence).items() if layer == OUTSIDE}
     for group, waits in _merged(evidence, waits_outside, evidence.idle_ns):
         steps = evidence.steps
@@ -157,8 +144,7 @@ def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
     """A device that is idle because the CPU does not launch its work fast enough.
 
     A launch takes 5 to 50 us: more than 200 us per kernel is the CPU's own work, and other rules cover it. The device
-    must be idle for a third of the time, because the profiler slows the CPU and not the device: less idle time may be
-    due to the profiler. The gain is at most what the CPU spends in operators and layers, not waiting or copying.
+    must be idle for a third of the time: less may be due to the profiler, which slows only the CPU.
     """
     launches, _, took_ns, _ = evidence.whole_of(is_device_work)
     if evidence.device == "cpu" or not launches:
@@ -292,11 +278,8 @@ class _CollectiveCalls:
 
 @rule
 def exposed_communication(evidence: Evidence) -> Iterator[Advice]:
-    """A device that communicates without computing, for at least 5 % of the recorded time.
-
-    The gain is at most that time: communication that overlaps with computation costs almost nothing. A communication
-    kernel also waits for the slowest rank, which no overlap saves.
-    """
+    """A device that communicates without computing: communication that overlaps with computation costs almost nothing.
+    A communication kernel also waits for the slowest rank, which no overlap saves."""
     times = evidence.run.device_times
     exposed = sum(time.exposed_ns for time in times)
     calls_of = _calls_by_collective(evidence)
@@ -321,13 +304,11 @@ def exposed_communication(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def slow_collectives(evidence: Evidence) -> Iterator[Advice]:
-    """Collectives of at least 1 MB per call, on average, whose kernels take at least 5 % of the recorded time, at less
-    than 2 GB/s.
+    """Collectives of large tensors at less than 2 GB/s: the algorithm bandwidth of NCCL's tests, as in the report
+    ``collectives``; a lower bound unless the run has the waiting for the last rank.
 
     Most links between GPUs are several times as fast: PCIe 3.0 with 16 lanes has 16 GB/s, a network with 100 Gbit/s has
-    12.5 GB/s, and a ring all-reduce gets half of that. The bandwidth is the algorithm bandwidth of NCCL's tests, as in
-    the report ``collectives``; a lower bound unless the run has the waiting for the last rank. The gain is unknown: it
-    depends on the faster link.
+    12.5 GB/s, and a ring all-reduce gets half of that. The gain is unknown: it depends on the faster link.
     """
     calls_of = _calls_by_collective(evidence)
     waiting_ns = _waiting_by_collective(evidence) if calls_of else {}

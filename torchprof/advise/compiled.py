@@ -91,10 +91,7 @@ _AT_LIMIT = re.compile("(recompile|cache.size).?limit", re.IGNORECASE)
 
 @rule
 def compiled_again(evidence: Evidence) -> Iterator[Advice]:
-    """Functions that torch.compile compiled again while they were recorded: a version before did not fit the call.
-
-    The gain is the time of all known versions, with those of their backward, without the longest.
-    """
+    """Functions that torch.compile compiled again while they were recorded: a version before did not fit the call."""
     compiled = [compilation for compilation in _compilations(evidence) if not compilation.failure]
     versions_of = _by_function(compiled)
     recompiled = _by_function(each for each in compiled if each.step is not None and not each.is_first_version)
@@ -149,8 +146,7 @@ def _reasons_and_remedy(reasons: Iterable[str]) -> tuple[str, list[str]]:
 
 @rule
 def no_longer_compiled(evidence: Evidence) -> Iterator[Advice]:
-    """Functions that reached torch.compile's limit of versions: calls that fit none run without torch.compile. The gain
-    is unknown."""
+    """Functions that reached torch.compile's limit of versions: calls that fit none run without torch.compile."""
     for compilation in _compilations(evidence):
         if compilation.phase == BACKWARD or not _AT_LIMIT.search(compilation.failure):
             continue
@@ -170,8 +166,7 @@ def no_longer_compiled(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def graph_broken(evidence: Evidence) -> Iterator[Advice]:
-    """Graph breaks for which torch has a hint. The gain is unknown: what the parts of a function cost is not
-    recorded."""
+    """Graph breaks for which torch has a hint. What the parts of a function cost is not recorded."""
     if not any(region.break_hint for meta in evidence.run.metas for region in meta.regions):
         return
     usage = compiled_in(evidence.run)

@@ -23,11 +23,7 @@ _Bytes = Counter[tuple[str, str]]
 @rule
 def layer_that_makes_the_peak(evidence: Evidence) -> Iterator[Advice]:
     """One layer, or the code outside all layers, that allocated much of the live memory at the peak of a device:
-    activations (saved for backward or returned) and temporaries.
-
-    It has at least a third of all live memory, that of the model before the recording included if it is known; in a
-    model of a few layers, at least twice its equal share; and at least 1 MB.
-    """
+    activations (saved for backward or returned) and temporaries."""
     large = _large_at_peak(evidence)
     bytes_of = {layer: sum(by_peak.values(), _Bytes()) for layer, by_peak in large.items()}
     remedies = {}
