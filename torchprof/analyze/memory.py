@@ -42,20 +42,9 @@ def memory(
     top: int | None = None,
     phase: str | None = None,
 ) -> Section:
-    """The peak of each device and what was live then, memory over time, and a table by layer.
+    """The peak of each device and what was live then, memory over time (``Profile(..., with_timeline=True)``), and a
+    table by layer. docs/memory.md describes kinds and columns.
 
-    For each device: the peak above the start, when and where it was reached; the memory that was live at the peak, by
-    kind and by layer, and what the model had at the start (docs/memory.md describes the kinds). With
-    ``Profile(..., with_timeline=True)`` a picture of memory over time. Then a row for each layer:
-
-    - *Allocated*, *Freed* and *Net*: in the layer and all layers below it;
-    - *Peak*: the peak inside one call above its start, layers below included, the largest over the calls; in backward,
-      inside one uninterrupted interval of the layer's work;
-    - *Activations*: the bytes of the outputs of one call; marked "first" if later calls may have had other shapes;
-    - *Saved for backward*: the bytes that one forward call, with the calls inside it, saved for backward, the mean over
-      the calls.
-
-    These columns are for forward; backward and recompute have columns of their own after them, if they occurred.
     ``phase``: only the columns of one phase. Memory that was live at the peak below ``depth`` counts for the layer
     above. ``top``: the number of rows of live memory (default: 10) and of layers, by their self in the column
     ``sort_by`` (default: Allocated).

@@ -1,8 +1,7 @@
-"""A run as flat tables of plain values, for spreadsheets, data frames and databases.
+"""A run as flat tables of plain values, for spreadsheets, data frames and databases. docs/exports.md has the columns.
 
 An unknown value is None, never 0: what could not be measured, the costs of a layer that was never called,
-and a sum with no known part. ``lower_bounds`` names the columns whose value is a lower bound. Times are in nanoseconds,
-memory in bytes; the names of columns end in the unit.
+and a sum with no known part.
 """
 
 from __future__ import annotations
@@ -53,9 +52,8 @@ def records_of(run: Run, of: str = "layers") -> Table:
 def layer_records(run: Run) -> Table:
     """One record per layer, phase and rank. Work of no layer, and work launched before the recording, have records too.
 
-    ``self_…`` excludes the layers below: Σ over all records is Σ over the rows of the run. ``total_…`` includes them.
-    Calls are per phase; backward has none, because autograd calls no layer. ``kind``, ``settings``, shapes and
-    parameters are the same in all records of a layer.
+    Σ ``self_…`` over all records is Σ over the rows of the run. What is known of a layer, such as its parameters, is
+    the same in all records of it.
     """
     figures = measures_of_records(run)
     requested = {name for meta in run.metas for name in meta.requested}
@@ -94,12 +92,9 @@ def layer_records(run: Run) -> Table:
 
 
 def operator_records(run: Run) -> Table:
-    """One record per operator, label and compiled region directly in a layer, per phase and rank.
-
-    ``self_…`` excludes operators inside it: with ``(between ops)``, Σ is the layer's self. ``labels``: the labels
-    around the operator in the same layer; each of them has a record too. ``total_…`` of a label includes all that ran
-    in it, also layers with records of their own.
-    """
+    """One record per operator, label and compiled region directly in a layer, per phase and rank. With ``(between
+    ops)``, Σ ``self_…`` is the layer's self. ``total_…`` of a label includes all that ran in it, also layers with
+    records of their own."""
     figures = measures_of_records(run)
     columns = {
         **_typed(str, "layer", "kind", "phase"),
@@ -133,13 +128,8 @@ def operator_records(run: Run) -> Table:
 
 
 def row_records(run: Run) -> Table:
-    """One record per row of the run, the most detailed table; all figures are self.
-
-    ``operator``: the innermost frame; ``inside``: all frames from the layer to it; ``within``: the layers, operators
-    and labels around the layer's range; ``shared_by``: the layers that a shared kernel worked for. ``source``: source
-    lines, innermost first. A frame of kind python is a line at which Python was sampled, ``calls`` times; its time is
-    part of the layer's own time.
-    """
+    """One record per row of the run, the most detailed table; all figures are self. A frame of kind python is a line at
+    which Python was sampled, ``calls`` times; its time is part of the layer's own time."""
     figures = measures_of_records(run)
     columns = {
         **_typed(str, "layer", "kind", "phase"),

@@ -204,10 +204,7 @@ def _code_span(name: str) -> str:
 @report("markdown", "the table for pull requests", suffix=".md", of="diff")
 def diff_markdown(diff: Diff, *, depth: int | None = None, sort_by: str | None = None, top: int = 20) -> str:
     """The headline, changes of the whole run, the table, matched layers that changed, and notes. The options are those
-    of "table".
-
-    Names are code spans, so that Markdown finds no links, mentions or tags in them. Raises TorchprofError as "table".
-    """
+    of "table". Raises TorchprofError as "table"."""
     table, notes = table_of(diff, depth, sort_by, top)
     lines = [_escaped(diff_headline(diff, sort_by=sort_by)), ""]
     whole = [f"- {_escaped(sentence)}" for sentence in changes_of_run(diff)]
@@ -233,11 +230,8 @@ _BARS = ((0.5, ' class="hot"'), (0.1, ' class="warm"'), (0.01, ""))
 
 @report("notebook", "the table that a notebook shows")
 def notebook(run: Run, *, depth: int | None = None) -> str:
-    """The tree table as HTML without a script: what a notebook shows for a run or a profile.
-
-    Rows, columns and sentences are those of ``tree``. The length of the bar behind a figure is its share of the
-    column's sum. Without ``depth``, at most 500 layers are shown.
-    """
+    """The tree table as HTML without a script: what a notebook shows for a run or a profile. Without ``depth``, at most
+    500 layers are shown."""
     parts: list[Part] = []
     if depth is None:
         depth = fitting_depth(run, _ROWS_SHOWN)
