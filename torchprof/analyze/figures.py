@@ -218,8 +218,8 @@ def summed_figures(members: Sequence[Figures], paths: Sequence[_Path] = ()) -> F
         own=_sums_by_phase(figures.own for figures in called) or dict.fromkeys(phases, NO_COST),
         total=_sums_by_phase(figures.total for figures in outermost_called) or dict.fromkeys(phases, NO_COST),
         calls=sum(calls) if calls else -1,
-        params=_sum_if_known([figures.params for figures in outermost]),
-        own_params=_sum_if_known([figures.own_params for figures in members]),
+        params=sum_if_known([figures.params for figures in outermost]),
+        own_params=sum_if_known([figures.own_params for figures in members]),
         has_params=any(figures.has_params for figures in members),
         unknown=not called,
         inlined=any(figures.inlined for figures in members),
@@ -237,7 +237,7 @@ def _outermost(members: Sequence[Figures], paths: Sequence[_Path]) -> Sequence[F
     return [figures for figures, nested in zip(members, is_nested) if not nested]
 
 
-def _sum_if_known(numbers: Sequence[int | None]) -> int | None:
+def sum_if_known(numbers: Sequence[int | None]) -> int | None:
     """None, which is unknown, if any of them is."""
     return None if None in numbers else sum(filter(None, numbers))
 

@@ -46,17 +46,15 @@ def tree(
 ) -> Section:
     """The module tree with a row for each layer.
 
-    The user's ranges (``record_function``) are rows marked as labels below the layer that opened them. The total of a
-    label includes the layers called in it, which have rows of their own, too. ``show_events`` adds below each layer the
-    operators that ran directly in it; those of backward and recompute are marked. ``top``: the number of layers, those
-    with the largest self in the column ``sort_by`` (default: CPU time, else FLOPs). ``percent`` adds to each time its
-    share of all time of that phase. The run's warnings are below the table.
+    The user's ranges (``record_function``) are rows marked as labels below the layer that opened them. ``show_events``
+    adds below each layer the operators that ran directly in it; those of backward and recompute are marked. ``top``:
+    the number of layers, those with the largest self in the column ``sort_by`` (default: CPU time, else FLOPs).
+    ``percent`` adds to each time its share of all time of that phase.
 
-    ``hot`` orders siblings by their total in one column, so that the hottest path comes first, and marks that path:
-    from the largest model into the largest child each time, until a layer's self is larger than any child's total. The
-    column is ``sort_by``, else device time if any was measured, else CPU time, else FLOPs. ``color`` colors each figure
-    by its share of the column's sum, cold to hot, with colors of 256. It works only without ``tablefmt``, because the
-    output of tabulate's formats is for other programs.
+    ``hot`` orders siblings by their total in one column, and marks the path of ``mark_hot``. The column is ``sort_by``,
+    else device time if any was measured, else CPU time, else FLOPs. ``color`` colors each figure by its share of the
+    column's sum, with colors of 256: not with ``tablefmt``, because the output of tabulate's formats is for other
+    programs.
 
     Raises TorchprofError for an unknown column, and for a hottest path by a column without totals.
     """

@@ -68,7 +68,7 @@ def memory(
             sort_entries(entries, order)
         down_to(entries, depth)
         hidden = [] if top is None else keep_top(entries, order or columns[0], top)
-        heading = "Module" if len(run.memory) == 1 else f"Module, on {_name_of_device(run, device_memory)}"
+        heading = "Module" if len(run.memory) == 1 else f"Module, on {name_of_device(run, device_memory)}"
         headings = [heading, *(column.heading for column in columns)]
         rows = table_rows(entries, lambda entry: (column.text(entry.figures, None) for column in columns))
         table = ReportTable(headings, rows)
@@ -104,7 +104,7 @@ def _below_tables(run: Run, used: Sequence[_MemoryUse]) -> Iterator[Part]:
     yield warnings_below(run)
 
 
-def _name_of_device(run: Run, memory: Memory) -> str:
+def name_of_device(run: Run, memory: Memory) -> str:
     """The name of a device, with its rank if the run has several."""
     return memory.device if len(run.metas) == 1 else f"{memory.device} of rank {memory.rank}"
 
@@ -131,7 +131,7 @@ def about_peak(run: Run, memory: Memory, samples: _Samples, depth: int | None, s
 
     ``samples``: those of the device. ``shown``: the number of rows of the table by layer.
     """
-    device = _name_of_device(run, memory)
+    device = name_of_device(run, memory)
     if memory.peak_bytes <= 0:
         yield f"{device} peak: never above the start."
     elif not memory.held:

@@ -203,19 +203,15 @@ def ops(
     phase: str | None = None,
 ) -> Section:
     """A row for each operator, and for each label of the user's, as in torch's ``key_averages().table()``.
-
-    *Self* is the operator's cost without operators nested in it, *total* the cost of its outermost occurrences with
-    everything nested in them. Shares are of the self time of all rows, without work launched before the recording.
-    ``(between ops)`` is the time of layers in which no operator ran.
+    docs/operators.md describes the columns. Shares are of the self time of all rows, without work launched before the
+    recording.
 
     ``op``: the name of an operator, as this table has it. The rows are then the layers that use it directly, not in a
-    child layer, the largest total first; shares are of what it took in the whole run. ``phase``, ``sort_by``,
-    ``top`` work as without ``op``, the other options do not.
+    child layer, the largest total first; shares are of what it took in the whole run. ``phase``, ``sort_by``, ``top``
+    work as without ``op``, the other options do not.
 
-    ``layer``: a path or a pattern as in ``Profile(paths=…)``; only work in these layers and below them. ``phase``: None
-    is their sum. ``group_by_input_shape``: a row for each combination of input shapes; ``group_by_stack_n``: of the
-    innermost n source lines. ``sort_by`` may be torch's name of a column, too; the default is the self time of the
-    device if that was measured, else of the CPU.
+    ``layer``: a path or a pattern as in ``Profile(paths=…)``. ``phase``: None is their sum. ``sort_by`` may be torch's
+    name of a column, too; the default is the self time of the device if that was measured, else of the CPU.
 
     Raises TorchprofError for an unknown operator, layer or column, for shapes or source lines that were not recorded,
     and for options that do not work with ``op``.

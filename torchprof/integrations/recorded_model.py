@@ -394,12 +394,8 @@ FiguresByModule = Mapping[str, tuple[float | None, str]]
 
 def largest(column: FiguresByModule, number: int) -> dict[str, str]:
     """The texts of the ``number`` largest figures, largest first, unknown ones last. Equal ones keep their order."""
-
-    def size(name: str) -> float:
-        value = column[name][0]
-        return -1 if value is None else value
-
-    return {name: column[name][1] for name in sorted(column, key=size, reverse=True)[:number]}
+    sizes = {name: -1 if value is None else value for name, (value, _) in column.items()}
+    return {name: column[name][1] for name in sorted(sizes, key=sizes.__getitem__, reverse=True)[:number]}
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
