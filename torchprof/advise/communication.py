@@ -9,7 +9,7 @@ from operator import add
 
 from torchprof.advise import Advice, MergedLayers, merged, rule
 from torchprof.advise.chains import Among, Frames, Holds, inside, is_device_work, is_interruption, is_loading, is_op
-from torchprof.advise.evidence import Evidence
+from torchprof.advise.evidence import Evidence, MatchingRow
 from torchprof.run.collectives import collective_of, shows_collective
 from torchprof.run.formats import format_count, format_memory, format_time
 from torchprof.run.lockstep import NOT_RECORDED
@@ -177,49 +177,42 @@ def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
 def _copies(evidence: Evidence, holds: Holds = _is_copy) -> dict[int, _Transfers]:
     """The copies between host and device that match, by layer."""
     by_layer: defaultdict[int, _Transfers] = defaultdict(_Transfers)
-    on_device = _copies_by_surroundings(evidence, holds)
-    for (layer, _, frames), (copies, device_ns) in on_device.items():
-        transfers = by_layer[layer]
-        transfers.copies += copies
-        transfers.device_ns += device_ns
-        transfers.ops[_op_of(frames)] += copies
-    for row in evidence.rows(_is_runtime) if on_device else ():
-        if (row.layer, row.phase, row.frames[:-1]) in on_device:
+    around_copies = set()
+    for row in evidence.rows(holds):
+        transfers = by_layer[row.layer]
+        transfers.copies += row.calls
+        transfers.device_ns += row.device_ns
+        transfers.ops[_op_of(row.frames)] += row.calls
+        around_copies.add(_surroundings(row))
+    for row in evidence.rows(_is_runtime) if around_copies else ():
+        if _surroundings(row) in around_copies:
             by_layer[row.layer].cpu_ns += row.cpu_ns
     return by_layer
 
 
-_Surroundings = tuple[int, str, tuple[Frame, ...]]
-"""A layer, a phase, and the frames around a call of the runtime, or around a kernel."""
-
-
-def _copies_by_surroundings(evidence: Evidence, holds: Holds = _is_copy) -> dict[_Surroundings, tuple[int, int]]:
-    """The copies on the device by the frames around them: their number and time. The call of the runtime that launched
-    them has the same frames around it."""
-    on_device: dict[_Surroundings, tuple[int, int]] = {}
-    for row in evidence.rows(holds):
-        surroundings = row.layer, row.phase, row.frames[:-1]
-        copies, device_ns = on_device.get(surroundings, (0, 0))
-        on_device[surroundings] = copies + row.calls, device_ns + row.device_ns
-    return on_device
+def _surroundings(row: MatchingRow) -> tuple[int, str, tuple[Frame, ...]]:
+    """What a copy on the device, and the call of the runtime that launched it, have in common: the layer, the phase and
+    the frames around them."""
+    return row.layer, row.phase, row.frames[:-1]
 
 
 def _waits(evidence: Evidence) -> dict[int, _Transfers]:
     """The waits of the CPU for the device, by layer, without those of copies; outside all layers only for values."""
     by_layer: dict[int, _Transfers] = {}
-    copying = _copies_by_surroundings(evidence)
-    for layer, phase, frames, calls, cpu_ns, *_ in evidence.rows(_is_runtime) if evidence.device != "cpu" else ():
+    around_copies = {*map(_surroundings, evidence.rows(_is_copy))}
+    for row in evidence.rows(_is_runtime) if evidence.device != "cpu" else ():
+        layer, frames = row.layer, row.frames
         is_wait = WAITING.fullmatch(frames[-1].name) is not None
         if _READS_A_VALUE(frames):
             if layer == OUTSIDE and frames[0].kind == FrameKind.LABEL and frames[0].name.startswith(OPTIMIZER_RANGE):
                 continue
-        elif not is_wait or layer == OUTSIDE or (layer, phase, frames[:-1]) in copying:
+        elif not is_wait or layer == OUTSIDE or _surroundings(row) in around_copies:
             continue
         transfers = by_layer.setdefault(layer, _Transfers())
-        transfers.waits += calls if is_wait else 0
-        transfers.copies += 0 if is_wait else calls
-        transfers.cpu_ns += cpu_ns
-        transfers.ops[_op_of(frames)] += calls
+        transfers.waits += row.calls if is_wait else 0
+        transfers.copies += 0 if is_wait else row.calls
+        transfers.cpu_ns += row.cpu_ns
+        transfers.ops[_op_of(frames)] += row.calls
     return by_layer
 
 

@@ -52,10 +52,6 @@ class _Steps:
     op_ns: int = 0
     cannot_be_fused: bool = False
 
-    def calls_any(self, prefix: str) -> bool:
-        """Whether the name of an op directly in them begins so."""
-        return any(op.startswith(prefix) for op in self.calls)
-
 
 @rule
 def optimizer_step_per_tensor(evidence: Evidence) -> Iterator[Advice]:
@@ -70,9 +66,8 @@ def optimizer_step_per_tensor(evidence: Evidence) -> Iterator[Advice]:
     for name, done in _steps_by_class(evidence).items():
         has_fused = name in _HAVE_FUSED["cpu" if on_cpu else "cuda"]
         has_foreach = not on_cpu and name in _HAVE_FOREACH
-        if done.calls_any(FUSED) or done.cannot_be_fused or not (has_fused or has_foreach):
-            continue
-        if not on_cpu and done.calls_any(FOREACH):
+        is_joined = any(op.startswith(FUSED if on_cpu else (FUSED, FOREACH)) for op in done.calls)
+        if is_joined or done.cannot_be_fused or not (has_fused or has_foreach):
             continue
         ops = done.calls.total()
         is_slow_sgd = on_cpu and name == "SGD" and done.op_ns > _SMALL_NS * ops
@@ -282,8 +277,7 @@ def updates_without_gradients(evidence: Evidence) -> Iterator[Advice]:
     changes, too, but its model has no backward."""
     layers, run = evidence.run.layers, evidence.run
     backward = evidence.took(always, phases=(BACKWARD,))
-    stepped = evidence.time_of(evidence.took_outside(is_optimizer, FORWARD))
-    if not evidence.any_row(_zeroes) or not backward or not stepped or len(run.metas) > 1:
+    if not evidence.any_row(_zeroes) or not backward or not optimizer_ns(evidence) or len(run.metas) > 1:
         return
     sums = evidence.took(inside(ACCUMULATE), phases=(BACKWARD,))
     trained_models = {layers.lineage(number)[0] for number in backward if number >= 0}
@@ -293,7 +287,7 @@ def updates_without_gradients(evidence: Evidence) -> Iterator[Advice]:
         return number in backward or (not run.rows.forward_calls(number) and evidence.called_above[number] in sums)
 
     gains = {
-        number: stepped * (layer.trainable_params or 0) // max(evidence.trainable_params, 1)
+        number: optimizer_ns(evidence, layer)
         for number, layer in enumerate(layers)
         if layer.updated_params
         and not layer.compiled
@@ -309,6 +303,12 @@ def updates_without_gradients(evidence: Evidence) -> Iterator[Advice]:
             "Clear gradients with `zero_grad()`, without `set_to_none=False`, or leave the layer out of the "
             "optimizer: `layer.requires_grad_(False)`.",
         )
+
+
+def optimizer_ns(evidence: Evidence, layer: Layer | None = None) -> int:
+    """The time of the optimizers; of a layer, as large a part as it has of the trainable parameters."""
+    whole_ns = evidence.time_of(evidence.took_outside(is_optimizer, FORWARD))
+    return whole_ns if layer is None else whole_ns * (layer.trainable_params or 0) // max(evidence.trainable_params, 1)
 
 
 @rule

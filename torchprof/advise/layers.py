@@ -8,18 +8,9 @@ from collections.abc import Iterator
 from math import prod
 
 from torchprof.advise import Advice, merged, merged_into_one, rule
-from torchprof.advise.chains import (
-    Among,
-    always,
-    calling,
-    inside,
-    is_device_work,
-    is_node,
-    is_optimizer,
-    node_of,
-    outermost_op,
-)
+from torchprof.advise.chains import Among, always, calling, inside, is_device_work, is_node, node_of, outermost_op
 from torchprof.advise.evidence import Evidence
+from torchprof.advise.gradients import optimizer_ns
 from torchprof.advise.python import has_python
 from torchprof.run.layers import Layer
 from torchprof.run.torch_names import aten
@@ -239,16 +230,13 @@ def dense_embedding_gradients(evidence: Evidence) -> Iterator[Advice]:
     all."""
     layers = evidence.run.layers
     backward = evidence.took(always, phases=(BACKWARD,))
-    stepped = evidence.time_of(evidence.took_outside(is_optimizer, FORWARD))
     gains = {}
     for number in evidence.of_class.get("Embedding", ()):
         layer = layers[number]
         rows, used = _rows_of(layer), _indices_in(layer)
         if not rows or not used or used > _FEW_ROWS * rows or number not in backward or layer.tied:
             continue
-        ns = evidence.time_of(backward[number])
-        if stepped and layer.trainable_params:
-            ns += stepped * layer.trainable_params // evidence.trainable_params
+        ns = evidence.time_of(backward[number]) + optimizer_ns(evidence, layer)
         gains[number] = round(ns * (1 - used / rows))
     for group in merged(evidence, gains):
         first = layers[group.numbers[0]]

@@ -12,18 +12,7 @@ from torchprof.analyze.columns import CALLS, Column, column_called, columns_of, 
 from torchprof.analyze.figures import Figures, figures_of_layers, summed_figures
 from torchprof.analyze.layers import all_entries, down_to, entries_of, keep_top, mark_hot, sort_entries, table_rows
 from torchprof.analyze.ops import SUM_OF_PHASES, Whole, figure_columns, largest_by, line_of_figures, ranked
-from torchprof.analyze.report import (
-    HOT,
-    Part,
-    ReportTable,
-    Section,
-    name_of_layer,
-    phase_cell,
-    printable,
-    report,
-    spaced,
-    stacked,
-)
+from torchprof.analyze.report import Part, ReportTable, name_of_layer, phase_cell, printable, report, spaced, stacked
 from torchprof.analyze.sentences import about_flops, about_sums, warnings_below
 from torchprof.analyze.top import parts_of, source_lines
 from torchprof.run.formats import UNKNOWN, Cell, ReportCell, format_number, format_share, format_time
@@ -43,7 +32,7 @@ def tree(
     percent: bool = False,
     hot: bool = False,
     color: bool = False,
-) -> Section:
+) -> Part:
     """The module tree with a row for each layer.
 
     The user's ranges (``record_function``) are rows marked as labels below the layer that opened them. ``show_events``
@@ -62,12 +51,10 @@ def tree(
     order = column_called(sort_by, columns) if sort_by is not None else None
     entries = entries_of(run, show_events)
     figures = [entry.figures for entry in all_entries(entries)]
-    sentences = []
+    sentences: list[str] = []
     if hot:
         order = hot_path_column(columns, figures, order)
-        mark_hot(entries, order)
-        if any(entry.hot for entry in entries):
-            sentences.append(f"{HOT} marks the hottest path by {order.heading}: each time into the largest layer.")
+        sentences += mark_hot(entries, order)
     if order is not None:
         sort_entries(entries, order)
     down_to(entries, depth)
@@ -105,7 +92,7 @@ def calls(run: Run, *, depth: int | None = None) -> Part:
 
 
 @report("python", "the time between operators: Python and what it calls", answers="time")
-def python(run: Run, *, top: int | None = 10, lines: int | None = 3) -> Section:
+def python(run: Run, *, top: int | None = 10, lines: int | None = 3) -> Part:
     """The CPU time in which no operator ran: Python, and libraries that it calls, such as NumPy. By layer, label and
     phase, largest first.
 
@@ -135,7 +122,7 @@ def python(run: Run, *, top: int | None = 10, lines: int | None = 3) -> Section:
 
 
 @report("types", "all layers of a class together: Linear, BatchNorm2d, …", answers="time")
-def types(run: Run, *, sort_by: str | None = None, top: int | None = None, phase: str | None = None) -> Section:
+def types(run: Run, *, sort_by: str | None = None, top: int | None = None, phase: str | None = None) -> Part:
     """A row for each class of layers: all ``BatchNorm2d`` together, the largest first.
 
     *Self* adds up over all layers of the class, so the rows add up to the whole model. *Total* has the layers below,

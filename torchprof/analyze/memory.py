@@ -9,17 +9,7 @@ from dataclasses import dataclass, replace
 from torchprof.analyze.columns import Column, column_called
 from torchprof.analyze.figures import Figures, figure_of, figures_of_layers, varying_calls
 from torchprof.analyze.layers import Entry, down_to, entries_by_path, keep_top, sort_entries, table_rows
-from torchprof.analyze.report import (
-    Part,
-    ReportTable,
-    Section,
-    TableRow,
-    name_of_layer,
-    phase_cell,
-    report,
-    spaced,
-    stacked,
-)
+from torchprof.analyze.report import Part, ReportTable, TableRow, name_of_layer, phase_cell, report, spaced, stacked
 from torchprof.analyze.sentences import summed_over, warnings_below
 from torchprof.errors import TorchprofError
 from torchprof.run.formats import UNKNOWN, Cell, Figure, Unit, format_memory, format_number, format_share, format_time
@@ -41,7 +31,7 @@ def memory(
     sort_by: str | None = None,
     top: int | None = None,
     phase: str | None = None,
-) -> Section:
+) -> Part:
     """The peak of each device and what was live then, memory over time (``Profile(..., with_timeline=True)``), and a
     table by layer. docs/memory.md describes kinds and columns.
 

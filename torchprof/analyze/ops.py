@@ -10,17 +10,7 @@ from typing import Any, NamedTuple
 from torchprof.analyze.columns import Column, column_called, columns_of
 from torchprof.analyze.figures import Figures
 from torchprof.analyze.operators import Operator, layers_of_operator, operators
-from torchprof.analyze.report import (
-    Part,
-    ReportTable,
-    Section,
-    TableRow,
-    report,
-    rows_hidden,
-    shortened,
-    spaced,
-    stacked,
-)
+from torchprof.analyze.report import ReportTable, Section, TableRow, report, rows_hidden, shortened, spaced, stacked
 from torchprof.analyze.sentences import about_flops, about_sums, warnings_below
 from torchprof.errors import TorchprofError
 from torchprof.run.formats import Cell, ReportCell, format_time
@@ -148,12 +138,12 @@ def ranked(
         lines = sorted(lines, key=lambda line: -order.sort_key(line))
     shown = lines[:top]
     rows = [row for line in shown for row in _rows(line, all_columns, whole)]
-    below: list[Part] = [*whole.sentence(columns), *sentences]
+    table = ReportTable([column.heading for column in all_columns], rows)
+    below = [*whole.sentence(columns), *sentences]
     if len(shown) < len(lines):
         which = "first" if order.what == "text" else "largest"
         below.append(f"{rows_hidden(len(lines) - len(shown), len(shown), which)} by {order.heading}.")
-    below += [*about_sums(run), warnings_below(run)]
-    return spaced([ReportTable([column.heading for column in all_columns], rows), stacked(below)])
+    return spaced([table, stacked([*below, *about_sums(run), warnings_below(run)])])
 
 
 def _rows(line: TableLine, columns: Sequence[Column], whole: Whole) -> Iterator[TableRow]:

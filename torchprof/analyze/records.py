@@ -18,17 +18,7 @@ from torchprof.run.measures import Measure, SampleKey
 from torchprof.run.operators import Op, operators_of_layers
 from torchprof.run.rows import Around
 from torchprof.run.run import Run
-from torchprof.run.words import (
-    BACKWARD,
-    BETWEEN_OPS,
-    FORWARD,
-    LAUNCHED_BEFORE,
-    PHASES,
-    Frame,
-    FrameKind,
-    is_left_over,
-    phase_of,
-)
+from torchprof.run.words import BACKWARD, BETWEEN_OPS, LAUNCHED_BEFORE, PHASES, Frame, FrameKind, is_left_over, phase_of
 
 RecordValue = str | int | None
 
@@ -74,7 +64,7 @@ def layer_records(run: Run) -> Table:
     phases = run.phases()
     for one_rank in run.of_ranks([meta.rank for meta in run.metas]):
         for row in _rows_of_layers(one_rank, phases):
-            for phase in [FORWARD] if row.figures.left_over else phases:
+            for phase in row.figures.total if row.figures.left_over else phases:
                 records.append(
                     (
                         *row.names,

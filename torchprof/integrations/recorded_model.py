@@ -17,15 +17,14 @@ from torch.nn.parameter import is_lazy
 from torchprof import Profile, Run, TorchprofError
 from torchprof.encoding import encodable
 from torchprof.integrations.conventions import (
-    MACS,
     Convention,
     Counted,
     Counts,
     LayerPath,
     at_least,
     count,
+    macs_text,
     number_to_string,
-    text_in_units,
 )
 
 
@@ -291,7 +290,7 @@ class ModelFigures:
         if outside.flops:
             yield (
                 "Outside of the model's forward (code around it, a loss), not among these figures: "
-                f"{text_in_units(outside.macs, MACS)}, {number_to_string(outside.flops)} flops."
+                f"{macs_text(outside.macs)}, {number_to_string(outside.flops)} flops."
             )
         for name, calls in self.without_shapes.items():
             yield f"Not counted: {name} ({calls} call{'s' if calls > 1 else ''} on tensors whose shapes are not known)."

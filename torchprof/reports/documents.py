@@ -15,17 +15,7 @@ from tabulate import tabulate, tabulate_formats
 
 from torchprof.analyze.layer_reports import tree
 from torchprof.analyze.layers import fitting_depth
-from torchprof.analyze.report import (
-    HOT,
-    Part,
-    ReportTable,
-    Section,
-    TableRow,
-    printable,
-    report,
-    stacked,
-    tables_and_sentences,
-)
+from torchprof.analyze.report import HOT, Part, ReportTable, Section, TableRow, printable, report, tables_and_sentences
 from torchprof.comparison.diff import Diff
 from torchprof.comparison.table import changes_of_layers, changes_of_run, diff_headline, table_of
 from torchprof.errors import TorchprofError, suggest
@@ -237,7 +227,7 @@ def notebook(run: Run, *, depth: int | None = None) -> str:
         depth = fitting_depth(run, _ROWS_SHOWN)
         if hidden := sum(len(layer.path) > depth + 1 for layer in run.layers):
             parts.append(f"Deeper layers are hidden: {hidden}. The page that run.show() shows has them all.")
-    return html_of(stacked([tree(run, depth=depth), *parts]))
+    return html_of(Section([tree(run, depth=depth), *parts]))
 
 
 def html_of(content: Part) -> str:
