@@ -159,11 +159,9 @@ class Group(NamedTuple):
 
 def by_class(run: Run) -> list[Group]:
     """A group for each class of layers, in the order of the model."""
-    members_of: dict[str, dict[tuple[str, ...], Figures]] = {}
+    groups: dict[str, dict[tuple[str, ...], Figures]] = {}
     for path, figures in figures_of_layers(run, run.phases()).items():
         if figures.total:  # blank for layers that were not selected
             kind = run.layers[run.layers.index_of[path]].kind or UNKNOWN_CLASS
-            members_of.setdefault(kind, {})[path] = figures
-    return [
-        Group(kind, summed_figures([*members.values()], [*members]), members) for kind, members in members_of.items()
-    ]
+            groups.setdefault(kind, {})[path] = figures
+    return [Group(kind, summed_figures([*members.values()], [*members]), members) for kind, members in groups.items()]

@@ -25,12 +25,7 @@ _LIVE_SHOWN = 10
 
 @report("memory", "live memory at the peak by layer and kind, peaks of layers, saved activations", answers="fit")
 def memory(
-    run: Run,
-    *,
-    depth: int | None = None,
-    sort_by: str | None = None,
-    top: int | None = None,
-    phase: str | None = None,
+    run: Run, *, depth: int | None = None, sort_by: str | None = None, top: int | None = None, phase: str | None = None
 ) -> Part:
     """The peak of each device and what was live then, memory over time (``Profile(..., with_timeline=True)``), and a
     table by layer. docs/memory.md describes kinds and columns.

@@ -7,7 +7,7 @@ and a sum with no known part.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 from torchprof.analyze.columns import measures_of_records
@@ -158,11 +158,7 @@ def row_records(run: Run) -> Table:
     return Table(columns, records)
 
 
-TABLES: Mapping[str, Callable[[Run], Table]] = {
-    "layers": layer_records,
-    "operators": operator_records,
-    "rows": row_records,
-}
+TABLES = {"layers": layer_records, "operators": operator_records, "rows": row_records}
 
 
 def _typed(kind: type, *names: str) -> dict[str, type]:
@@ -248,11 +244,9 @@ def _with_labels(ops: Sequence[Op]) -> Iterator[tuple[Op, tuple[str, ...]]]:
 
 def _surroundings(run: Run, within: Sequence[Around]) -> str | None:
     """The layers, operators and labels that a layer was called in, from outer to inner; None where there are none."""
-    steps = (
-        step
-        for around in within
-        for step in (run.layers.name_of(around.layer), *(frame.name for frame in around.frames))
-    )
+    steps: list[str] = []
+    for around in within:
+        steps += [run.layers.name_of(around.layer), *(frame.name for frame in around.frames)]
     return _INWARD.join(steps) or None
 
 

@@ -54,10 +54,8 @@ class ModelCall(NamedTuple):
 
     def arguments(self, device: torch.device | str) -> tuple[list[torch.Tensor], dict[str, Any]]:
         """The positional and the keyword arguments, with tensors on that device."""
-        args = [argument.make(device, self.dtype) for argument in self.inputs if argument.name is None]
-        named = {
-            argument.name: argument.make(device, self.dtype) for argument in self.inputs if argument.name is not None
-        }
+        args = [given.make(device, self.dtype) for given in self.inputs if given.name is None]
+        named = {given.name: given.make(device, self.dtype) for given in self.inputs if given.name is not None}
         return args, {**named, **self.kwargs}
 
 

@@ -260,9 +260,7 @@ class Counts:
 
 def count(run: Run, convention: Convention, time: str) -> Counts:
     """Count the operators of a run. ``time``: the field of a cost that has the nanoseconds."""
-    rows = [
-        (row, row.layer.path) for row in run.rows if row.layer is not None and row.phase == "forward" and row.frames
-    ]
+    rows = [(row, row.layer.path) for row in run.rows if row.layer and row.phase == "forward" and row.frames]
     rules = dict(convention.rules)
     if convention.counts_all_products:
         for frames in (row.frames for row, _ in rows if row.cost.macs):

@@ -109,17 +109,15 @@ def memory_of(run: Run, nodes: Mapping[int, int]) -> Iterator[tuple[Memory, dict
         if memory.peak_bytes > 0 or memory.held or course:
             of_device = samples.get((memory.rank, memory.device), ())
             about = stacked(about_peak(run, memory, of_device, depth=None, shown=_LIVE_SHOWN))
-            yield (
-                memory,
-                {
-                    "device": memory.device,
-                    "peakBytes": memory.peak_bytes,
-                    "peakNs": memory.peak_ns,
-                    "report": report_data(about, nodes),
-                    "course": course,
-                    "dropped": 0 if timeline is None else timeline.dropped,
-                },
-            )
+            data = {
+                "device": memory.device,
+                "peakBytes": memory.peak_bytes,
+                "peakNs": memory.peak_ns,
+                "report": report_data(about, nodes),
+                "course": course,
+                "dropped": 0 if timeline is None else timeline.dropped,
+            }
+            yield memory, data
 
 
 def _course(timeline: Timeline, device: str) -> dict[str, Any] | None:
