@@ -66,8 +66,8 @@ def optimizer_step_per_tensor(evidence: Evidence) -> Iterator[Advice]:
     for name, done in _steps_by_class(evidence).items():
         has_fused = name in _HAVE_FUSED["cpu" if on_cpu else "cuda"]
         has_foreach = not on_cpu and name in _HAVE_FOREACH
-        is_joined = any(op.startswith(FUSED if on_cpu else (FUSED, FOREACH)) for op in done.calls)
-        if is_joined or done.cannot_be_fused or not (has_fused or has_foreach):
+        updates_many_at_once = any(op.startswith(FUSED if on_cpu else (FUSED, FOREACH)) for op in done.calls)
+        if updates_many_at_once or done.cannot_be_fused or not (has_fused or has_foreach):
             continue
         ops = done.calls.total()
         is_slow_sgd = on_cpu and name == "SGD" and done.op_ns > _SMALL_NS * ops
@@ -86,8 +86,8 @@ def optimizer_step_per_tensor(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def gradients_zeroed(evidence: Evidence) -> Iterator[Advice]:
-    """``zero_grad(set_to_none=False)`` of an optimizer: ops that write zeros into gradients, in its label. As many
-    additions to gradients in backward are part of the gain; further ones accumulate gradients over batches on
+    """``zero_grad(set_to_none=False)`` of an optimizer: ops that write zeros into gradients, in its label. Backward
+    then adds to these gradients, which is part of the gain; further additions accumulate gradients over batches on
     purpose."""
     rows = [*evidence.rows(_zeroes)]
     if not rows:
