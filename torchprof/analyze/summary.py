@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torchprof.analyze.columns import MEASURE_OF, Column
-from torchprof.analyze.figures import Figures, figures_of_layers, sum_if_known, varying_calls
+from torchprof.analyze.figures import Figures, figures_of_layers, varying_calls
 from torchprof.analyze.metrics import dtype_of_most_macs, peak_of
 from torchprof.analyze.report import Part, ReportTable, Section, TableRow, branches, printable, report, spaced, stacked
 from torchprof.analyze.sentences import warnings_below
@@ -27,7 +27,7 @@ from torchprof.run.formats import (
 )
 from torchprof.run.layers import Layer
 from torchprof.run.measures import SampleKey
-from torchprof.run.meta import Peak
+from torchprof.run.meta import Peak, sum_if_known
 from torchprof.run.run import Node, Run
 from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE
 
@@ -161,14 +161,14 @@ def _figures(
 
 def _of_parameters(layers: Sequence[Layer], params: int | None) -> Iterator[tuple[str, Cell]]:
     yield "Params", _if_known(params, format_count)
-    yield "Trainable params", _if_known(sum_if_known([layer.trainable_params for layer in layers]), format_count)
+    yield "Trainable params", _if_known(sum_if_known(*(layer.trainable_params for layer in layers)), format_count)
     dtypes: Counter[str] = Counter()
     for layer in layers:
         dtypes.update(dict(layer.dtype_bytes))
     sizes = ", ".join(f"{dtype} {format_memory(size)}" for dtype, size in dtypes.most_common())
     size = format_memory(sum(dtypes.values()))
     yield "Model size", UNKNOWN if params is None else f"{size} ({sizes})" if sizes else size
-    yield "Buffers", _if_known(sum_if_known([layer.buffer_bytes for layer in layers]), format_memory)
+    yield "Buffers", _if_known(sum_if_known(*(layer.buffer_bytes for layer in layers)), format_memory)
 
 
 def _of_time(run: Run, root: Node, figures: Figures, varies: bool | None) -> Iterator[tuple[str, Cell]]:
