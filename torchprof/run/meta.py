@@ -215,9 +215,9 @@ class Meta:
         return replace(meta, warnings=tuple(warnings[number] for number in numbers))
 
 
-def sum_if_known(before: int | None, cycle: int | None) -> int | None:
-    """The sum of two figures; None if one of them is unknown."""
-    return None if before is None or cycle is None else before + cycle
+def sum_if_known(*figures: int | None) -> int | None:
+    """The sum of some figures; None if one of them is unknown."""
+    return None if None in figures else sum(filter(None, figures))
 
 
 def _unambiguous(regions: Sequence[CompiledRegion]) -> tuple[CompiledRegion, ...]:
