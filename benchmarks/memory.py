@@ -39,14 +39,14 @@ class Recording:
     def plain(self) -> float:
         """The CPU seconds to read, attribute and sum the events."""
         start = time.process_time()
-        attribution = attribution_of(self.prof._plan)
+        attribution = attribution_of(self.prof._plan.layer_plan())
         fold(attribution.attribute(self.prof._session.events()), attribution.places.all, self.prof._layers)
         return time.process_time() - start
 
     def analysed(self) -> float:
         """The same, with addresses, peaks, kinds of memory, and memory that is saved for backward."""
         start = time.process_time()
-        attribution = attribution_of(self.prof._plan)
+        attribution = attribution_of(self.prof._plan.layer_plan())
         allocations = Allocations(self.prof._layers, 0, self.prof._cycles.last._end_memory.addresses, before={})
         attributed = allocations.observe(attribution.attribute(self.prof._session.events(addresses=True)))
         fold(attributed, attribution.places.all, self.prof._layers)

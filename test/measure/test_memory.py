@@ -290,7 +290,7 @@ class Replay:
         self.times = [time for time, _ in memory]
         self.running = list(accumulate((size for _, size in memory), initial=0))
         self.paths = [layer.path for layer in prof.run.layers]
-        attributed = list(walk_of(attribution_of(prof._plan), prof._session.columns().events()))
+        attributed = list(walk_of(attribution_of(prof._plan.layer_plan()), prof._session.columns().events()))
         self.nodes = [  # those inside no other: layer, start, end
             (place.layer, event.start_ns, event.end_ns)
             for event, place, around, *_ in attributed

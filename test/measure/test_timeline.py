@@ -501,7 +501,7 @@ def check_backward(prof: Profile, of_layer: dict[tuple[int, str], list[tuple[int
     """The stretches of a layer contain all its nodes and those of the layers below, and begin and end with one of them.
     Two consecutive nodes of the layer, without anything between them, are in one stretch."""
     run = prof.run
-    attribution = assemble.attribution_of(prof._plan)
+    attribution = assemble.attribution_of(prof._plan.layer_plan())
     assert prof._session is not None
     attributed = [*walk_of(attribution, prof._session.columns().events())]
     zero = next(one.event.start_ns for one in attributed if one.event.kind is Kind.STEP)

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -49,9 +49,8 @@ def of_rank(rank: int, world_size: int = 4) -> Run:
 def exchange(run: Run | None, store: Any, rank: int, dst: int, ranks: Any, seconds: float, wanted: Any = "all") -> Any:
     with DelayedSigterm() as sigterm:
         chosen = ranks if wanted == "all" else wanted
-        return gathering.exchange(
-            run, store, rank=rank, dst=dst, ranks=ranks, whole=chosen, seconds=seconds, sigterm=sigterm
-        )
+        table = gathering.RunsInStore(store, seconds, sigterm, len(ranks))
+        return gathering.exchange(run, table, rank=rank, dst=dst, ranks=ranks, whole=chosen)
 
 
 def rows_of(run: Run, rank: int) -> list[str]:
@@ -282,8 +281,9 @@ def test_after_sigterm_the_chosen_ranks_still_send_their_runs(monkeypatch: pytes
 
     store, runs = dist.HashStore(), one_is_slow()
     with ThreadPoolExecutor(7) as threads, pytest.warns(UserWarning, match=r"^Rank 7 sent no run in time\.$"):
-        options: dict[str, Any] = {"dst": 0, "ranks": range(8), "whole": None, "seconds": 1000, "sigterm": Came()}
-        got = [threads.submit(gathering.exchange, runs[rank], store, rank=rank, **options) for rank in range(7)]
+        options: dict[str, Any] = {"dst": 0, "ranks": range(8), "whole": None}
+        tables = [gathering.RunsInStore(store, 1000, cast(Any, Came()), 8) for _ in range(7)]
+        got = [threads.submit(gathering.exchange, runs[rank], tables[rank], rank=rank, **options) for rank in range(7)]
         run = got[0].result(30)
     assert [meta.rank for meta in run.metas] == [0, 3, 5]
 
@@ -524,7 +524,8 @@ def test_after_an_error_gather_waits_ten_seconds(
     how: str, seconds: float, world_of_one: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
-    monkeypatch.setattr("torchprof.profile.gather.exchange", lambda *_, seconds, **__: waits.append(seconds))
+    monkeypatch.setattr("torchprof.profile.gather.RunsInStore", lambda _, seconds, *others: waits.append(seconds))
+    monkeypatch.setattr("torchprof.profile.gather.exchange", lambda *_, **__: None)
     prof = Profile(nn.Linear(2, 2))
     try:
         if how == "stop":

@@ -1366,7 +1366,7 @@ def test_a_user_label_with_our_prefix_stays_the_users() -> None:
 
 def test_the_labels_of_layers_that_were_not_selected_cost_too() -> None:
     prof = profiled(nn.Sequential(*(nn.Identity() for _ in range(300))), torch.rand(1), paths=["0"])
-    attribution = attribution_of(prof._plan)
+    attribution = attribution_of(prof._plan.layer_plan())
     list(walk_of(attribution, prof._session.columns().events()))
     assert attribution.labels == 301
 

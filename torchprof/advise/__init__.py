@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from functools import cache, wraps
 from importlib import import_module
 from itertools import takewhile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torchprof.advise.chains import always
 from torchprof.advise.evidence import Evidence
@@ -238,15 +238,13 @@ def judge(run: Run) -> Judgement:
     def share(advice: Advice) -> float:
         return share_of(advice.gain, evidence)
 
-    largest_first = sorted((_within_recording(advice, evidence) for advice in findings), key=share, reverse=True)
-    findings = _within_place(_without_overlap(largest_first, evidence), evidence)
+    # Parallel threads or streams can sum to more than the recorded time.
+    most_ns = evidence.recorded_ns
+    findings = [each._replace(gain_ns=min(each.gain_ns, most_ns)) if each.gain_ns else each for each in findings]
+    findings = _without_overlap(sorted(findings, key=share, reverse=True), evidence)
+    findings = _within_place(findings, evidence)
     worth_it = [advice for advice in findings if share(advice) < 0 or share(advice) >= WORTH]
     return Judgement(sorted(worth_it, key=share, reverse=True), failed)
-
-
-def _within_recording(advice: Advice, evidence: Evidence) -> Advice:
-    """The finding with a gain of at most the recorded time: parallel threads or streams can sum to more than that."""
-    return advice if advice.gain_ns is None else advice._replace(gain_ns=min(advice.gain_ns, evidence.recorded_ns))
 
 
 def _within_place(findings: Iterable[Advice], evidence: Evidence) -> list[Advice]:
@@ -380,17 +378,13 @@ def _paragraphs(lead: str, advice: Advice, evidence: Evidence) -> str:
     """The gain, place and observation in a paragraph after ``lead``, and the remedy in one below."""
     finding = f"{gain_in_words(advice, evidence)}{place_in_words(advice)}: {advice.finding}"
     indent = " " * len(lead)
-    return "\n".join(
-        textwrap.fill(
-            printable(text),
-            _LINE_WIDTH,
-            initial_indent=first_indent,
-            subsequent_indent=indent,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        for text, first_indent in ((finding, lead), (advice.remedy, indent))
-    )
+    return f"{filled(finding, _LINE_WIDTH, lead, indent)}\n{filled(advice.remedy, _LINE_WIDTH, indent, indent)}"
+
+
+def filled(text: str, width: int, first_indent: str, indent: str, **options: Any) -> str:
+    """A text in lines, with paths and code in it in one piece. ``options``: further ones of ``textwrap.fill``."""
+    options |= {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.fill(printable(text), width, initial_indent=first_indent, subsequent_indent=indent, **options)
 
 
 def gain_in_words(advice: Advice, evidence: Evidence) -> str:

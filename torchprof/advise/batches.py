@@ -24,12 +24,10 @@ _LEAST_SHARE = 0.5  # of the recorded time, in short operators and between opera
 
 @rule
 def tiny_batches(evidence: Evidence) -> Iterator[Advice]:
-    """A model that is called with at most 8 samples, at least ten times, so that the calls of operators take longer
-    than their computation: at least half of the recorded time.
+    """A model that is called with few samples, so that the calls of operators take longer than their computation.
 
     Long operators of optimizers are part of the gain: a larger batch has fewer steps. With 64 samples in a call all of
-    that is shared among them: the gain is 63/64 of it for one sample, 7/8 for eight. Only on the CPU; a device has
-    ``launches_slower_than_the_device``.
+    that is shared among them. Only on the CPU; a device has ``launches_slower_than_the_device``.
     """
     run, layers = evidence.run, evidence.run.layers
     if evidence.device != "cpu" or len(run.metas) > 1:
@@ -82,12 +80,10 @@ class _Loading(NamedTuple):
 
 @rule
 def waiting_for_data(evidence: Evidence) -> Iterator[Advice]:
-    """A training loop that waits for its DataLoader, for more than 5 % of the recorded time: every loop takes some time
-    to fetch batches.
+    """A training loop that waits for its DataLoader.
 
-    Workers have to start: with marked steps, the wait of the first step beyond the median is not part of the gain;
-    without, fewer than 10 batches give no finding. To get a batch from another process takes some 0.5 ms: that is not
-    gained by workers, and where the loop waits hardly longer for its workers, to have none may be faster.
+    Two things are not part of the gain: the start of the workers, which makes the first step long, and some 0.5 ms to
+    get a batch from another process. Where the loop waits hardly longer for its workers, to have none may be faster.
 
     Torch's label is also around the call that ends an epoch without a batch, and a run does not record which calls
     these were. So the time is per step, if steps were marked, and not per batch.

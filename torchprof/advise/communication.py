@@ -19,7 +19,7 @@ from torchprof.advise.chains import (
     is_op,
     is_wait,
 )
-from torchprof.advise.evidence import Evidence
+from torchprof.advise.evidence import Evidence, MatchingRow
 from torchprof.run.collectives import collective_of, shows_collective
 from torchprof.run.formats import format_count, format_memory, format_time
 from torchprof.run.lockstep import NOT_RECORDED
@@ -82,11 +82,8 @@ class _Transfers:
 
 @rule
 def copies_in_layers(evidence: Evidence) -> Iterator[Advice]:
-    """Copies between host and device inside layers: a constant that each forward makes on the CPU, a ``.cpu()``.
-
-    The gain is the CPU time in the runtime's calls for them, but at most the time for which the device is idle or
-    copies. Needs the time of a CUDA, HIP or MUSA device; for others these copies are not recorded.
-    """
+    """Copies between host and device inside layers: a constant that each forward makes on the CPU, a ``.cpu()``. Torch
+    records these copies only of CUDA, HIP and MUSA devices."""
     copies_in = {layer: copies for layer, copies in _copies(evidence).items() if layer >= 0}
     limit = evidence.idle_ns + sum(copies.device_ns for copies in copies_in.values())
     for group, copies in _merged(evidence, copies_in, limit):
@@ -100,11 +97,8 @@ def copies_in_layers(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def pageable_batches(evidence: Evidence) -> Iterator[Advice]:
-    """Batches that each step copies to the device from memory that is not pinned. The CPU takes part in these copies
-    and waits for them.
-
-    Needs steps: without them a batch looks like the model that is moved to the device once.
-    """
+    """Batches that each step copies to the device from memory that is not pinned: the CPU takes part in these copies
+    and waits for them. Without steps, a batch looks like the model that is moved to the device once."""
     steps = evidence.steps
     copies = _copies(evidence, _is_pageable).get(OUTSIDE)
     if copies is None or steps < 2 or copies.copies < steps:
@@ -128,11 +122,7 @@ def pageable_batches(evidence: Evidence) -> Iterator[Advice]:
 @rule
 def waits_in_layers(evidence: Evidence) -> Iterator[Advice]:
     """Layers in which the CPU waits until the device has computed a value: ``.item()``, ``if`` on a tensor,
-    ``nonzero``, masks as indices, ``torch.cuda.synchronize()``.
-
-    The gain is the time in the runtime's calls that wait, without those of copies (``copies_in_layers``), but at most
-    the time for which the device is idle: if it is always busy, nothing is lost.
-    """
+    ``nonzero``, masks as indices, ``torch.cuda.synchronize()``. If the device is always busy, nothing is lost."""
     waits_in = {layer: waits for layer, waits in _waits(evidence).items() if layer >= 0}
     for group, waits in _merged(evidence, waits_in, evidence.idle_ns):
         yield group.advice(
@@ -146,11 +136,8 @@ def waits_in_layers(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def waits_outside(evidence: Evidence) -> Iterator[Advice]:
-    """Waits for a value outside all layers: ``loss.item()`` in each step.
-
-    A ``torch.cuda.synchronize()`` alone is left out: it belongs to a measurement of time, or to the end of the
-    recording. Values that torch's optimizers read are left out too.
-    """
+    """Waits for a value outside all layers: ``loss.item()`` in each step. A ``torch.cuda.synchronize()`` alone is left
+    out: it belongs to a measurement of time, or to the end of the recording."""
     waits_outside = {layer: waits for layer, waits in _waits(evidence).items() if layer == OUTSIDE}
     for group, waits in _merged(evidence, waits_outside, evidence.idle_ns):
         steps = evidence.steps
@@ -167,8 +154,7 @@ def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
     """A device that is idle because the CPU does not launch its work fast enough.
 
     A launch takes 5 to 50 us: more than 200 us per kernel is the CPU's own work, and other rules cover it. The device
-    must be idle for a third of the time, because the profiler slows the CPU and not the device: less idle time may be
-    due to the profiler. The gain is at most what the CPU spends in operators and layers, not waiting or copying.
+    must be idle for a third of the time: less may be due to the profiler, which slows only the CPU.
     """
     launches, _, took_ns, _ = evidence.whole_of(is_device_work)
     if evidence.device == "cpu" or not launches:
@@ -203,49 +189,42 @@ def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
 def _copies(evidence: Evidence, holds: Holds = _is_copy) -> dict[int, _Transfers]:
     """The copies between host and device that match, by layer."""
     by_layer: defaultdict[int, _Transfers] = defaultdict(_Transfers)
-    on_device = _copies_by_surroundings(evidence, holds)
-    for (layer, _, frames), (copies, device_ns) in on_device.items():
-        transfers = by_layer[layer]
-        transfers.copies += copies
-        transfers.device_ns += device_ns
-        transfers.ops[_op_of(frames)] += copies
-    for row in evidence.rows(_is_runtime) if on_device else ():
-        if (row.layer, row.phase, row.frames[:-1]) in on_device:
+    around_copies = set()
+    for row in evidence.rows(holds):
+        transfers = by_layer[row.layer]
+        transfers.copies += row.calls
+        transfers.device_ns += row.device_ns
+        transfers.ops[_op_of(row.frames)] += row.calls
+        around_copies.add(_surroundings(row))
+    for row in evidence.rows(_is_runtime) if around_copies else ():
+        if _surroundings(row) in around_copies:
             by_layer[row.layer].cpu_ns += row.cpu_ns
     return by_layer
 
 
-_Surroundings = tuple[int, str, tuple[Frame, ...]]
-"""A layer, a phase, and the frames around a call of the runtime, or around a kernel."""
-
-
-def _copies_by_surroundings(evidence: Evidence, holds: Holds = _is_copy) -> dict[_Surroundings, tuple[int, int]]:
-    """The copies on the device by the frames around them: their number and time. The call of the runtime that launched
-    them has the same frames around it."""
-    on_device: dict[_Surroundings, tuple[int, int]] = {}
-    for row in evidence.rows(holds):
-        surroundings = row.layer, row.phase, row.frames[:-1]
-        copies, device_ns = on_device.get(surroundings, (0, 0))
-        on_device[surroundings] = copies + row.calls, device_ns + row.device_ns
-    return on_device
+def _surroundings(row: MatchingRow) -> tuple[int, str, tuple[Frame, ...]]:
+    """What a copy on the device, and the call of the runtime that launched it, have in common: the layer, the phase and
+    the frames around them."""
+    return row.layer, row.phase, row.frames[:-1]
 
 
 def _waits(evidence: Evidence) -> dict[int, _Transfers]:
     """The waits of the CPU for the device, by layer, without those of copies; outside all layers only for values."""
     by_layer: dict[int, _Transfers] = {}
-    copying = _copies_by_surroundings(evidence)
-    for layer, phase, frames, calls, cpu_ns, *_ in evidence.rows(_is_runtime) if evidence.device != "cpu" else ():
+    around_copies = {*map(_surroundings, evidence.rows(_is_copy))}
+    for row in evidence.rows(_is_runtime) if evidence.device != "cpu" else ():
+        layer, frames = row.layer, row.frames
         is_wait = WAITING.fullmatch(frames[-1].name) is not None
         if _READS_A_VALUE(frames):
             if layer == OUTSIDE and frames[0].kind == FrameKind.LABEL and frames[0].name.startswith(OPTIMIZER_RANGE):
                 continue
-        elif not is_wait or layer == OUTSIDE or (layer, phase, frames[:-1]) in copying:
+        elif not is_wait or layer == OUTSIDE or _surroundings(row) in around_copies:
             continue
         transfers = by_layer.setdefault(layer, _Transfers())
-        transfers.waits += calls if is_wait else 0
-        transfers.copies += 0 if is_wait else calls
-        transfers.cpu_ns += cpu_ns
-        transfers.ops[_op_of(frames)] += calls
+        transfers.waits += row.calls if is_wait else 0
+        transfers.copies += 0 if is_wait else row.calls
+        transfers.cpu_ns += row.cpu_ns
+        transfers.ops[_op_of(frames)] += row.calls
     return by_layer
 
 
@@ -307,12 +286,9 @@ _NEARLY_ALL = 0.95
 
 @rule
 def exposed_communication(evidence: Evidence) -> Iterator[Advice]:
-    """A device that communicates without computing, for at least 5 % of the recorded time.
-
-    The place is a layer with nearly all communication, else the model. The gain is at most that time: communication
-    that overlaps with computation costs almost nothing. A communication kernel also waits for the slowest rank, which
-    no overlap saves.
-    """
+    """A device that communicates without computing: communication that overlaps with computation costs almost nothing.
+    A communication kernel also waits for the slowest rank, which no overlap saves. The place is a layer with nearly
+    all communication, else the model."""
     times = evidence.run.device_times
     exposed = sum(time.exposed_ns for time in times)
     calls_of = _calls_by_collective(evidence)
@@ -342,13 +318,11 @@ def exposed_communication(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def slow_collectives(evidence: Evidence) -> Iterator[Advice]:
-    """Collectives of at least 1 MB per call, on average, whose kernels take at least 5 % of the recorded time, at less
-    than 2 GB/s.
+    """Collectives of large tensors at less than 2 GB/s: the algorithm bandwidth of NCCL's tests, as in the report
+    ``collectives``; a lower bound unless the run has the waiting for the last rank.
 
     Most links between GPUs are several times as fast: PCIe 3.0 with 16 lanes has 16 GB/s, a network with 100 Gbit/s has
-    12.5 GB/s, and a ring all-reduce gets half of that. The bandwidth is the algorithm bandwidth of NCCL's tests, as in
-    the report ``collectives``; a lower bound unless the run has the waiting for the last rank. The gain is unknown: it
-    depends on the faster link.
+    12.5 GB/s, and a ring all-reduce gets half of that. The gain is unknown: it depends on the faster link.
     """
     calls_of = _calls_by_collective(evidence)
     waiting_ns = _waiting_by_collective(evidence) if calls_of else {}

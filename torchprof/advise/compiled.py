@@ -10,7 +10,7 @@ from pathlib import PurePath
 
 from torchprof.advise import Advice, rule
 from torchprof.advise.evidence import Evidence
-from torchprof.analyze.compiled_regions import OF_TORCH, WRAPPED, Compiled, compiled_in, python_name
+from torchprof.analyze.compiled_regions import OF_TORCH, WRAPPED, Compiled, RegionUse, compiled_in, python_name
 from torchprof.run.formats import format_time
 from torchprof.run.meta import Compilation
 from torchprof.run.words import BACKWARD, FORWARD
@@ -91,10 +91,7 @@ _AT_LIMIT = re.compile("(recompile|cache.size).?limit", re.IGNORECASE)
 
 @rule
 def compiled_again(evidence: Evidence) -> Iterator[Advice]:
-    """Functions that torch.compile compiled again while they were recorded: a version before did not fit the call.
-
-    The gain is the time of all known versions, with those of their backward, without the longest.
-    """
+    """Functions that torch.compile compiled again while they were recorded: a version before did not fit the call."""
     compiled = [compilation for compilation in _compilations(evidence) if not compilation.failure]
     versions_of = _by_function(compiled)
     recompiled = _by_function(each for each in compiled if each.step is not None and not each.is_first_version)
@@ -149,8 +146,7 @@ def _reasons_and_remedy(reasons: Iterable[str]) -> tuple[str, list[str]]:
 
 @rule
 def no_longer_compiled(evidence: Evidence) -> Iterator[Advice]:
-    """Functions that reached torch.compile's limit of versions: calls that fit none run without torch.compile. The gain
-    is unknown."""
+    """Functions that reached torch.compile's limit of versions: calls that fit none run without torch.compile."""
     for compilation in _compilations(evidence):
         if compilation.phase == BACKWARD or not _AT_LIMIT.search(compilation.failure):
             continue
@@ -170,30 +166,34 @@ def no_longer_compiled(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def graph_broken(evidence: Evidence) -> Iterator[Advice]:
-    """Graph breaks for which torch has a hint. The gain is unknown: what the parts of a function cost is not
-    recorded."""
+    """Graph breaks for which torch has a hint. What the parts of a function cost is not recorded."""
     if not any(region.break_hint for meta in evidence.run.metas for region in meta.regions):
         return
     usage = compiled_in(evidence.run)
     for region, uses in usage.breaks.items():
         if not region.break_hint:
             continue
-        numbers = dict.fromkeys(use.layer for use in uses)
+        layer, layers = _named(evidence, uses)
         yield Advice(
-            ", ".join(map(evidence.name_of, numbers)),
+            layer,
             f"The compiled graph ends at {region.break_place}, {_times(sum(use.calls for use in uses))}: "
             f"{region.break_reason.rstrip('.')}.",
             region.break_hint,
-            layers=tuple(evidence.name_of(number) for number in numbers if number >= 0),
+            layers=layers,
         )
 
 
 def _layers(evidence: Evidence, usage: Compiled, compilations: Sequence[Compilation]) -> tuple[str, tuple[str, ...]]:
     """The layers that some compilations were for: as one name, and each."""
     frames = {_frame_id(compilation.name) for compilation in compilations}
-    numbers = dict.fromkeys(use.layer for use in usage.uses if _frame_id(use.name) in frames)
-    name = ", ".join(map(evidence.name_of, numbers)) or ", ".join(evidence.run.meta.model)
-    return name, tuple(evidence.name_of(number) for number in numbers if number >= 0)
+    name, layers = _named(evidence, [use for use in usage.uses if _frame_id(use.name) in frames])
+    return name or ", ".join(evidence.run.meta.model), layers
+
+
+def _named(evidence: Evidence, uses: Iterable[RegionUse]) -> tuple[str, tuple[str, ...]]:
+    """The layers in which regions were used: as one name, and each."""
+    numbers = dict.fromkeys(use.layer for use in uses)
+    return ", ".join(map(evidence.name_of, numbers)), tuple(evidence.name_of(layer) for layer in numbers if layer >= 0)
 
 
 def _described(usage: Compiled, compilation: Compilation) -> str:

@@ -64,8 +64,8 @@ class _Ops(NamedTuple):
 
 @rule
 def many_elementwise_ops(evidence: Evidence) -> Iterator[Advice]:
-    """Layers that call at least 5 elementwise ops (add, mul, tanh, …) directly in each forward call, on average: a
-    GELU, a norm, a rotary embedding or a cell written in Python.
+    """Layers that call many elementwise ops (add, mul, tanh, …) directly in each forward call: a GELU, a norm, a rotary
+    embedding or a cell written in Python.
 
     Each op reads and writes all values, and is dispatched or launched separately; fused they are one kernel. The
     threshold is 5 because a residual with its activation has two, and with fewer than five there is little to fuse.
@@ -91,8 +91,7 @@ def many_elementwise_ops(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def many_tiny_ops(evidence: Evidence) -> Iterator[Advice]:
-    """Layers that call at least 100 ops of less than 10 us directly in each forward call, on average: a Python loop
-    over the rows of a tensor.
+    """Layers that call many short ops directly in each forward call: a Python loop over the rows of a tensor.
 
     The dispatch or launch of such an op takes longer than its computation. The threshold is 100 because layers without
     a loop call a few dozen ops at most. Elementwise ops are left out: ``many_elementwise_ops`` counts them.
@@ -233,8 +232,8 @@ def _is_separate(frames: Frames) -> bool:
 
 
 _SEPARATE_PRODUCTS, _SEPARATE_SOFTMAX = Among(_PRODUCTS, _is_separate), Among(_SOFTMAX, _is_separate)
-_SHORT_ROW = 256  # of scores
-_GAIN_OF_FUSED = 7 / 8
+_SHORT_ROW = 256  # of scores: on the CPU, the fused kernel gained nothing at 128, and two thirds at 512
+_GAIN_OF_FUSED = 7 / 8  # FlashAttention, Dao et al. 2022, figure 1: 7.6 times as fast as separate ops
 _Shape = tuple[int, ...]
 
 
@@ -266,17 +265,12 @@ _MAYBE_ATTENTION = _AttentionKind(
 
 @rule
 def attention_not_fused(evidence: Evidence) -> Iterator[Advice]:
-    """Attention that stores its whole matrix of scores: a layer that calls at least two batched matrix products for
-    each softmax (its own, or of a Softmax layer directly below), or torch's ``_scaled_dot_product_attention_math``.
+    """Attention that stores its whole matrix of scores: separate matrix products and softmax (of the layer, or of a
+    Softmax layer directly below), or torch's ``_scaled_dot_product_attention_math``.
 
-    With shapes, the result of one product must have as many elements as the input of a softmax, and another product
-    must take as many elements and sum over the last dimension of the softmax. Without shapes a mixture of experts looks
-    the same, so the finding is stated as a condition, except for torch's MultiheadAttention.
-
-    The gain is at most 7/8 of the time of products and softmax (FlashAttention, Dao et al. 2022, figure 1: 7.6 times as
-    fast as separate ops), and, if backward needs the scores, the bytes of the softmax in an average call of each layer.
-    On the CPU there is no finding if all rows of scores are shorter than 256: at 128 the fused kernel gained nothing,
-    at 512 two thirds. Nor is there one if the model gets one token a call, and so has one row of scores.
+    Without shapes a mixture of experts looks the same, so the finding is stated as a condition, except for torch's
+    MultiheadAttention. If backward needs the scores, the gain has the bytes of the softmax in an average call of each
+    layer.
     """
     kinds = _kinds_of_attention(evidence)
     if not kinds:
@@ -328,7 +322,8 @@ def _kinds_of_attention(evidence: Evidence) -> dict[int, _AttentionKind]:
 
 
 def _has_short_rows(evidence: Evidence, number: int, shapes: set[_Shape] | None) -> bool:
-    """Whether fusing the attention of a layer gains nothing on the CPU. ``shapes``: of its scores, None if unknown."""
+    """Whether fusing the attention of a layer gains nothing on the CPU: its rows of scores are short, or the model gets
+    one token a call, and so has one row. ``shapes``: of its scores, None if unknown."""
     if evidence.device != "cpu":
         return False
     is_short = shapes is not None and max(shape[-1] for shape in shapes) < _SHORT_ROW
@@ -357,7 +352,9 @@ def _scores(evidence: Evidence) -> dict[int, set[_Shape]]:
 
 
 def _fits_attention(evidence: Evidence, scores: Mapping[int, set[_Shape]]) -> dict[int, bool]:
-    """Whether the shapes of a layer's matrix products are those of attention; only for layers with known shapes."""
+    """Whether the shapes of a layer's matrix products are those of attention; only for layers with known shapes. The
+    result of one product has as many elements as the input of a softmax; another product takes as many, and sums over
+    the last dimension of the softmax."""
     if not scores:
         return {}
     products: defaultdict[int, set[tuple[_Shape, _Shape]]] = defaultdict(set)

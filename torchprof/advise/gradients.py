@@ -52,28 +52,22 @@ class _Steps:
     op_ns: int = 0
     cannot_be_fused: bool = False
 
-    def calls_any(self, prefix: str) -> bool:
-        """Whether the name of an op directly in them begins so."""
-        return any(op.startswith(prefix) for op in self.calls)
-
 
 @rule
 def optimizer_step_per_tensor(evidence: Evidence) -> Iterator[Advice]:
-    """Steps of torch's optimizers that call their ops once per tensor: at least 10 calls of one op per step, and no
-    fused op; on a GPU no ``_foreach_`` op either, which is torch's default there.
+    """Steps of torch's optimizers that call their ops once per tensor.
 
     On the CPU the remedy is ``fused=True``. Measured on two threads with 40 to 200 tensors of 64 to a million elements,
     torch 2.4 and 2.13: Adam, AdamW and Adagrad take 10 to 60% of the time. SGD takes 40 to 60% if its ops are shorter
     than 30 µs on average, and hardly less if they are longer. foreach=True was slower than the loop as often as faster,
-    so it is not recommended on the CPU.
+    so it is recommended only on a GPU, where it is torch's default.
     """
     on_cpu = evidence.device == "cpu"
     for name, done in _steps_by_class(evidence).items():
         has_fused = name in _HAVE_FUSED["cpu" if on_cpu else "cuda"]
         has_foreach = not on_cpu and name in _HAVE_FOREACH
-        if done.calls_any(FUSED) or done.cannot_be_fused or not (has_fused or has_foreach):
-            continue
-        if not on_cpu and done.calls_any(FOREACH):
+        updates_many_at_once = any(op.startswith(FUSED if on_cpu else (FUSED, FOREACH)) for op in done.calls)
+        if updates_many_at_once or done.cannot_be_fused or not (has_fused or has_foreach):
             continue
         ops = done.calls.total()
         is_slow_sgd = on_cpu and name == "SGD" and done.op_ns > _SMALL_NS * ops
@@ -92,11 +86,9 @@ def optimizer_step_per_tensor(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def gradients_zeroed(evidence: Evidence) -> Iterator[Advice]:
-    """``zero_grad(set_to_none=False)`` of an optimizer: ops that write zeros into gradients, in its label.
-
-    The gain has as many additions to gradients in backward (``add_`` in AccumulateGrad) as were zeroed, at most:
-    further additions accumulate gradients over batches on purpose.
-    """
+    """``zero_grad(set_to_none=False)`` of an optimizer: ops that write zeros into gradients, in its label. Backward
+    then adds to these gradients, which is part of the gain; further additions accumulate gradients over batches on
+    purpose."""
     rows = [*evidence.rows(_zeroes)]
     if not rows:
         return
@@ -156,12 +148,7 @@ _NODES = {
 @rule
 def recomputed_layers(evidence: Evidence) -> Iterator[Advice]:
     """Layers whose forward is computed again in backward (activation checkpointing): the time that it costs, and the
-    most memory that it saves.
-
-    The size of the device's memory is unknown here, so the remedy is a condition, and less than 5 % of the recorded
-    time is worth the memory. Without checkpointing a layer would keep allocated at most the peak of its recomputed
-    call, for each such call in one forward of its model.
-    """
+    most memory that it saves. The size of the device's memory is unknown here, so the remedy is a condition."""
     if RECOMPUTE not in evidence.run.phases():
         return
     layers = evidence.run.layers
@@ -205,13 +192,12 @@ def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
 
     If something trainable runs before a frozen layer, gradients must flow through the layer. So evidence is the
     backward of layers that are called before the first layer with trainable (or unknown) parameters, and once in each
-    call of the model: a layer that is called twice may also run after. Layers without parameters among them count,
-    layers with children do not.
+    call of the model: a layer that is called twice may also run after. If the whole model is frozen, the gradient of
+    its input is the purpose; of two trained models, one may feed the other. Code before the model is unknown, so the
+    remedy is a condition.
 
     A layer also counts as frozen if other parameters changed during the profile and its own did not, unless an
-    optimizer is fused: torch does not count its changes. There is no finding if the whole model is frozen (then the
-    gradient of its input is the purpose), or if two models are trained (one may feed the other). Code before the model
-    is unknown, so the remedy is a condition.
+    optimizer is fused: torch does not count its changes.
     """
     layers = evidence.run.layers
     backward = evidence.took(always, phases=(BACKWARD,))
@@ -287,16 +273,11 @@ def _is_trained(layer: Layer) -> bool:
 @rule
 def updates_without_gradients(evidence: Evidence) -> Iterator[Advice]:
     """Layers that the optimizer updates though no gradient reaches them: gradients of zeros, from
-    ``zero_grad(set_to_none=False)``, which momentum and weight decay still turn into updates.
-
-    The parameters of these layers changed during the profile. An average of parameters changes, too, but its model has
-    no backward. Layers that share a parameter are left out. The gain is the layers' part of the optimizers' time, by
-    their part of the trainable parameters.
-    """
+    ``zero_grad(set_to_none=False)``, which momentum and weight decay still turn into updates. An average of parameters
+    changes, too, but its model has no backward."""
     layers, run = evidence.run.layers, evidence.run
     backward = evidence.took(always, phases=(BACKWARD,))
-    stepped = evidence.time_of(evidence.took_outside(is_optimizer, FORWARD))
-    if not evidence.any_row(_zeroes) or not backward or not stepped or len(run.metas) > 1:
+    if not evidence.any_row(_zeroes) or not backward or not optimizer_ns(evidence) or len(run.metas) > 1:
         return
     sums = evidence.took(inside(ACCUMULATE), phases=(BACKWARD,))
     trained_models = {layers.lineage(number)[0] for number in backward if number >= 0}
@@ -306,7 +287,7 @@ def updates_without_gradients(evidence: Evidence) -> Iterator[Advice]:
         return number in backward or (not run.rows.forward_calls(number) and evidence.called_above[number] in sums)
 
     gains = {
-        number: stepped * (layer.trainable_params or 0) // max(evidence.trainable_params, 1)
+        number: optimizer_ns(evidence, layer)
         for number, layer in enumerate(layers)
         if layer.updated_params
         and not layer.compiled
@@ -324,13 +305,17 @@ def updates_without_gradients(evidence: Evidence) -> Iterator[Advice]:
         )
 
 
+def optimizer_ns(evidence: Evidence, layer: Layer | None = None) -> int:
+    """The time of the optimizers; of a layer, as large a part as it has of the trainable parameters."""
+    whole_ns = evidence.time_of(evidence.took_outside(is_optimizer, FORWARD))
+    return whole_ns if layer is None else whole_ns * (layer.trainable_params or 0) // max(evidence.trainable_params, 1)
+
+
 @rule
 def layers_without_backward(evidence: Evidence) -> Iterator[Advice]:
     """Layers with trainable parameters that no backward reaches, in a model that trains, while their parent has some:
-    an auxiliary head, a branch that the loss leaves out.
-
-    Their forward may be needed for its values, so the remedy is a condition.
-    """
+    an auxiliary head, a branch that the loss leaves out. Their forward may be needed for its values, so the remedy is a
+    condition."""
     run, layers = evidence.run, evidence.run.layers
     if BACKWARD not in run.phases():
         return
@@ -354,11 +339,7 @@ def layers_without_backward(evidence: Evidence) -> Iterator[Advice]:
 @rule
 def graphs_never_used(evidence: Evidence) -> Iterator[Advice]:
     """Forward calls of a model that record a graph for a backward that does not run, and others that train: evaluation
-    without ``torch.no_grad()``.
-
-    How often backward ran is known from the nodes of linear layers, convolutions, norms and embeddings, each of whose
-    calls makes one. In a run without any backward, ``gradients_never_used`` has the memory.
-    """
+    without ``torch.no_grad()``. In a run without any backward, ``gradients_never_used`` has the memory."""
     run, layers = evidence.run, evidence.run.layers
     if BACKWARD not in run.phases() or len(run.metas) > 1:
         return

@@ -8,18 +8,9 @@ from collections.abc import Iterator
 from math import prod
 
 from torchprof.advise import Advice, merged, merged_into_one, rule
-from torchprof.advise.chains import (
-    Among,
-    always,
-    calling,
-    inside,
-    is_device_work,
-    is_node,
-    is_optimizer,
-    node_of,
-    outermost_op,
-)
+from torchprof.advise.chains import Among, always, calling, inside, is_device_work, is_node, node_of, outermost_op
 from torchprof.advise.evidence import Evidence
+from torchprof.advise.gradients import optimizer_ns
 from torchprof.advise.python import has_python
 from torchprof.run.layers import Layer
 from torchprof.run.torch_names import aten
@@ -40,12 +31,9 @@ _is_conversion = Among(is_device_work, lambda frames: _CONVERSION.search(frames[
 
 @rule
 def cells_over_time(evidence: Evidence) -> Iterator[Advice]:
-    """Recurrent cells that are called for each point in time, at least 8 times in a call of the layer that calls them.
-
-    ``nn.LSTM``, ``nn.GRU`` and ``nn.RNN`` run all points in time in one operator. That is impossible if an output is
-    the next input, which is not recorded: the finding is a condition. The gain counts the layer above without other
-    layers.
-    """
+    """Recurrent cells that are called for each point in time: ``nn.LSTM``, ``nn.GRU`` and ``nn.RNN`` run all of these
+    in one operator. That is impossible if an output is the next input, which is not recorded: the finding is a
+    condition."""
     layers, calls = evidence.run.layers, evidence.forward_calls
     took = evidence.took(always)
     cells: defaultdict[int, list[int]] = defaultdict(list)  # by the layer that calls them
@@ -70,13 +58,9 @@ def cells_over_time(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def layers_in_a_loop(evidence: Evidence) -> Iterator[Advice]:
-    """Layers with parameters that are called at least 20 times in a call of the layer that calls them, each for less
-    than 400 us with its backward: one item after the other. An activation without parameters may be shared by many
-    layers.
-
-    Whether an input depends on an earlier output is not recorded: the finding is a condition. One call of all items has
-    the same computation, and one overhead.
-    """
+    """Layers with parameters that are called for one item after the other: one call of all items has the same
+    computation, and one overhead. An activation without parameters may be shared by many layers. Whether an input
+    depends on an earlier output is not recorded: the finding is a condition."""
     layers, calls, called_above = evidence.run.layers, evidence.forward_calls, evidence.called_above
     often = [
         number
@@ -107,8 +91,8 @@ def layers_in_a_loop(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def costly_dropout(evidence: Evidence) -> Iterator[Advice]:
-    """Dropout that takes at least 5 % of the recorded time: on a CPU its random numbers are drawn one after the other.
-    On a device a kernel draws them at once."""
+    """Dropout on a CPU, where its random numbers are drawn one after the other. On a device a kernel draws them at
+    once."""
     if evidence.device != "cpu":
         return
     layers = evidence.run.layers
@@ -132,8 +116,8 @@ def costly_dropout(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def casts_in_layers(evidence: Evidence) -> Iterator[Advice]:
-    """Layers of the user's, with parameters in or below them that are not float32, that cast tensors in each call, for
-    at least 5 % of the recorded time. The casts of autocast are of float32."""
+    """Layers of the user's that cast tensors in each call, with parameters in or below them that are not float32: the
+    casts of autocast are of float32."""
     layers = evidence.run.layers
     took = evidence.took(inside("aten::to", "aten::_to_copy"), phases=(FORWARD,))
     if evidence.device != "cpu" or not took:
@@ -153,11 +137,9 @@ def casts_in_layers(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def tensors_that_grow(evidence: Evidence) -> Iterator[Advice]:
-    """Layers that concatenate a tensor with an earlier one in each of many calls without backward, for at least 5 % of
-    the recorded time: keys and values of earlier tokens, which are all copied for each new one.
-
-    Whether it grows is not recorded, so the finding is stated as a condition.
-    """
+    """Layers that concatenate a tensor with an earlier one in each of many calls without backward: keys and values of
+    earlier tokens, which are all copied for each new one. Whether it grows is not recorded: the finding is a
+    condition."""
     if BACKWARD in evidence.run.phases():
         return
     took = evidence.took(inside("aten::cat"), phases=(FORWARD,))
@@ -244,24 +226,17 @@ _FEW_ROWS = 1 / 4  # a call that uses a larger part of the rows gains little
 
 @rule
 def dense_embedding_gradients(evidence: Evidence) -> Iterator[Advice]:
-    """Embeddings of which a call uses at most a quarter of the rows: backward writes a gradient of all rows, and the
-    optimizer updates all.
-
-    The gain is the layer's backward and its part of the optimizers' time, by its part of the trainable parameters,
-    without the rows in use.
-    """
+    """Embeddings of which a call uses few rows: backward writes a gradient of all rows, and the optimizer updates
+    all."""
     layers = evidence.run.layers
     backward = evidence.took(always, phases=(BACKWARD,))
-    stepped = evidence.time_of(evidence.took_outside(is_optimizer, FORWARD))
     gains = {}
     for number in evidence.of_class.get("Embedding", ()):
         layer = layers[number]
         rows, used = _rows_of(layer), _indices_in(layer)
         if not rows or not used or used > _FEW_ROWS * rows or number not in backward or layer.tied:
             continue
-        ns = evidence.time_of(backward[number])
-        if stepped and layer.trainable_params:
-            ns += stepped * layer.trainable_params // evidence.trainable_params
+        ns = evidence.time_of(backward[number]) + optimizer_ns(evidence, layer)
         gains[number] = round(ns * (1 - used / rows))
     for group in merged(evidence, gains):
         first = layers[group.numbers[0]]

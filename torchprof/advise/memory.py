@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from torchprof.advise import Advice, Gain, merged, rule
 from torchprof.advise.evidence import Evidence
+from torchprof.analyze.memory import name_of_device
 from torchprof.run.formats import format_memory
 from torchprof.run.timeline import Memory
 from torchprof.run.words import BACKWARD, FORWARD, NOT_SELECTED
@@ -23,11 +24,7 @@ _Bytes = Counter[tuple[str, str]]
 @rule
 def layer_that_makes_the_peak(evidence: Evidence) -> Iterator[Advice]:
     """One layer, or the code outside all layers, that allocated much of the live memory at the peak of a device:
-    activations (saved for backward or returned) and temporaries.
-
-    It has at least a third of all live memory, that of the model before the recording included if it is known; in a
-    model of a few layers, at least twice its equal share; and at least 1 MB.
-    """
+    activations (saved for backward or returned) and temporaries."""
     large = _large_at_peak(evidence)
     bytes_of = {layer: sum(by_peak.values(), _Bytes()) for layer, by_peak in large.items()}
     remedies = {}
@@ -38,10 +35,7 @@ def layer_that_makes_the_peak(evidence: Evidence) -> Iterator[Advice]:
     for group in merged(evidence, gains, remedies):
         peaks = [evidence.run.memory[index] for index in {index for layer in group.numbers for index in large[layer]}]
         live, all_bytes = sum((bytes_of[layer] for layer in group.numbers), _Bytes()), sum(map(_bytes_at_peak, peaks))
-        [device, *others] = (
-            memory.device if len(evidence.run.metas) == 1 else f"{memory.device} of rank {memory.rank}"
-            for memory in peaks
-        )
+        [device, *others] = (name_of_device(evidence.run, memory) for memory in peaks)
         where = f"the peaks of {len(peaks)} devices" if others else f"the peak of {device}"
         above = " above the start" if any(memory.before is None for memory in peaks) else ""
         parts = ", ".join(

@@ -48,13 +48,7 @@ _TF32_SWITCHES = (
 @rule
 def double_precision(evidence: Evidence) -> Iterator[Advice]:
     """Layers that compute in float64, by the dtypes of the inputs of their operators; if shapes were not recorded, by
-    the dtypes of their own parameters.
-
-    On a CPU the gain is half of the time, because half as many values fit into a register and through the memory bus;
-    of convolutions and recurrent layers 3/4: oneDNN does not support float64 (on two threads a Conv2d took 4.5 times as
-    long, an LSTM 3.7 times). On a device it is at most all of it: consumer GPUs compute float64 at 1/64 of the rate. In
-    memory, the gain is half of the bytes of float64 parameters.
-    """
+    the dtypes of their own parameters."""
     double_bytes: dict[int, int] = {}  # only of layers that have any
     all_double = set()
     for number, layer in enumerate(evidence.run.layers):
@@ -89,7 +83,9 @@ def double_precision(evidence: Evidence) -> Iterator[Advice]:
 
 
 def _part_of_double(evidence: Evidence, number: int) -> float:
-    """The part of the time in float64 that float32 saves."""
+    """The part of the time in float64 that float32 saves. On a CPU, twice as many values of float32 fit into a register
+    and through the memory bus, and oneDNN does not support float64: on two threads a Conv2d took 4.5 times as long, an
+    LSTM 3.7 times. On a device it is at most all: consumer GPUs compute float64 at 1/64 of the rate."""
     if evidence.device != "cpu":
         return 1.0
     kind = evidence.run.layers[number].kind if number >= 0 else ""
@@ -98,8 +94,8 @@ def _part_of_double(evidence: Evidence, number: int) -> float:
 
 @rule
 def half_precision_on_the_cpu(evidence: Evidence) -> Iterator[Advice]:
-    """Layers in float16, by their own parameters, on a CPU, which has no fast kernels for them; for at least 5 % of the
-    recorded time. Float32 saved 97 % of convolutions. bfloat16 is left out: many CPUs compute it fast."""
+    """Layers in float16, by their own parameters, on a CPU, which has no fast kernels for them: float32 saved 97 % of
+    convolutions. bfloat16 is left out: many CPUs compute it fast."""
     if evidence.device != "cpu" or "CUDA" in dict(evidence.run.meta.environment):
         return  # a device may compute it, even if its time was not recorded
     layers = evidence.run.layers
@@ -170,12 +166,12 @@ def tf32_not_used(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def autocast_not_used(evidence: Evidence) -> Iterator[Advice]:
-    """A CUDA device with tensor cores (compute capability 7.0 or later) that spends at least half of its time on matrix
-    products and convolutions in float32, in a run without any op or kernel in half precision.
+    """A CUDA device with tensor cores that spends most of its time on matrix products and convolutions in float32, in a
+    run without any op or kernel in half precision.
 
     The threshold is half because autocast changes results slightly and adds casts: it pays if products dominate. There
-    is no finding if TF32 is recommended, which is the smaller change. Half precision has twice the rate of TF32 and
-    half the bytes, so the gain is half of the time.
+    is no finding if TF32 is recommended, which is the smaller change. Half precision has twice its rate and half the
+    bytes.
     """
     if evidence.device != "cuda" or not evidence.compute_capability:
         return

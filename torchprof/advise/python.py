@@ -114,8 +114,7 @@ def most_of(spent: Counter[Spent]) -> SourceLine:
 
 @rule
 def hooks(evidence: Evidence) -> Iterator[Advice]:
-    """Forward hooks that take at least 5 % of the recorded time, with their operators: functions that torch calls with
-    a module, as a sampling thread saw them (``torchprof run``)."""
+    """Forward hooks: functions that torch calls with a module, as a sampling thread saw them (``torchprof run``)."""
     models = evidence.run.meta.model
     for function in functions(evidence, always, in_layers=True):
         line = function.at
@@ -166,13 +165,8 @@ _NN_CLASSES = frozenset(
 @rule
 def python_in_layers(evidence: Evidence) -> Iterator[Advice]:
     """Layers with much Python of their own, beyond the calls of their operators and layers: a loop over elements,
-    NumPy.
-
-    Evidence is the time of a layer outside operators and outside the layers below. The gain is at most all of it,
-    because without the loop nothing is called in it. The finding names the line that was sampled most (``torchprof
-    run``), and NumPy if the layer turns tensors into arrays, which torch records. Without either, the layer may as well
-    wait for something.
-    """
+    NumPy. The finding names the line that was sampled most (``torchprof run``), and NumPy if the layer turns tensors
+    into arrays, which torch records. Without either, the layer may as well wait for something."""
     times = own_time_of_slow_python(evidence)
     if not times:
         return

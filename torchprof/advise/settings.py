@@ -93,12 +93,9 @@ def anomaly_detection_on(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def few_threads(evidence: Evidence) -> Iterator[Advice]:
-    """Operators that run on a quarter of the usable processors or fewer: ``torch.set_num_threads(1)`` that was left in
-    a script, or OMP_NUM_THREADS=1, which torchrun sets.
-
-    Two logical processors may be one core, so threads on half of them are enough, and the gain is as if long matrix
-    products and convolutions ran on that many.
-    """
+    """Operators that run on few of the usable processors: ``torch.set_num_threads(1)`` that was left in a script, or
+    OMP_NUM_THREADS=1, which torchrun sets. Two logical processors may be one core, so threads on half of them are
+    enough."""
     threads, usable = (int(evidence.switches.get(name, 0)) for name in ("num_threads", "usable_cpus"))
     run = evidence.run
     if not 0 < threads * _PROCESSORS_PER_THREAD <= usable or evidence.device != "cpu" or run.meta.world_size > 1:

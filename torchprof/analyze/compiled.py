@@ -18,20 +18,11 @@ from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE
 
 @report("compiled", "torch.compile: regions, overhead, graph breaks, compilation", answers="why")
 def compiled(run: Run) -> Part:
-    """Every region of torch.compile that ran: where it is, its calls, and its times.
+    """Every region of torch.compile that ran, with its times; what torch.compile compiled, how long that took, and why;
+    and below, each graph break, and how much of the kernel time belongs to one layer. docs/compile.md describes the
+    columns.
 
-    *Overhead* is the time from entering the region to the compiled graph; *Guards* is the part of it that checks
-    whether the compiled code is valid. *Graph* is the time in calls of the graph: kernels, and code that launches them.
-    *Kernels* is the time of the kernels on a device, of any layer. *Beside* is work in the region that is not compiled,
-    such as code between two graphs. A region nested in another one, as after a graph break, is not included in the
-    figures of the outer region.
-
-    A second table has each time that torch.compile compiled one of these regions, and all that it compiled during the
-    recording: how long its parts took, and why. *Tracing* is Dynamo, *Autograd* is AOTAutograd, *Lowering* is Inductor,
-    and *Kernels* are the compilers of Triton and C++. torch keeps the last 64.
-
-    Below: each graph break, with the line and torch's reason; the time torch.compile took to compile; and, if layers
-    were requested, the shares of kernel time that belong to one layer, to several layers, or to unknown ones.
+    A region nested in another one, as after a graph break, is not included in the figures of the outer region.
     """
     usage = compiled_in(run)
     sentences: list[Part] = [*_about_breaks(run, usage), *_about_compiling(usage), *_about_owners(run, usage)]

@@ -121,11 +121,6 @@ class Compiled:
     compiled: int = 0
     compiling: Cost = field(default_factory=Cost)
 
-    @property
-    def has_graphs(self) -> bool:
-        """Whether any region called a graph of Inductor."""
-        return any(part.graph for use in self.uses for part in use.phases.values())
-
     def unknown_times(self, run: Run) -> dict[str, tuple[int, float]]:
         """The time of kernels whose layers are unknown, in ns and as a share of that of all kernels, by the reason, the
         largest first."""

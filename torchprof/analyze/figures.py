@@ -11,6 +11,7 @@ from itertools import pairwise
 from torchprof.analyze.compiled_regions import may_be_of_layers_below
 from torchprof.run.formats import Bound, Figure, Unit
 from torchprof.run.measures import NO_COST, Cost, Measure, sum_of_costs
+from torchprof.run.meta import sum_if_known
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD, LAUNCHED_BEFORE, NO_LAYERS, OUTSIDE, PHASES, Frame, FrameKind
 
@@ -224,8 +225,8 @@ def summed_figures(members: Sequence[Figures], paths: Sequence[_Path] = ()) -> F
         own=_sums_by_phase(figures.own for figures in called) or dict.fromkeys(phases, NO_COST),
         total=_sums_by_phase(figures.total for figures in outermost_called) or dict.fromkeys(phases, NO_COST),
         calls=sum(calls) if calls else -1,
-        params=_sum_if_known([figures.params for figures in outermost]),
-        own_params=_sum_if_known([figures.own_params for figures in members]),
+        params=sum_if_known(*(figures.params for figures in outermost)),
+        own_params=sum_if_known(*(figures.own_params for figures in members)),
         has_params=any(figures.has_params for figures in members),
         unknown=not called,
         inlined=any(figures.inlined for figures in members),
@@ -241,11 +242,6 @@ def _outermost(members: Sequence[Figures], paths: Sequence[_Path]) -> Sequence[F
     known = {*paths}
     is_nested = (any(path[:steps] in known for steps in range(1, len(path))) for path in paths)
     return [figures for figures, nested in zip(members, is_nested) if not nested]
-
-
-def _sum_if_known(numbers: Sequence[int | None]) -> int | None:
-    """None, which is unknown, if any of them is."""
-    return None if None in numbers else sum(filter(None, numbers))
 
 
 def _sums_by_phase(members: Iterable[Mapping[str, Cost]]) -> dict[str, Cost]:

@@ -12,18 +12,7 @@ from torchprof.analyze.columns import CALLS, Column, column_called, columns_of, 
 from torchprof.analyze.figures import Figures, figures_of_layers, summed_figures
 from torchprof.analyze.layers import all_entries, down_to, entries_of, keep_top, mark_hot, sort_entries, table_rows
 from torchprof.analyze.ops import SUM_OF_PHASES, Whole, figure_columns, largest_by, line_of_figures, ranked
-from torchprof.analyze.report import (
-    HOT,
-    Part,
-    ReportTable,
-    Section,
-    name_of_layer,
-    phase_cell,
-    printable,
-    report,
-    spaced,
-    stacked,
-)
+from torchprof.analyze.report import Part, ReportTable, name_of_layer, phase_cell, printable, report, spaced, stacked
 from torchprof.analyze.sentences import about_flops, about_sums, warnings_below
 from torchprof.analyze.top import parts_of, source_lines
 from torchprof.run.formats import UNKNOWN, Cell, ReportCell, format_number, format_share, format_time
@@ -43,20 +32,18 @@ def tree(
     percent: bool = False,
     hot: bool = False,
     color: bool = False,
-) -> Section:
+) -> Part:
     """The module tree with a row for each layer.
 
-    The user's ranges (``record_function``) are rows marked as labels below the layer that opened them. The total of a
-    label includes the layers called in it, which have rows of their own, too. ``show_events`` adds below each layer the
-    operators that ran directly in it; those of backward and recompute are marked. ``top``: the number of layers, those
-    with the largest self in the column ``sort_by`` (default: CPU time, else FLOPs). ``percent`` adds to each time its
-    share of all time of that phase. The run's warnings are below the table.
+    The user's ranges (``record_function``) are rows marked as labels below the layer that opened them. ``show_events``
+    adds below each layer the operators that ran directly in it; those of backward and recompute are marked. ``top``:
+    the number of layers, those with the largest self in the column ``sort_by`` (default: CPU time, else FLOPs).
+    ``percent`` adds to each time its share of all time of that phase.
 
-    ``hot`` orders siblings by their total in one column, so that the hottest path comes first, and marks that path:
-    from the largest model into the largest child each time, until a layer's self is larger than any child's total. The
-    column is ``sort_by``, else device time if any was measured, else CPU time, else FLOPs. ``color`` colors each figure
-    by its share of the column's sum, cold to hot, with colors of 256. It works only without ``tablefmt``, because the
-    output of tabulate's formats is for other programs.
+    ``hot`` orders siblings by their total in one column, and marks the path of ``mark_hot``. The column is ``sort_by``,
+    else device time if any was measured, else CPU time, else FLOPs. ``color`` colors each figure by its share of the
+    column's sum, with colors of 256: not with ``tablefmt``, because the output of tabulate's formats is for other
+    programs.
 
     Raises TorchprofError for an unknown column, and for a hottest path by a column without totals.
     """
@@ -64,12 +51,10 @@ def tree(
     order = column_called(sort_by, columns) if sort_by is not None else None
     entries = entries_of(run, show_events)
     figures = [entry.figures for entry in all_entries(entries)]
-    sentences = []
+    sentences: list[str] = []
     if hot:
         order = hot_path_column(columns, figures, order)
-        mark_hot(entries, order)
-        if any(entry.hot for entry in entries):
-            sentences.append(f"{HOT} marks the hottest path by {order.heading}: each time into the largest layer.")
+        sentences += mark_hot(entries, order)
     if order is not None:
         sort_entries(entries, order)
     down_to(entries, depth)
@@ -107,7 +92,7 @@ def calls(run: Run, *, depth: int | None = None) -> Part:
 
 
 @report("python", "the time between operators: Python and what it calls", answers="time")
-def python(run: Run, *, top: int | None = 10, lines: int | None = 3) -> Section:
+def python(run: Run, *, top: int | None = 10, lines: int | None = 3) -> Part:
     """The CPU time in which no operator ran: Python, and libraries that it calls, such as NumPy. By layer, label and
     phase, largest first.
 
@@ -137,7 +122,7 @@ def python(run: Run, *, top: int | None = 10, lines: int | None = 3) -> Section:
 
 
 @report("types", "all layers of a class together: Linear, BatchNorm2d, …", answers="time")
-def types(run: Run, *, sort_by: str | None = None, top: int | None = None, phase: str | None = None) -> Section:
+def types(run: Run, *, sort_by: str | None = None, top: int | None = None, phase: str | None = None) -> Part:
     """A row for each class of layers: all ``BatchNorm2d`` together, the largest first.
 
     *Self* adds up over all layers of the class, so the rows add up to the whole model. *Total* has the layers below,
@@ -174,11 +159,9 @@ class Group(NamedTuple):
 
 def by_class(run: Run) -> list[Group]:
     """A group for each class of layers, in the order of the model."""
-    members_of: dict[str, dict[tuple[str, ...], Figures]] = {}
+    groups: dict[str, dict[tuple[str, ...], Figures]] = {}
     for path, figures in figures_of_layers(run, run.phases()).items():
         if figures.total:  # blank for layers that were not selected
             kind = run.layers[run.layers.index_of[path]].kind or UNKNOWN_CLASS
-            members_of.setdefault(kind, {})[path] = figures
-    return [
-        Group(kind, summed_figures([*members.values()], [*members]), members) for kind, members in members_of.items()
-    ]
+            groups.setdefault(kind, {})[path] = figures
+    return [Group(kind, summed_figures([*members.values()], [*members]), members) for kind, members in groups.items()]

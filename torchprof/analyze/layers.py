@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from torchprof.analyze.columns import Column
 from torchprof.analyze.figures import Figures, figures_of_layers, figures_of_no_layer
-from torchprof.analyze.report import TableRow, branches, printable, rows_hidden
+from torchprof.analyze.report import HOT, TableRow, branches, printable, rows_hidden
 from torchprof.run.formats import Cell, ReportCell
 from torchprof.run.measures import Cost
 from torchprof.run.operators import Op, operators_of_layers, rows_in_ranges
@@ -164,17 +164,20 @@ def sort_entries(entries: list[Entry], column: Column) -> None:
             op.ops.sort(key=lambda inner: -column.sort_key(inner.figures))
 
 
-def mark_hot(entries: Sequence[Entry], column: Column) -> None:
+def mark_hot(entries: Sequence[Entry], column: Column) -> list[str]:
     """Mark the hottest path: from the largest model down, the child with the largest total, until a layer's self is at
-    least as large as the total of its largest child."""
+    least as large as the total of its largest child. Returns a sentence about the mark, if there is a path."""
     self_of, total_of = column.ranking.sort_key, column.sort_key
+    about_mark: list[str] = []
     self_above = 0.0
     while entries := [entry for entry in entries if entry.is_layer]:
         hottest = max(entries, key=lambda entry: total_of(entry.figures))
         if total_of(hottest.figures) <= self_above:
-            return
+            break
         hottest.hot = True
+        about_mark = [f"{HOT} marks the hottest path by {column.heading}: each time into the largest layer."]
         self_above, entries = max(0, self_of(hottest.figures)), hottest.children
+    return about_mark
 
 
 def down_to(entries: Sequence[Entry], depth: int | None) -> None:

@@ -9,17 +9,7 @@ from dataclasses import dataclass, replace
 from torchprof.analyze.columns import Column, column_called
 from torchprof.analyze.figures import Figures, figure_of, figures_of_layers, varying_calls
 from torchprof.analyze.layers import Entry, down_to, entries_by_path, keep_top, sort_entries, table_rows
-from torchprof.analyze.report import (
-    Part,
-    ReportTable,
-    Section,
-    TableRow,
-    name_of_layer,
-    phase_cell,
-    report,
-    spaced,
-    stacked,
-)
+from torchprof.analyze.report import Part, ReportTable, TableRow, name_of_layer, phase_cell, report, spaced, stacked
 from torchprof.analyze.sentences import summed_over, warnings_below
 from torchprof.errors import TorchprofError
 from torchprof.run.formats import UNKNOWN, Cell, Figure, Unit, format_memory, format_number, format_share, format_time
@@ -35,27 +25,11 @@ _LIVE_SHOWN = 10
 
 @report("memory", "live memory at the peak by layer and kind, peaks of layers, saved activations", answers="fit")
 def memory(
-    run: Run,
-    *,
-    depth: int | None = None,
-    sort_by: str | None = None,
-    top: int | None = None,
-    phase: str | None = None,
-) -> Section:
-    """The peak of each device and what was live then, memory over time, and a table by layer.
+    run: Run, *, depth: int | None = None, sort_by: str | None = None, top: int | None = None, phase: str | None = None
+) -> Part:
+    """The peak of each device and what was live then, memory over time (``Profile(..., with_timeline=True)``), and a
+    table by layer. docs/memory.md describes kinds and columns.
 
-    For each device: the peak above the start, when and where it was reached; the memory that was live at the peak, by
-    kind and by layer, and what the model had at the start (docs/memory.md describes the kinds). With
-    ``Profile(..., with_timeline=True)`` a picture of memory over time. Then a row for each layer:
-
-    - *Allocated*, *Freed* and *Net*: in the layer and all layers below it;
-    - *Peak*: the peak inside one call above its start, layers below included, the largest over the calls; in backward,
-      inside one uninterrupted interval of the layer's work;
-    - *Activations*: the bytes of the outputs of one call; marked "first" if later calls may have had other shapes;
-    - *Saved for backward*: the bytes that one forward call, with the calls inside it, saved for backward, the mean over
-      the calls.
-
-    These columns are for forward; backward and recompute have columns of their own after them, if they occurred.
     ``phase``: only the columns of one phase. Memory that was live at the peak below ``depth`` counts for the layer
     above. ``top``: the number of rows of live memory (default: 10) and of layers, by their self in the column
     ``sort_by`` (default: Allocated).
@@ -79,7 +53,7 @@ def memory(
             sort_entries(entries, order)
         down_to(entries, depth)
         hidden = [] if top is None else keep_top(entries, order or columns[0], top)
-        heading = "Module" if len(run.memory) == 1 else f"Module, on {_name_of_device(run, device_memory)}"
+        heading = "Module" if len(run.memory) == 1 else f"Module, on {name_of_device(run, device_memory)}"
         headings = [heading, *(column.heading for column in columns)]
         rows = table_rows(entries, lambda entry: (column.text(entry.figures, None) for column in columns))
         table = ReportTable(headings, rows)
@@ -115,7 +89,7 @@ def _below_tables(run: Run, used: Sequence[_MemoryUse]) -> Iterator[Part]:
     yield warnings_below(run)
 
 
-def _name_of_device(run: Run, memory: Memory) -> str:
+def name_of_device(run: Run, memory: Memory) -> str:
     """The name of a device, with its rank if the run has several."""
     return memory.device if len(run.metas) == 1 else f"{memory.device} of rank {memory.rank}"
 
@@ -142,7 +116,7 @@ def about_peak(run: Run, memory: Memory, samples: _Samples, depth: int | None, s
 
     ``samples``: those of the device. ``shown``: the number of rows of the table by layer.
     """
-    device = _name_of_device(run, memory)
+    device = name_of_device(run, memory)
     if memory.peak_bytes <= 0:
         yield f"{device} peak: never above the start."
     elif not memory.held:

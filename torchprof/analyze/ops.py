@@ -10,17 +10,7 @@ from typing import Any, NamedTuple
 from torchprof.analyze.columns import Column, column_called, columns_of
 from torchprof.analyze.figures import Figures
 from torchprof.analyze.operators import Operator, layers_of_operator, operators
-from torchprof.analyze.report import (
-    Part,
-    ReportTable,
-    Section,
-    TableRow,
-    report,
-    rows_hidden,
-    shortened,
-    spaced,
-    stacked,
-)
+from torchprof.analyze.report import ReportTable, Section, TableRow, report, rows_hidden, shortened, spaced, stacked
 from torchprof.analyze.sentences import about_flops, about_sums, warnings_below
 from torchprof.errors import TorchprofError
 from torchprof.run.formats import Cell, ReportCell, format_time
@@ -148,12 +138,12 @@ def ranked(
         lines = sorted(lines, key=lambda line: -order.sort_key(line))
     shown = lines[:top]
     rows = [row for line in shown for row in _rows(line, all_columns, whole)]
-    below: list[Part] = [*whole.sentence(columns), *sentences]
+    table = ReportTable([column.heading for column in all_columns], rows)
+    below = [*whole.sentence(columns), *sentences]
     if len(shown) < len(lines):
         which = "first" if order.what == "text" else "largest"
         below.append(f"{rows_hidden(len(lines) - len(shown), len(shown), which)} by {order.heading}.")
-    below += [*about_sums(run), warnings_below(run)]
-    return spaced([ReportTable([column.heading for column in all_columns], rows), stacked(below)])
+    return spaced([table, stacked([*below, *about_sums(run), warnings_below(run)])])
 
 
 def _rows(line: TableLine, columns: Sequence[Column], whole: Whole) -> Iterator[TableRow]:
@@ -203,19 +193,15 @@ def ops(
     phase: str | None = None,
 ) -> Section:
     """A row for each operator, and for each label of the user's, as in torch's ``key_averages().table()``.
-
-    *Self* is the operator's cost without operators nested in it, *total* the cost of its outermost occurrences with
-    everything nested in them. Shares are of the self time of all rows, without work launched before the recording.
-    ``(between ops)`` is the time of layers in which no operator ran.
+    docs/operators.md describes the columns. Shares are of the self time of all rows, without work launched before the
+    recording.
 
     ``op``: the name of an operator, as this table has it. The rows are then the layers that use it directly, not in a
-    child layer, the largest total first; shares are of what it took in the whole run. ``phase``, ``sort_by``,
-    ``top`` work as without ``op``, the other options do not.
+    child layer, the largest total first; shares are of what it took in the whole run. ``phase``, ``sort_by``, ``top``
+    work as without ``op``, the other options do not.
 
-    ``layer``: a path or a pattern as in ``Profile(paths=…)``; only work in these layers and below them. ``phase``: None
-    is their sum. ``group_by_input_shape``: a row for each combination of input shapes; ``group_by_stack_n``: of the
-    innermost n source lines. ``sort_by`` may be torch's name of a column, too; the default is the self time of the
-    device if that was measured, else of the CPU.
+    ``layer``: a path or a pattern as in ``Profile(paths=…)``. ``phase``: None is their sum. ``sort_by`` may be torch's
+    name of a column, too; the default is the self time of the device if that was measured, else of the CPU.
 
     Raises TorchprofError for an unknown operator, layer or column, for shapes or source lines that were not recorded,
     and for options that do not work with ``op``.

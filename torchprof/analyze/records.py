@@ -1,14 +1,13 @@
-"""A run as flat tables of plain values, for spreadsheets, data frames and databases.
+"""A run as flat tables of plain values, for spreadsheets, data frames and databases. docs/exports.md has the columns.
 
 An unknown value is None, never 0: what could not be measured, the costs of a layer that was never called,
-and a sum with no known part. ``lower_bounds`` names the columns whose value is a lower bound. Times are in nanoseconds,
-memory in bytes; the names of columns end in the unit.
+and a sum with no known part.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 from torchprof.analyze.columns import measures_of_records
@@ -19,17 +18,7 @@ from torchprof.run.measures import Measure, SampleKey
 from torchprof.run.operators import Op, operators_of_layers
 from torchprof.run.rows import Around
 from torchprof.run.run import Run
-from torchprof.run.words import (
-    BACKWARD,
-    BETWEEN_OPS,
-    FORWARD,
-    LAUNCHED_BEFORE,
-    PHASES,
-    Frame,
-    FrameKind,
-    is_left_over,
-    phase_of,
-)
+from torchprof.run.words import BACKWARD, BETWEEN_OPS, LAUNCHED_BEFORE, PHASES, Frame, FrameKind, is_left_over, phase_of
 
 RecordValue = str | int | None
 
@@ -53,9 +42,8 @@ def records_of(run: Run, of: str = "layers") -> Table:
 def layer_records(run: Run) -> Table:
     """One record per layer, phase and rank. Work of no layer, and work launched before the recording, have records too.
 
-    ``self_…`` excludes the layers below: Σ over all records is Σ over the rows of the run. ``total_…`` includes them.
-    Calls are per phase; backward has none, because autograd calls no layer. ``kind``, ``settings``, shapes and
-    parameters are the same in all records of a layer.
+    Σ ``self_…`` over all records is Σ over the rows of the run. What is known of a layer, such as its parameters, is
+    the same in all records of it.
     """
     figures = measures_of_records(run)
     requested = {name for meta in run.metas for name in meta.requested}
@@ -76,7 +64,7 @@ def layer_records(run: Run) -> Table:
     phases = run.phases()
     for one_rank in run.of_ranks([meta.rank for meta in run.metas]):
         for row in _rows_of_layers(one_rank, phases):
-            for phase in [FORWARD] if row.figures.left_over else phases:
+            for phase in row.figures.total if row.figures.left_over else phases:
                 records.append(
                     (
                         *row.names,
@@ -94,12 +82,9 @@ def layer_records(run: Run) -> Table:
 
 
 def operator_records(run: Run) -> Table:
-    """One record per operator, label and compiled region directly in a layer, per phase and rank.
-
-    ``self_…`` excludes operators inside it: with ``(between ops)``, Σ is the layer's self. ``labels``: the labels
-    around the operator in the same layer; each of them has a record too. ``total_…`` of a label includes all that ran
-    in it, also layers with records of their own.
-    """
+    """One record per operator, label and compiled region directly in a layer, per phase and rank. With ``(between
+    ops)``, Σ ``self_…`` is the layer's self. ``total_…`` of a label includes all that ran in it, also layers with
+    records of their own."""
     figures = measures_of_records(run)
     columns = {
         **_typed(str, "layer", "kind", "phase"),
@@ -133,13 +118,8 @@ def operator_records(run: Run) -> Table:
 
 
 def row_records(run: Run) -> Table:
-    """One record per row of the run, the most detailed table; all figures are self.
-
-    ``operator``: the innermost frame; ``inside``: all frames from the layer to it; ``within``: the layers, operators
-    and labels around the layer's range; ``shared_by``: the layers that a shared kernel worked for. ``source``: source
-    lines, innermost first. A frame of kind python is a line at which Python was sampled, ``calls`` times; its time is
-    part of the layer's own time.
-    """
+    """One record per row of the run, the most detailed table; all figures are self. A frame of kind python is a line at
+    which Python was sampled, ``calls`` times; its time is part of the layer's own time."""
     figures = measures_of_records(run)
     columns = {
         **_typed(str, "layer", "kind", "phase"),
@@ -178,11 +158,7 @@ def row_records(run: Run) -> Table:
     return Table(columns, records)
 
 
-TABLES: Mapping[str, Callable[[Run], Table]] = {
-    "layers": layer_records,
-    "operators": operator_records,
-    "rows": row_records,
-}
+TABLES = {"layers": layer_records, "operators": operator_records, "rows": row_records}
 
 
 def _typed(kind: type, *names: str) -> dict[str, type]:
@@ -268,11 +244,9 @@ def _with_labels(ops: Sequence[Op]) -> Iterator[tuple[Op, tuple[str, ...]]]:
 
 def _surroundings(run: Run, within: Sequence[Around]) -> str | None:
     """The layers, operators and labels that a layer was called in, from outer to inner; None where there are none."""
-    steps = (
-        step
-        for around in within
-        for step in (run.layers.name_of(around.layer), *(frame.name for frame in around.frames))
-    )
+    steps: list[str] = []
+    for around in within:
+        steps += [run.layers.name_of(around.layer), *(frame.name for frame in around.frames)]
     return _INWARD.join(steps) or None
 
 

@@ -27,7 +27,7 @@ from torchprof.run.formats import (
 )
 from torchprof.run.layers import Layer
 from torchprof.run.measures import SampleKey
-from torchprof.run.meta import Peak
+from torchprof.run.meta import Peak, sum_if_known
 from torchprof.run.run import Node, Run
 from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE
 
@@ -153,8 +153,7 @@ def _figures(
         if phase in run.phases():
             yield f"{phase.capitalize()} FLOPs", _count(run, figures, "flops", root.calls, varies, phase) or UNKNOWN
     yield from _of_time(run, root, figures, varies)
-    returned = _activations(run, root)
-    yield "Activations", UNKNOWN if returned is None else format_memory(returned)
+    yield "Activations", _if_known(_activations(run, root), format_memory)
     devices = (memory for memory in run.memory if memory.peak_bytes)
     peaks = ", ".join(f"{format_memory(memory.peak_bytes)} on {memory.device}" for memory in devices)
     yield "Peak memory above start", peaks or UNKNOWN
@@ -162,16 +161,14 @@ def _figures(
 
 def _of_parameters(layers: Sequence[Layer], params: int | None) -> Iterator[tuple[str, Cell]]:
     yield "Params", _if_known(params, format_count)
-    trainable = [layer.trainable_params for layer in layers]
-    yield "Trainable params", UNKNOWN if None in trainable else format_count(sum(filter(None, trainable)))
+    yield "Trainable params", _if_known(sum_if_known(*(layer.trainable_params for layer in layers)), format_count)
     dtypes: Counter[str] = Counter()
     for layer in layers:
         dtypes.update(dict(layer.dtype_bytes))
     sizes = ", ".join(f"{dtype} {format_memory(size)}" for dtype, size in dtypes.most_common())
     size = format_memory(sum(dtypes.values()))
     yield "Model size", UNKNOWN if params is None else f"{size} ({sizes})" if sizes else size
-    buffers = [layer.buffer_bytes for layer in layers]
-    yield "Buffers", UNKNOWN if None in buffers else format_memory(sum(filter(None, buffers)))
+    yield "Buffers", _if_known(sum_if_known(*(layer.buffer_bytes for layer in layers)), format_memory)
 
 
 def _of_time(run: Run, root: Node, figures: Figures, varies: bool | None) -> Iterator[tuple[str, Cell]]:
@@ -271,12 +268,11 @@ def _cells_of_batch_size(row: Latency) -> list[Cell]:
     mean, std, rate = row.mean, row.std, row.samples_per_s
     if mean is None:
         return [format_number(row.batch_size), "out of memory", *[UNKNOWN] * 5]
-    spread = UNKNOWN if std is None else _time(std)
     return [
         format_number(row.batch_size),
-        format_time(mean * 1e9).written(f"{_time(mean)} ± {spread}"),
+        format_time(mean * 1e9).written(f"{_time(mean)} ± {_time(std)}"),
         *(_time(value) for value in (row.median, row.p95, row.min, row.max)),
-        UNKNOWN if rate is None else format_rate(rate),
+        _if_known(rate, format_rate),
     ]
 
 

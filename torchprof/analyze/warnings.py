@@ -110,7 +110,8 @@ def about_compiled(run: Run) -> Iterator[RunWarning]:
     for reason, (ns, share) in usage.unknown_times(run).items():
         if share > _SHARE_UNKNOWN and not (reason == LAYERS_NOT_RECORDED and has_warning):
             yield RunWarning.of("not_attributable", reason=reason, share=share, ns=ns)
-    if not by_layers and not usage.shares and usage.has_graphs:
+    has_graphs = any(part.graph for use in usage.uses for part in use.phases.values())
+    if has_graphs and not by_layers and not usage.shares:
         called = {layer for (layer, _), (_, calls) in run.rows.by_layer.items() if calls}
         if any(layer.compiled and index not in called for index, layer in enumerate(run.layers)):
             yield RunWarning.of("inside_compiled")

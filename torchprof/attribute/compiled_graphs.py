@@ -22,8 +22,7 @@ from torchprof.run.words import (
 SELF = "L['self']"
 """The root of what was traced from the module that owns the compiled forward, whatever its argument is called."""
 FROZEN = "frozen "
-"""Prefix of the root of a tensor that is a part of its graph. It counts only if it has the memory of a parameter: else
-the compiler may have made it of any."""
+"""Prefix of the root of a tensor that is a part of its graph. It counts only if it has the memory of a parameter."""
 _CONTAINERS = frozenset({"ParameterList", "ParameterDict", "NonDynamicallyQuantizableLinear"})
 """Modules that are never called: those around them use their parameters. The last is in ``MultiheadAttention``."""
 _NEVER_CALLED = frozenset({"ModuleList", "ModuleDict", "ParameterList", "ParameterDict"})
@@ -31,8 +30,7 @@ _LOOKUPS = frozenset({"Embedding", "EmbeddingBag"})
 """Modules that call no products: if their parameter is in one, another module uses it, as for tied weights."""
 _PRODUCTS = without_aten(PRODUCTS)
 _PREFIX = re.compile(r"graph_\d+_")
-_LARGEST_TABLE = 4_000_000
-"""The largest table for matching kernels with ops, in entries: it takes a second or two."""
+_LARGEST_TABLE = 4_000_000  # entries, for matching kernels with ops: it takes a second or two
 
 
 class TracedModule(NamedTuple):
@@ -103,19 +101,15 @@ class Block(NamedTuple):
 
 
 KernelLayers = tuple[int, ...] | Block | str
-"""The layers that a kernel works for; if not all are known, the block that it ran in; if that is unknown, too, the
-reason."""
+"""The layers that a kernel works for; if not all are known, the block that it ran in; else why that is unknown."""
 
 
 class CompiledGraphs:
     """The kernels of compiled graphs, and the modules of the profiled models.
 
-    - ``graphs``: by the key of a graph, its kernels in the order of their calls, or the reason why they are unknown;
-      None if they were not looked for.
-    - ``modules``: by real path. ``is_alone(path)``: whether the module at this path is the only one of its class in the
-      process.
-    - ``inputs``: by the name of the COMPILED_INPUTS range of a call, the tensors that the compiled function took from
-      modules.
+    - ``graphs``: by key, the kernels in the order of their calls, or why they are unknown; None if not looked for.
+    - ``modules``: by real path. ``is_alone(path)``: whether no other module of its class is in the process.
+    - ``inputs``: by the name of the COMPILED_INPUTS range of a call, the tensors that it took from modules.
     - ``hiding``: the keys of graphs in which some kernels have no events, so that their time is in that of the call.
     - ``why_missing``: why the other graphs are unknown.
     """
@@ -156,15 +150,13 @@ class CompiledGraphs:
         return self.why_unknown(graph) or (self._why_missing if graph in self._hiding else "")
 
     def called(self, graph: str, names: Sequence[str]) -> list[int | None]:
-        """For each op that ran in one call of a graph: the number of its kernel, or None if it is unknown. The other
-        matches stay correct if an op has the name of no kernel, or if a kernel ran under another name."""
+        """For each op that ran in one call of a graph: the number of its kernel, or None if it is unknown."""
         plain = tuple(map(_plain, names))
         if (graph, plain) not in self._called:
             self._called[graph, plain] = _kernels_of([kernel.name for kernel in self._graphs.get(graph, ())], plain)
         return self._called[graph, plain]
 
     def has_all(self, graph: str, kernels: Sequence[int | None]) -> bool:
-        """Whether these are all kernels of a graph."""
         return len(self._graphs[graph]) == len(kernels) - kernels.count(None)
 
     def kernel(self, graph: str, number: int) -> CompiledKernel:
@@ -208,9 +200,9 @@ class CompiledGraphs:
 
         A value is computed in the innermost of the modules around any layer before it and any after it. If both are one
         layer, the kernel may be between two calls of it: the module around it counts. The same holds for a module all
-        of whose parameters are used several times. A list of modules is never called. The module that runs the graph is
-        never left. For example, a kernel between ``net.blocks.0.linear`` and ``net.blocks.1.linear`` is in ``net``, as
-        the list ``net.blocks`` is not called; one between two calls of ``net.blocks.0.linear``, in ``net.blocks.0``.
+        of whose parameters are used several times. The module that runs the graph is never left. For example, a kernel
+        between ``net.blocks.0.linear`` and ``net.blocks.1.linear`` is in ``net``, as the list ``net.blocks`` is never
+        called; one between two calls of ``net.blocks.0.linear``, in ``net.blocks.0``.
         """
         top = self._path_of.get(around)
         blocks: list[tuple[str, ...]] = []
@@ -241,8 +233,7 @@ class CompiledGraphs:
         return Block(layer, tuple(sorted(neighbors)), is_own and neighbors == {layer})
 
     def _known(self, roots: Iterable[str], places: RealPaths, looked_up: Set[str]) -> list[tuple[str, ...]]:
-        """The real paths of the modules of some parameters, as far as they are known, without those of modules that
-        only look up a parameter in ``looked_up``."""
+        """The known real paths of the modules of some parameters, but for modules that only look up ``looked_up``."""
         known = [(root, place) for root in roots if not isinstance(place := places[root, ()], str)]
         return [path for root, path in known if root not in looked_up or self._modules[path].kind not in _LOOKUPS]
 
@@ -380,10 +371,9 @@ def _kernels_of(kernels: Sequence[str], ran: Sequence[str]) -> list[int | None]:
 
 
 def _common_pairs(ours: Sequence[str], theirs: Sequence[str]) -> list[tuple[int, int]]:
-    """The pairs of equal items that are in all longest common subsequences, by their indices. A pair has a rank: the
-    number of pairs before it in any longest subsequence that contains it. Each longest subsequence has one pair of
-    every rank. So a pair is in all of them if it is the only one of its rank. For example, ``a b`` and ``a c b`` have
-    two such pairs; ``a a`` and ``a`` have none, as either ``a`` may have run."""
+    """The pairs of equal items that are in all longest common subsequences, by their indices. The rank of a pair is the
+    number of pairs before it in a longest subsequence, which has one pair of every rank: a pair is in all of them if it
+    is the only one of its rank. For example, ``a b`` and ``a c b`` have two such pairs; ``a a`` and ``a`` have none."""
     if ours == theirs:
         return [(index, index) for index in range(len(ours))]
     if len(ours) * len(theirs) > _LARGEST_TABLE:

@@ -18,8 +18,7 @@ from torchprof.run.words import (
     FrameKind,
 )
 
-_MOST_NAMED = 3
-"""How many of the layers before and after a kernel are named."""
+_MOST_NAMED = 3  # of the layers before and after a kernel
 
 
 class CompiledRanges:
@@ -77,8 +76,7 @@ class CompiledRanges:
         return region if kind is Kind.REGION else inside(region, FrameKind.OP, GUARDS)
 
     def place_of_kernel(self, event: Event, around: Place, layer: int, graph: str, kernel: int | None) -> Place:
-        """The place of one kernel of a compiled graph that runs in ``layer``. ``kernel``: its number in the graph, None
-        if it is unknown."""
+        """The place of a kernel of a compiled graph that runs in ``layer``. ``kernel``: its number, None if unknown."""
         layers: KernelLayers = UNKNOWN_KERNEL
         phase = around.phase
         if kernel is not None:

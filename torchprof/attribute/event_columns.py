@@ -17,14 +17,10 @@ from torchprof.attribute.events import Event, Kind
 from torchprof.run.collectives import C10D_OPS, RECORDS_COLLECTIVE
 from torchprof.run.words import REPLAYS
 
-IN_NODE = 2
-"""See ``EventColumns.groupable``."""
+IN_NODE = 2  # see ``EventColumns.groupable``
 IntColumn: TypeAlias = "array[int]"
-BEYOND = 1 << 62
-"""No time, no index and no other number of an event is larger."""
+BEYOND = 1 << 62  # no time, no index and no other number of an event is larger
 _OF_COMPILED_CODE = frozenset({Kind.GUARDS, Kind.REGION, Kind.GRAPH, Kind.COMPILING, Kind.COMPILED_INPUTS})
-
-
 _COLUMNS = {
     "number": ("i", 0),
     "start": ("q", 0),
@@ -78,9 +74,8 @@ class EventColumns:
     - ``nbytes``, ``address``: of memory events.
     - ``size``: how many events begin on the thread before this one ends, itself included: 3 for an op with two inside.
 
-    ``threads``: which events are those of which thread. ``kernels``: the work of devices, in the order of start; of a
-    trace, it can be read once. ``launched``: the number of recorded calls that launch a kernel; ``lost``: of those
-    whose kernel was not recorded.
+    ``threads``: the events of each. ``kernels``: the work of devices, in the order of start; of a trace, read once.
+    ``launched``: the number of calls that launch a kernel; ``lost``: of those whose kernel was not recorded.
     """
 
     kinds: list[EventKind]
@@ -229,10 +224,8 @@ class EventColumns:
         for part in (first, last):
             part.number = array("i", map(len(self.kinds).__add__, part.number))
             self.kinds = [*self.kinds, *part.kinds]
+        lengths = [(part, len(part)) for part in (first, self, last)]  # before the column that ``len`` reads changes
         # Column by column: a second copy of all of them would take too much memory.
-        lengths = [
-            (part, len(part)) for part in (first, self, last)
-        ]  # before the column that ``len`` reads is replaced
         for name, (code, absent) in _COLUMNS.items():
             if any(getattr(part, name) is not None for part, _ in lengths):
                 values = array(code)

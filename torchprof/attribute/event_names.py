@@ -62,8 +62,7 @@ the first launch of each thread, and instruments kernels (CUPTI Activity API, ``
 OVERHEAD = OF_THE_PROFILER.union(
     ("Unknown", "Driver Compiler", "Runtime Triggered Module Loading", "Lazy Function Loading", "Command Buffer Full")
 )
-"""All that the profiler records as overhead. In these five, the driver loads or compiles kernels, or waits for a full
-queue."""
+"""All that the profiler records as overhead. In these five, the driver loads or compiles kernels, or waits."""
 
 # The kind of an event, and other questions to its name
 

@@ -27,13 +27,11 @@ HOOKS = PREFIX + "!hooks:"
 """Prefix of the label around hooks in which a parallel module exchanges data before and after its forward. The label
 of the module follows, without ``PREFIX``."""
 COMPILED_INPUTS = PREFIX + "!given:"
-"""Prefix of the label around one call of a compiled function. A number follows: it stands for the tensors that the
-function took from modules."""
+"""Prefix of the label around a call of a compiled function. A number follows, for the tensors it took from modules."""
 PIPELINE = PREFIX + "!pipeline:"
 """Prefix of the labels around the steps of a pipeline's schedule, and around what a stage does in it."""
 ACCUMULATES = "AccumulateGrad"
-"""Suffix of the name of the autograd node that makes a gradient ready. There DistributedDataParallel fills its
-buckets."""
+"""Suffix of the name of the node that makes a gradient ready. There DistributedDataParallel fills its buckets."""
 
 
 class Kind(Enum):
@@ -75,8 +73,7 @@ class Detail(Enum):
 
 
 class SignatureTable:
-    """The inputs of operators. Those that are recorded alike share one number, an index in ``all``; number 0 is the
-    empty signature."""
+    """The inputs of operators. Equal ones share one number, an index in ``all``; 0 is the empty signature."""
 
     def __init__(self) -> None:
         self.all: list[Signature] = [Signature((), ())]
@@ -139,8 +136,7 @@ class Place:
     There is one object for each distinct place; ``index`` numbers them in the order of first use. Calls of an op with
     different ``signature`` have different places. ``within``: the op or label around the layer's range, usually None.
     ``shared``: the layers of work for several layers at once; ``layer`` is then their nearest common ancestor.
-    ``is_node``: an autograd node; ``is_engine``: a call of autograd's engine. ``is_closed``: whether everything inside
-    it counts as this place.
+    ``is_node``: an autograd node; ``is_engine``: a call of autograd's engine. ``is_closed``: all inside belongs to it.
     """
 
     index: int
@@ -263,8 +259,7 @@ class Places:
         return place
 
     def close(self) -> None:
-        """Break the reference cycles between places, so that they are freed without a garbage collection. No place can
-        be added afterwards."""
+        """Break the reference cycles between places, so that they are freed at once. No place can be added after it."""
         self._layers.clear()
         self.of_trees.clear()
         for place in self.all:
@@ -284,11 +279,9 @@ class CommonAncestor:
         """The place of the layers' work: their nearest common ancestor that is selected."""
         path = self._path(layers)
         layer = self._index.get(path, OUTSIDE)
-        while self._selected is not None and layer not in self._selected:
+        while self._selected is not None and layer != NOT_SELECTED and layer not in self._selected:
             path = path[:-1]
             layer = self._index.get(path, NOT_SELECTED)
-            if layer == NOT_SELECTED:
-                break
         shared = layers if len(layers) > 1 else ()
         if (layer, phase, shared) == (around.layer, around.phase, around.shared):
             return around
@@ -320,10 +313,8 @@ class NodeMakers:
     """The places of the ops that created the autograd nodes of one forward thread, by sequence number.
 
     - Several ops can have the same number: the one that started last created the node.
-    - An in-place write to a view gives its node a number that no op has. So the op with the largest number that is at
-      most the number of the node created it.
-    - TorchScript numbers the node of a whole graph before it runs the ops of the graph. For such a node it is the first
-      op with a larger number.
+    - An in-place write to a view gives its node a number that no op has. So the op with the next lower number counts.
+    - TorchScript numbers the node of a whole graph before it runs its ops. So the first op with a larger number counts.
 
     For example, of ops with the numbers 3, 3 and 5, the second created the nodes 3 and 4, and the third the node 5. A
     TorchScript graph with the number 4 has the third as its first op.
@@ -346,15 +337,11 @@ class NodeMakers:
         self._last.insert(index, place)
 
     def find(self, number: int, of_graph: bool = False) -> Place | None:
-        """The place of the op that created a node; None if it was not recorded. ``of_graph``: whether the node is that
-        of a TorchScript graph."""
+        """The place of the op that created a node; None if not recorded. ``of_graph``: that of a TorchScript graph."""
         index = bisect_right(self._numbers, number)
         if of_graph:
             return self._first[index] if index < len(self._numbers) else None
         return self._last[index - 1] if index else None
-
-
-# Which ranges are open on a thread
 
 
 class HasEnd(Protocol):
@@ -368,8 +355,7 @@ Range = TypeVar("Range", bound=HasEnd)
 class OpenRanges(Generic[Range]):
     """The ranges that are open on each thread, while events pass by in the order of their start. Whoever opens a range
     appends it to the list that ``at`` returns. On a thread, an inner range ends no later than the one around it: cut a
-    range off at the end of the outer one (``Attributed.ns`` is cut already). ``Attribution``, which nests all events of
-    a recording, has this loop inline."""
+    range off at the end of the outer one (``Attributed.ns`` is cut already). ``Attribution`` has this loop inline."""
 
     def __init__(self, close: Callable[[list[Range]], Any] = list.pop) -> None:
         """``close`` takes the last range, which has ended, from the list of its thread. It must not be a method of an
@@ -378,7 +364,7 @@ class OpenRanges(Generic[Range]):
         self.by_thread: dict[int, list[Range]] = {}  # outer to inner
 
     def at(self, thread: int, time: int) -> list[Range]:
-        """The ranges of a thread that are open at a time, outer to inner, after closing those that have ended."""
+        """Close the ranges of a thread that have ended at a time; return those that are open, outer to inner."""
         ranges = self.by_thread.get(thread)
         if ranges is None:
             ranges = self.by_thread[thread] = []

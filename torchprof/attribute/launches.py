@@ -137,8 +137,7 @@ def threads_of_overhead(times: Sequence[int], operators: Iterable[tuple[int, int
     """For each of some times, in their order: the thread on which the last operator before it started; 0 for none. The
     profiler records its overhead without a thread, or with that of the caller of autograd for what is in a backward
     pass. It is in an operator that launches work: no other operator starts meanwhile on the thread. ``operators``:
-    start and thread of each. For example, with operators at 3 on thread 1 and at 10 on thread 2, the threads of the
-    times 5, 8 and 12 are 1, 1 and 2."""
+    start and thread of each. With (3, thread 1) and (10, thread 2), the times 5 and 12 have threads 1 and 2."""
     last_before = [(-1, 0)] * len(times)
     until = times[-1] if times else -1
     for start, thread in operators:
@@ -250,7 +249,6 @@ class CollectiveOwners:
     # The layers that a collective works for
 
     def note_gradient(self, thread: int, layer: int) -> None:
-        """The gradient of a parameter is ready."""
         if self._replicated is None or layer in self._replicated:
             self._ready_gradients[thread].append((layer, None))
 
@@ -283,9 +281,8 @@ class CollectiveOwners:
         return tuple(dict.fromkeys(layer for layer, _ in gradients if layer >= 0))
 
     def layers_of_range(self, label: str, around: int) -> tuple[int, ...] | None:
-        """The layers whose parameters a range of FSDP2 is for. ``around``: the layer around it (negative: none). ``()``
-        if the range names no layer, or layers of another FSDP root than that of ``around``. None for a range that is
-        not from FSDP2."""
+        """The layers whose parameters a range of FSDP2 is for; None for any other range. ``around``: the layer around
+        it (negative: none). ``()`` if it names no layer, or layers of another FSDP root than that of ``around``."""
         if label not in self._names_in_range:
             match = _FSDP.fullmatch(label)
             self._names_in_range[label] = match and (match["next"] or match["own"] or "").split(", ")
@@ -353,8 +350,7 @@ def sole_group(groups: Iterable[Mapping[str, Any]]) -> GroupOfRanks | None:
     None if there are several groups; ``NOT_RECORDED`` if no group is known. Groups of one rank exchange nothing and do
     not count. Groups of the same ranks count as one.
 
-    ``groups``: the entries of "pg_config" in a trace, each with name, description and ranks. An empty list of ranks
-    means all ranks of the job.
+    ``groups``: the entries of "pg_config" in a trace. An empty list of ranks means all ranks of the job.
     """
     groups = list(groups)
     if not groups:
@@ -369,8 +365,7 @@ def sole_group(groups: Iterable[Mapping[str, Any]]) -> GroupOfRanks | None:
 
 
 def mesh_of_groups(groups: Iterable[Mapping[str, Any]], rank: int) -> tuple[MeshDim, ...]:
-    """The dimensions of a ``DeviceMesh`` that the groups are named after, each with its size and the position of
-    ``rank`` in it."""
+    """The dimensions of a ``DeviceMesh`` that groups are named after, with their size and the position of ``rank``."""
     dims: dict[str, MeshDim] = {}
     for group in groups:
         name, ranks = str(group.get("pg_desc", "")), _ranks(group)

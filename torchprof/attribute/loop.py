@@ -142,8 +142,7 @@ def loop_of(
     return Loop(ends, without, StepEnd.CALL if model else None, _thread_of(calls), last._replace(model=model))
 
 
-_Passes = tuple[list[int], int, OpenPass]
-"""Where passes end, on which thread, and the pass that is open at the end."""
+_Passes = tuple[list[int], int, OpenPass]  # where passes end, on which thread, and the pass that is open at the end
 
 
 def _of_optimizers(ranges: Iterable[NamedRange], optimizers: Set[str], last: OpenPass) -> _Passes:

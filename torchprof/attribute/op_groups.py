@@ -49,8 +49,7 @@ class OpTree:
     - ``is_call``, of each event: 0 for memory, and for an operator that only continues a call, else 1.
 
     ``memory``: the indices of memory events. ``outermost``: of the operators that are in no other one. ``last_op``: of
-    the last operator, -1 for none. ``functions``: of those that may be autograd functions of the user: their names have
-    no namespace.
+    the last operator, -1 for none. ``functions``: of those without a namespace, perhaps autograd functions of the user.
     """
 
     __slots__ = ("calls", "functions", "is_call", "last_op", "memory", "outermost", "parents", "path_of", "paths")
@@ -137,8 +136,7 @@ class OpTrees:
 
 class OpGroup(NamedTuple):
     """The events of a thread from ``first`` up to ``first + len(ns)``. ``place``: that of the range ``outer`` around
-    them, or outside. ``ns``: of each event its time, cut at the end of the range around it. ``all_places``: of the
-    attribution."""
+    them, or outside. ``ns``: of each event its time, cut at the end of the range around it."""
 
     tree: OpTree
     columns: EventColumns
@@ -195,8 +193,8 @@ class OpGroup(NamedTuple):
 
 
 def times_within(parents: Sequence[int], starts: Sequence[int], ends: list[int], limit: int) -> list[int]:
-    """The time of each event, cut at the end of the one around it. ``limit``: the end of the range around all. Clocks
-    of different sources differ by a few ns, and an end after the outer end would break the nesting."""
+    """The time of each event, cut at the end of the one around it, as clocks of different sources differ by a few ns.
+    ``limit``: the end of the range around all."""
     around = [*ends, limit]
     if not all(map(le, ends, map(around.__getitem__, parents))):
         for index, parent in enumerate(parents):
@@ -251,11 +249,8 @@ def next_walk(walks: Sequence[ThreadWalk], starts: Sequence[int]) -> tuple[Threa
     return first, horizon + 1 if starts[first.at] == horizon else horizon
 
 
-# Facts that only later events contain
-
-
 class LookAhead:
-    """Completes three kinds of events:
+    """Completes three kinds of events by facts that only later events contain:
 
     - NODE: torch omits the sequence number from the engine's range around an autograd node if a hook of the user or of
       FSDP runs an op or a range before the node. The BACKWARD_FUNCTION inside has it, except for AccumulateGrad.

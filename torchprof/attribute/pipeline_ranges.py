@@ -24,12 +24,9 @@ _ACTION = re.compile(rf"(\d+)([{''.join(ACTIONS)}])(\d+)")
 """An action, as torch writes it after a prefix: ``0F3`` is the forward of microbatch 3 in stage 0."""
 _TORCHS = re.compile(rf"{PIPELINE_RANGE}(?:\d+([A-Z_]+)\d*|\(.*\)([A-Z_0-9]+))")
 """A range of torch: ``PP:0F3``, ``PP:1RECV_B0``, ``PP:0UNSHARD``, ``PP:(0F1;1B0)OVERLAP_F_B``."""
-_OF_GPIPE = re.compile(r"(Forward|Backward) \d+")
-"""A range of torch's GPipe. Users may name their ranges so, too."""
-_SEVERAL = "OVERLAP_F_B"
-"""The kind of a range of torch around several actions."""
-_BEFORE_ACTIONS = ("UNSHARD", "RECV_F")
-"""The kinds of ranges with which a step may begin."""
+_OF_GPIPE = re.compile(r"(Forward|Backward) \d+")  # a range of torch's GPipe; users may name theirs so, too
+_SEVERAL = "OVERLAP_F_B"  # the kind of a range of torch around several actions
+_BEFORE_ACTIONS = ("UNSHARD", "RECV_F")  # the kinds of ranges with which a step may begin
 _EXCHANGES = tuple(C10D_OPS + name for name in POINT_TO_POINT)
 _IN_WORDS = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
 
@@ -146,9 +143,8 @@ def _steps_of_torch(columns: EventColumns) -> list[PipelineStep]:
 
 
 def folded_names(names: Collection[str]) -> dict[str, str]:
-    """The names of torch's ranges around the actions of a schedule, each with the name that all of its kind of action
-    have here: ``PP:forward``. Those of GPipe, which users give, too, count if there are point-to-point exchanges, or
-    ranges of ours in a pipeline."""
+    """The names of torch's ranges around actions, each with the name that its kind of action has here: ``PP:forward``.
+    Those of GPipe, which users give, too, count if there are point-to-point exchanges, or our ranges of a pipeline."""
     may_be_gpipe = any(name.startswith((PIPELINE, *_EXCHANGES)) for name in names)
     folded = {}
     for name in names:

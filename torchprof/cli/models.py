@@ -54,10 +54,8 @@ class ModelCall(NamedTuple):
 
     def arguments(self, device: torch.device | str) -> tuple[list[torch.Tensor], dict[str, Any]]:
         """The positional and the keyword arguments, with tensors on that device."""
-        args = [argument.make(device, self.dtype) for argument in self.inputs if argument.name is None]
-        named = {
-            argument.name: argument.make(device, self.dtype) for argument in self.inputs if argument.name is not None
-        }
+        args = [given.make(device, self.dtype) for given in self.inputs if given.name is None]
+        named = {given.name: given.make(device, self.dtype) for given in self.inputs if given.name is not None}
         return args, {**named, **self.kwargs}
 
 
@@ -193,7 +191,11 @@ def _find(spec: str) -> Any:
     if not colon or not place or not name:
         raise TorchprofError(f"{spec!r} names no model: write {SPECS}.")
     try:
-        module = _import_file(place) if place.endswith(".py") else _import_package(place)
+        if place.endswith(".py"):
+            module = _import_file(place)
+        else:
+            sys.path.insert(0, str(Path.cwd()))
+            module = importlib.import_module(place)
     except TorchprofError:
         raise
     except Exception as error:
@@ -219,11 +221,6 @@ def _import_file(file: str) -> ModuleType:
     sys.modules.setdefault(path.stem, module)  # setdefault: another module may have this name
     file_spec.loader.exec_module(module)
     return module
-
-
-def _import_package(name: str) -> ModuleType:
-    sys.path.insert(0, str(Path.cwd()))
-    return importlib.import_module(name)
 
 
 def _of_transformers(transformers: Any, place: str, **kwargs: Any) -> Any:

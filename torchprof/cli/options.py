@@ -23,9 +23,9 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 TABLE_OPTIONS = ("depth", "show_events", "sort_by", "top", "percent", "tablefmt", "hot")
 """The options of a table, as attributes of the parsed arguments."""
 
-REPORT_OPTIONS = ("op", "layer", "phase", "by_shape", "full_names")
+REPORT_OPTIONS = ("op", "layer", "phase", "group_by_input_shape", "full_names")
 """The options that only reports have, likewise."""
-_BY_SHAPE_IN_REPORTS = "group_by_input_shape"  # what reports call by_shape
+_FLAGS = {"group_by_input_shape": "by_shape"}  # options whose flag is not their name
 
 
 def whole_number(text: str) -> int:
@@ -53,7 +53,11 @@ _SHARED: dict[str, dict[str, Any]] = {
     "--op": {"metavar": "OP", "help": f"ops: {OPTIONS['op'].meaning}"},
     "--layer": {"metavar": "PATH", "help": f"ops, kernels: {OPTIONS['layer'].meaning}"},
     "--phase": {"metavar": "PHASE", "help": OPTIONS["phase"].meaning},
-    "--by-shape": {"action": "store_true", "help": f"ops: {OPTIONS[_BY_SHAPE_IN_REPORTS].meaning}"},
+    "--by-shape": {
+        "dest": "group_by_input_shape",
+        "action": "store_true",
+        "help": f"ops: {OPTIONS['group_by_input_shape'].meaning}",
+    },
     "--full-names": {"action": "store_true", "help": f"kernels: {OPTIONS['full_names'].meaning}"},
     "--json": {"action": "store_true", "help": "print the report as JSON instead of text"},
     "--depth": {"type": whole_number, "metavar": "N", "help": OPTIONS["depth"].meaning},
@@ -132,7 +136,7 @@ def given_options(arguments: argparse.Namespace, names: Sequence[str]) -> dict[s
 
 def in_words(names: Iterable[str]) -> str:
     """The options as a user writes them: ``--sort-by, --top``."""
-    return ", ".join(f"--{name.replace('_', '-')}" for name in names)
+    return ", ".join(f"--{_FLAGS.get(name, name).replace('_', '-')}" for name in names)
 
 
 def check_report(arguments: argparse.Namespace) -> None:
@@ -148,21 +152,20 @@ def check_report(arguments: argparse.Namespace) -> None:
 
 
 def report_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The given options, by the names that the report's function uses for them. Raises TorchprofError for an unknown
-    report, and for an option that the report does not have."""
+    """The given options of the report. Raises TorchprofError for an unknown report, and for an option that the report
+    does not have."""
     name = arguments.report
     accepted = options_of(name)
-    name_in_report = {"by_shape" if option == _BY_SHAPE_IN_REPORTS else option: option for option in accepted}
     given = given_options(arguments, (*TABLE_OPTIONS, *REPORT_OPTIONS))
-    refused = [option for option in given if option not in name_in_report]
+    refused = [option for option in given if option not in accepted]
     if refused:
-        valid = [option for option in (*TABLE_OPTIONS, *REPORT_OPTIONS) if option in name_in_report]
+        valid = [option for option in (*TABLE_OPTIONS, *REPORT_OPTIONS) if option in accepted]
         choice = f"It has {in_words(valid)}." if valid else "It has no options."
         raise TorchprofError(f"--report {name} has no {in_words(refused)}. {choice}")
-    not_with_op = [option for option in ("layer", "by_shape") if option in given]
+    not_with_op = [option for option in ("layer", "group_by_input_shape") if option in given]
     if "op" in given and not_with_op:
         raise TorchprofError(f"--op shows the layers of one operator: leave out {in_words(not_with_op)}.")
-    return {name_in_report[option]: value for option, value in given.items()}
+    return given
 
 
 def check_output(

@@ -178,11 +178,9 @@ def _layers(run: torchprof.Run, arguments: argparse.Namespace, color: bool) -> s
 
 
 def _first_findings(run: torchprof.Run, all_findings: Sequence[Advice], command: str, is_trace: bool) -> str:
-    """The most important findings, and which commands and options show more; "" if there are no findings."""
+    """The most important findings, and which commands and options show more."""
     from torchprof.advise import not_shown, texts_of_findings, unrecorded
 
-    if not all_findings:
-        return ""
     parts = texts_of_findings(run, all_findings[:_FINDINGS_SHOWN])
     if len(all_findings) > _FINDINGS_SHOWN:
         show = f"{command} --report advice".lstrip()

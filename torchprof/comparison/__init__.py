@@ -54,8 +54,7 @@ def compare(before: Run | str | PathLike[str], after: Run | str | PathLike[str])
 
 
 def as_run(run: object, name: str, function: str) -> Run:
-    """The run itself, or the run in a file. Raises TorchprofError for anything else, with the name of the argument and
-    of the function."""
+    """The run itself, or the run in a file. Raises TorchprofError for anything else."""
     if isinstance(run, Run):
         return run
     if isinstance(run, (str, PathLike)):
@@ -101,8 +100,7 @@ class _Side:
         return bool(calls or self.figures[index].cost(phase))
 
     def _peaks(self) -> dict[tuple[int, str, bool], int]:
-        """The largest peak of memory above the start of a call, in bytes, by layer, phase and whether it is of a
-        device."""
+        """The largest peak of memory above the start of a call, in bytes, by layer, phase and whether on a device."""
         peaks: dict[tuple[int, str, bool], int] = {}
         for key, spread in self.run.samples.items():
             place = (key.layer, key.phase, key.device != "cpu")
@@ -155,8 +153,7 @@ class _Side:
 
 
 class _IndexedPair(NamedTuple):
-    """A pair, and the indices of its layer before and after, None for a run that does not have it. For the work of no
-    layer they are negative."""
+    """A pair, and the indices of its layer before and after: None for a run without it, negative for no layer."""
 
     pair: Pair
     before: int | None
@@ -283,8 +280,7 @@ class _Comparison:
 
     def _without_waiting(self, verdict: str, noise: Noise | None) -> str:
         """``BUSY`` in place of "slower" or "faster", if the difference is no longer more than noise without the time
-        for which the main thread waited for a processor. A layer's share of that is unknown: it is taken to be that of
-        the run."""
+        for which the main thread waited for a processor. A layer's share is taken to be that of the run."""
         if noise is None or verdict not in (SLOWER, FASTER):
             return verdict
         slower = 1 if verdict == SLOWER else 0
@@ -364,8 +360,7 @@ def _nested(pairs: Iterable[Pair]) -> list[Pair]:
 
 
 def _between(before: Figure | None, after: Figure | None) -> Change:
-    """The change between two figures; None for a layer that the run does not have. The difference of lower bounds is
-    unknown."""
+    """The change between two figures; None for a layer that the run does not have. That of lower bounds is unknown."""
     was, now = _value(before, Bound.EXACT), _value(after, Bound.EXACT)
     change = _exact(was, now, 0 if before is None else was, 0 if after is None else now)
     return change._replace(at_least=(_value(before, Bound.AT_LEAST), _value(after, Bound.AT_LEAST)))

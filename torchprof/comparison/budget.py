@@ -123,8 +123,8 @@ def check(diff: Diff, limits: Iterable[Limit]) -> list[Outcome]:
     outcomes = []
     for limit in limits:
         results = [_checked(diff, limit, subject) for subject in _subjects(diff, limit)]
-        failures = tuple(result.sentence for result in results if result.is_exceeded)
-        remarks = tuple(result.sentence for result in results if result.sentence and not result.is_exceeded)
+        failures = tuple(failure for failure, _ in results if failure)
+        remarks = tuple(remark for _, remark in results if remark)
         outcomes.append(Outcome(limit, failures, remarks))
     return outcomes
 
@@ -244,15 +244,8 @@ def _peak_of_run(diff: Diff, limit: Limit) -> _Subject:
 # The check
 
 
-class _Result(NamedTuple):
-    """Whether a figure exceeds its limit, and a sentence if there is something to report, else ""."""
-
-    is_exceeded: bool
-    sentence: str = ""
-
-
-def _checked(diff: Diff, limit: Limit, subject: _Subject) -> _Result:
-    """Check a limit on one figure.
+def _checked(diff: Diff, limit: Limit, subject: _Subject) -> tuple[str, str]:
+    """Check a limit on one figure: the failure or the remark, each a sentence, or "" if there is none.
 
     A lower bound above an absolute limit exceeds it. A lower bound below the limit raises: the result is unknown.
     """
@@ -277,15 +270,15 @@ def _checked(diff: Diff, limit: Limit, subject: _Subject) -> _Result:
     if after <= most:
         if figure.bound is Bound.AT_LEAST:
             raise _unknown(limit, subject, 1, figure)
-        return _Result(False)
+        return "", ""
     sums = diff.counted if subject.is_sum and (limit.share is None or diff.unit) else None
     per = {"call": ", per forward call of the model", "step": ", per step"}.get(sums or "", "")
     sentence = f"{subject.name}: {limit.measure} {above}{per}."
     exceeded = f"Limit exceeded: {sentence}{subject.parts()}"
     if subject.unit is not Unit.TIME:
-        return _Result(True, exceeded)
+        return exceeded, ""
     if figure.bound is Bound.AT_LEAST:
-        return _Result(True, f"{exceeded} It was not compared with noise: a part of the time is unknown.")
+        return f"{exceeded} It was not compared with noise: a part of the time is unknown.", ""
     return _compared_with_noise(diff, limit, subject, after=after, most=most, sentence=sentence, exceeded=exceeded)
 
 
@@ -307,15 +300,15 @@ def _relative(limit: Limit, share: Fraction, subject: _Subject, after: Fraction)
 
 def _compared_with_noise(
     diff: Diff, limit: Limit, subject: _Subject, *, after: Fraction, most: Fraction, sentence: str, exceeded: str
-) -> _Result:
-    """The result of a time ``after`` that is above ``most``: it passes if noise or waiting for a processor may be the
-    cause. ``sentence``: what the time is; ``exceeded``: the report if it does not pass."""
+) -> tuple[str, str]:
+    """The failure or the remark on a time ``after`` that is above ``most``: it passes if noise or waiting for a
+    processor may be the cause. ``sentence``: what the time is; ``exceeded``: the report if it does not pass."""
     change, noise = subject.change, subject.change.noise
     waited = waited_at_most(diff.after) if subject.is_elapsed else 0.0
     if waited and after * Fraction(1 - waited) <= most:
-        return _Result(False, _unclear(sentence, waited))
+        return "", _unclear(sentence, waited)
     if noise is None or min(noise.counts) < FEWEST or (limit.share is not None and change.verdict == UNDECIDED):
-        return _Result(True, f"{exceeded} It was not compared with noise: the runs have too few calls or steps.")
+        return f"{exceeded} It was not compared with noise: the runs have too few calls or steps.", ""
     median, show = noise.medians[1], FORMATS[subject.unit]
     if limit.share is None:
         beyond = median - noise.spreads[1] > most
@@ -324,10 +317,10 @@ def _compared_with_noise(
         beyond = change.verdict == SLOWER and Fraction(median) > Fraction(noise.medians[0]) * (1 + limit.share)
         typical = f"the median went from {show(noise.medians[0])} to {show(median)}: {change.verdict}"
     if beyond:
-        return _Result(True, exceeded)
+        return exceeded, ""
     if change.verdict == BUSY:
-        return _Result(False, _unclear(sentence, max(waited, waited_at_most(diff.before))))
-    return _Result(False, f"Exceeded within noise, so it passes: {sentence[:-1]}; {typical}.")
+        return "", _unclear(sentence, max(waited, waited_at_most(diff.before)))
+    return "", f"Exceeded within noise, so it passes: {sentence[:-1]}; {typical}."
 
 
 def _unclear(sentence: str, waited: float) -> str:

@@ -51,8 +51,7 @@ class Noise(NamedTuple):
         return max(self.spreads)
 
     def could_tell(self, tests: int) -> bool:
-        """Whether this many values can be significant at all as one of so many ``tests``, if no other test finds a
-        difference."""
+        """Whether this many values can be significant as one of so many ``tests``, if no other one is."""
         return 2 / comb(sum(self.counts), self.counts[0]) <= ALPHA / tests
 
 
@@ -143,8 +142,7 @@ BUSY = "unclear: the machine was busy"
 
 
 def waited_at_most(run: Run) -> float:
-    """The largest share of the recorded time, over ranks, for which the main thread waited for a processor; 0 if it is
-    too small to matter."""
+    """The largest share of the time, over ranks, for which the main thread waited for a processor; 0 if negligible."""
     return max(map(waited_share, run.metas), default=0.0)
 
 
@@ -236,8 +234,7 @@ class Denominator(NamedTuple):
 
     @property
     def unit(self) -> str | None:
-        """What additive quantities are divided by: "call" or "step", or None for totals of the runs, which is if both
-        recorded equally many."""
+        """What additive quantities are divided by: "call", "step", or None if both runs recorded equally many."""
         return self.counted if self.counts[0] != self.counts[1] else None
 
 
@@ -288,7 +285,7 @@ class Diff:
 
     @property
     def unit(self) -> str | None:
-        """The unit of additive quantities: "call", "step", or None for totals of the runs."""
+        """See ``Denominator.unit``."""
         return self.denominator.unit
 
     @property
@@ -323,8 +320,7 @@ class Diff:
         largest ``weight`` first, without changes within noise and unclear ones.
 
         A quantity without a self, such as a peak, is taken from the layers without children. They hold most if they are
-        more than half of the difference, and of all self changes with its sign, those within noise included. If not,
-        the text is " beyond noise" if a self change that is within noise is larger than one of these.
+        more than half of the difference, and of all self changes with its sign, those within noise included.
         """
         if quantity.is_self or not pair.children:
             return LargestParts([], False, "")
@@ -358,8 +354,7 @@ class Diff:
 
     def report(self, name: str = "table", **options: Any) -> ReportText:
         """A report as text: "table", "markdown", "json". Raises TorchprofError for an unknown name or option."""
-        text: ReportText = output("render")(name, self, options, of="diff")
-        return text
+        return output("render")(name, self, options, of="diff")  # type: ignore[no-any-return]
 
     def export(self, path: str | PathLike[str], **options: Any) -> None:
         """Write a report into a file, chosen by the file's suffix, as ``Run.export`` does: ``diff.export("diff.md")``.

@@ -48,15 +48,12 @@ def match_layers(before: Layers, after: Layers) -> list[Match]:
 
 
 class _LayerTree:
-    """The layers of one run, with the parent, the children and the content of each."""
+    """The layers of one run, with the size of the subtree of each, whether it has parameters, and its content."""
 
     def __init__(self, layers: Layers) -> None:
         self.layers = layers
-        self.above = layers.parent
-        self.below = layers.children
         self.size = layers.roll_up([1] * len(layers))
         self.has_params = layers.roll_up([bool(layer.params) for layer in layers], or_)
-        self.roots = layers.roots
         self.content = [0] * len(layers)
 
     def name(self, index: int) -> str:
@@ -76,7 +73,7 @@ class _LayerTree:
                 layer.settings if with_settings else "",
                 layer.params,
                 (layer.input_shapes, layer.output_shapes) if with_shapes else (),
-                tuple((self.name(child), self.content[child]) for child in self.below[index]),
+                tuple((self.name(child), self.content[child]) for child in self.layers.children[index]),
             )
             self.content[index] = numbers.setdefault(key, len(numbers))
 
@@ -102,10 +99,10 @@ class _Matching:
 
     def _roots(self) -> list[tuple[int, int]]:
         """The models that match: those with the same name, and the rest in order if the classes are known."""
-        pairs = self._same_names(self.before.roots, self.after.roots)
+        pairs = self._same_names(self.before.layers.roots, self.after.layers.roots)
         named_before, named_after = {old for old, _ in pairs}, {new for _, new in pairs}
-        old = [index for index in self.before.roots if index not in named_before]
-        new = [index for index in self.after.roots if index not in named_after]
+        old = [index for index in self.before.layers.roots if index not in named_before]
+        new = [index for index in self.after.layers.roots if index not in named_after]
         left = [*(self.before.layers[index] for index in old), *(self.after.layers[index] for index in new)]
         return pairs + list(zip(old, new)) if len(old) == len(new) and all(layer.kind for layer in left) else pairs
 
@@ -118,7 +115,7 @@ class _Matching:
         waiting = list(self.new_of_old.items())
         while waiting:
             above_old, above_new = waiting.pop()
-            old, new = self.before.below[above_old], self.after.below[above_new]
+            old, new = self.before.layers.children[above_old], self.after.layers.children[above_new]
             names = [*map(self.before.name, old), *map(self.after.name, new)]
             if all(map(str.isdecimal, names)) and old and new and len(old) != len(new):
                 pairs = self._aligned(old, new)
@@ -170,13 +167,13 @@ class _Matching:
             old = [index for index in group[0] if index not in self.new_of_old]
             new = [index for index in group[1] if index not in self.match_of_new]
             for layer, other in self._unambiguous(old, new):
-                above = self.before.above[layer]
-                is_below_the_same = above >= 0 and self.new_of_old.get(above) == self.after.above[other]
+                above = self.before.layers.parent[layer]
+                is_below_the_same = above >= 0 and self.new_of_old.get(above) == self.after.layers.parent[other]
                 self._match(layer, other, RENAMED if is_below_the_same else MOVED)
                 waiting = [(layer, other)]
                 while waiting:  # equal content: the children have the same names in the same order
                     layer, other = waiting.pop()
-                    pairs = list(zip(self.before.below[layer], self.after.below[other]))
+                    pairs = list(zip(self.before.layers.children[layer], self.after.layers.children[other]))
                     for pair in pairs:
                         self._match(*pair, UNCHANGED)
                     waiting += pairs
@@ -190,7 +187,7 @@ class _Matching:
         parents: dict[Hashable, tuple[list[int], list[int]]] = {}
         for side, tree, items in ((0, self.before, old), (1, self.after, new)):
             for index in items:
-                name, above = tree.name(index), tree.above[index]
+                name, above = tree.name(index), tree.layers.parent[index]
                 if tree.has_params[index] or not name.isdecimal():
                     names.setdefault(name, ([], []))[side].append(index)
                 parent = above if side or above < 0 else self.new_of_old.get(above)

@@ -25,8 +25,7 @@ def diff_table(diff: Diff, *, depth: int | None = None, sort_by: str | None = No
 
     The table has one main quantity before and after (the first of CUDA total, CPU total and FLOPs that both runs
     measured), and the differences of other quantities that changed. Layers are sorted by the change of self time,
-    summed over all phases, and at ``depth`` of total time. Layers whose time changed within the noise of the runs are
-    last.
+    summed over all phases, and at ``depth`` of total time. Layers whose time changed within noise are last.
 
     ``sort_by``: another main quantity: "flops", "macs", "self_cpu_total", "backward_cpu_total", "cpu_peak", … Raises
     TorchprofError for a quantity that is not compared.
@@ -60,13 +59,11 @@ def table_of(diff: Diff, depth: int | None, sort_by: str | None, top: int) -> tu
     )
     headings = ["Layer", f"{main.heading} before", f"{main.heading} after", "Difference", "Ratio", "Verdict"]
     headings += [f"Δ {quantity.heading}" for quantity in others]
-    rows = [
+    rows = (
         [_name_cell(pair), *_main_cells(pair, main), *(_difference(pair, each) for each in others)] for pair in shown
-    ]
-    table = ReportTable.of_cells(headings, rows)
-    same, small = len(layers) - len(changed) - unknown, len(changed) - top
-    hidden = _notes_on_hidden(same=same, unknown=unknown, small=small)
-    return table, [*hidden, *_notes_on_noise([main, *others], shown)]
+    )
+    hidden = _notes_on_hidden(len(layers) - len(changed) - unknown, unknown, len(changed) - top)
+    return ReportTable.of_cells(headings, rows), [*hidden, *_notes_on_noise([main, *others], shown)]
 
 
 def _ranking(
@@ -76,11 +73,8 @@ def _ranking(
     ``is_main_alone``. It is the change of self, but of total for layers at ``depth``, which stand for those below."""
     totals = [main]
     if main.is_time and not is_main_alone:
-        totals = [
-            quantity
-            for quantity in diff.quantities
-            if quantity.is_time and not quantity.is_self and quantity.measure == main.measure
-        ]
+        of_time = (quantity for quantity in diff.quantities if quantity.is_time and not quantity.is_self)
+        totals = [quantity for quantity in of_time if quantity.measure == main.measure]
     own = totals if is_main_alone else [*map(diff.self_of, totals)]
 
     def key(pair: Pair) -> tuple[bool, float]:
@@ -208,10 +202,8 @@ def _name_cell(pair: Pair) -> Cell:
     path = ".".join(pair.path)
     name = printable(path)
     if pair.how in (MOVED, RENAMED) and pair.before is not None:
-        before = pair.before.name
-        return ReportCell(
-            f"{name} ({pair.how}, was {printable(before)})", path, ids={"change": pair.how, "was": before}
-        )
+        ids = {"change": pair.how, "was": pair.before.name}
+        return ReportCell(f"{name} ({pair.how}, was {printable(pair.before.name)})", path, ids=ids)
     return ReportCell(f"{name} ({pair.how})", path, ids={"change": pair.how}) if pair.how in (ADDED, REMOVED) else name
 
 

@@ -6,7 +6,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from torchprof.advise import Advice, findings_table, judge, place_in_words, share_of
+from torchprof.advise import Advice, filled, findings_table, judge, place_in_words, share_of
 from torchprof.advise.evidence import Evidence
 from torchprof.analyze.compiled import compiled_in_short
 from torchprof.analyze.report import Part, name_of_layer, printable, stacked
@@ -63,14 +63,13 @@ def _times(run: Run) -> str:
     """The time of a step, or of a call of the model: the median with the smallest and the largest."""
     ranks = f"{count_of_ranks(run)} ranks" if len(run.metas) > 1 else ""
     steps = _spreads(run, OUTSIDE, "step_ns")
-    has_steps = steps and (any(meta.marked_steps for meta in run.metas) or BACKWARD in run.phases())
-    return ", ".join(filter(None, [ranks, _times_of_steps(run, steps) if has_steps else _times_of_calls(run)]))
-
-
-def _times_of_steps(run: Run, steps: Sequence[Spread]) -> str:
-    behind = max(ns_behind_the_cpu(run, meta) for meta in run.metas)
-    ahead = f" on the CPU, which runs ahead of {run.meta.device_heading}: {short_time(behind)}" if behind else ""
-    return f"{_distribution(steps, 'step')}{ahead}"
+    if steps and (any(meta.marked_steps for meta in run.metas) or BACKWARD in run.phases()):
+        behind = max(ns_behind_the_cpu(run, meta) for meta in run.metas)
+        ahead = f" on the CPU, which runs ahead of {run.meta.device_heading}: {short_time(behind)}" if behind else ""
+        times = f"{_distribution(steps, 'step')}{ahead}"
+    else:
+        times = _times_of_calls(run)
+    return ", ".join(filter(None, [ranks, times]))
 
 
 def _times_of_calls(run: Run) -> str:
@@ -229,19 +228,8 @@ def in_short(advice: Advice, evidence: Evidence) -> tuple[str, str]:
 
 def _wrapped(number: int, cause: str, remedy: str, width: int) -> str:
     """A finding and its remedy, each in two lines at most."""
-    lines = []
-    for text, indent in ((f"{number}. {cause}", ""), (f"→ {remedy}", "   ")):
-        lines += textwrap.wrap(
-            printable(text),
-            width,
-            initial_indent=indent,
-            subsequent_indent="   ",
-            max_lines=_LINES,
-            placeholder=" …",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-    return "\n".join(lines)
+    texts = (f"{number}. {cause}", ""), (f"→ {remedy}", "   ")
+    return "\n".join(filled(text, width, first, "   ", max_lines=_LINES, placeholder=" …") for text, first in texts)
 
 
 def short_gain(advice: Advice, evidence: Evidence) -> str:

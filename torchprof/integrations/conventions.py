@@ -260,9 +260,7 @@ class Counts:
 
 def count(run: Run, convention: Convention, time: str) -> Counts:
     """Count the operators of a run. ``time``: the field of a cost that has the nanoseconds."""
-    rows = [
-        (row, row.layer.path) for row in run.rows if row.layer is not None and row.phase == "forward" and row.frames
-    ]
+    rows = [(row, row.layer.path) for row in run.rows if row.layer and row.phase == "forward" and row.frames]
     rules = dict(convention.rules)
     if convention.counts_all_products:
         for frames in (row.frames for row, _ in rows if row.cost.macs):
@@ -301,7 +299,7 @@ _NUMBERS = {"G": 1e9, "M": 1e6, "K": 1e3, "": 1.0}
 _PARAMS = {"M": 1e6, "k": 1e3, "": 1.0}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 _MULTIPLY_ADDS = {f"{prefix}Mac": size for prefix, size in _NUMBERS.items()}  # DeepSpeed's
-MACS = {f"{prefix}MACs": size for prefix, size in _NUMBERS.items()}  # flops-profiler's
+_MACS = {f"{prefix}MACs": size for prefix, size in _NUMBERS.items()}  # flops-profiler's
 RATES = {"TFLOPS": 1e12, **{f"{prefix}FLOPS": size for prefix, size in _NUMBERS.items()}}
 
 
@@ -350,6 +348,11 @@ def text_in_units(value: float | None, sizes: Mapping[str, float], units: str | 
 def duration_text(seconds: float | None) -> str:
     """Seconds as flops-profiler prints them: 0 has no unit."""
     return "0.0" if seconds == 0 else duration_to_string(seconds)
+
+
+def macs_text(macs: float | None) -> str:
+    """Multiply-accumulates as flops-profiler prints them."""
+    return text_in_units(macs, _MACS)
 
 
 def rate_text(flops: float | None, seconds: float | None) -> str:

@@ -117,14 +117,11 @@ METHODS = (
 
 
 def add_profile_methods(model: nn.Module) -> nn.Module:
-    """Add methods for profiling to a model, and return the model.
+    """Add methods for profiling to a model, and return the model: those of ``ProfileMethods`` that ``METHODS`` names.
 
-    They are ``start_profile(ignore_list=None)``, ``stop_profile()``, ``end_profile()``, ``get_total_flops()``,
-    ``get_total_duration()`` (seconds), ``get_total_params()``, these three also as ``compute_total_…``,
-    ``print_model_profile()`` and ``print_model_aggregated_profile(depth=-1, top_num=3)``. Figures can be read and
-    printed from start to end; the first reading stops the recording. ``end_profile`` removes the methods. A model that
-    already has the methods is not changed. Raises TorchprofError for anything but a module, and if the model has
-    another attribute with one of these names.
+    Figures can be read and printed from start to end; the first reading stops the recording. ``end_profile`` removes
+    the methods. A model that already has the methods is not changed. Raises TorchprofError for anything but a module,
+    and if the model has another attribute with one of these names.
     """
     check_model(model)
     owner = getattr(getattr(model, "start_profile", None), "__self__", None)

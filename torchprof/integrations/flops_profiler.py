@@ -17,16 +17,15 @@ from torch import nn
 from torchprof import TorchprofError
 from torchprof.integrations.conventions import (
     FLOPS_PROFILER,
-    MACS,
     Counted,
     at_least,
     duration_text,
     is_number,
+    macs_text,
     number_to_string,
     params_to_string,
     rate_text,
     share_text,
-    text_in_units,
 )
 from torchprof.integrations.recorded_model import (
     FiguresByModule,
@@ -72,7 +71,7 @@ class FlopsProfiler(ModelRecording):
     def get_total_macs(self, as_string: bool = False) -> int | str | None:
         """The multiply-accumulates of the model's forwards, in the form of ``get_total_flops``."""
         whole = self.figures().whole
-        return whole.bounded(text_in_units(whole.macs, MACS)) if as_string else whole.macs
+        return whole.bounded(macs_text(whole.macs)) if as_string else whole.macs
 
     def get_total_params(self, as_string: bool = False) -> int | str | None:
         """The number of parameters; None (as text ``–``) if a lazy layer has not made its parameters yet."""
@@ -240,7 +239,7 @@ def _figures_of_model(figures: ModelFigures, parts: int) -> Iterator[tuple[str, 
     of_model = (None if params is None else params * parts, None if whole.work is None else whole.work * parts)
     yield "params per device", params_to_string(params)
     yield "params of model = params per device * mp_size", params_to_string(of_model[0])
-    yield "fwd MACs per device", whole.bounded(text_in_units(whole.macs, MACS))
+    yield "fwd MACs per device", whole.bounded(macs_text(whole.macs))
     yield "fwd flops per device", whole.bounded(number_to_string(whole.work))
     yield "fwd flops of model = fwd flops per device * mp_size", whole.bounded(number_to_string(of_model[1]))
 
@@ -343,7 +342,7 @@ def lines_by_depth(figures: ModelFigures, module_depth: int, top_modules: int) -
         columns: dict[str, FiguresByModule] = {
             "params": {name: (params, params_to_string(params)) for name, _, params in classes},
             "flops": {name: (own.work, own.bounded(number_to_string(own.work))) for name, own, _ in classes},
-            "MACs": {name: (own.macs, own.bounded(text_in_units(own.macs, MACS))) for name, own, _ in classes},
+            "MACs": {name: (own.macs, own.bounded(macs_text(own.macs))) for name, own, _ in classes},
             "fwd latency": {name: (own.seconds, duration_text(own.seconds)) for name, own, _ in classes},
         }
         yield f"depth {depth}:"
@@ -357,7 +356,7 @@ def _module_text(figures: ModelFigures, position: Position) -> str:
     module = {
         "param": params_to_string(params),
         "flops": own.bounded(number_to_string(own.work)),
-        "macs": own.bounded(text_in_units(own.macs, MACS)),
+        "macs": own.bounded(macs_text(own.macs)),
         "duration": duration_text(own.seconds),
         "FLOPS": own.bounded(rate_text(own.work, own.seconds)),
         "params%": share_text(params, figures.params),
@@ -374,7 +373,7 @@ def _functional_texts(counted: Counted, whole: LayerFigures) -> dict[str, Any]:
     seconds = counted.ns / 1e9
     return {
         "flops": number_to_string(counted.work),
-        "macs": text_in_units(counted.macs, MACS),
+        "macs": macs_text(counted.macs),
         "duration": duration_text(seconds),
         "FLOPS": rate_text(counted.work, seconds),
         "flops%": share_text(counted.work, whole.work),

@@ -36,16 +36,8 @@ class ProfileCallback(LoopCallback, Callback):  # type: ignore[misc]  # its type
     """Profile the LightningModule, layer by layer: ``Trainer(callbacks=[ProfileCallback()])``.
 
     ``stage``: what is profiled, in Lightning's terms: "fit" (training batches only; validation during training is not
-    recorded), "validate" (also validation during ``fit``, but not the sanity check), "test" or "predict".
-
-    Each batch is a step, also if gradients are accumulated over several batches. ``schedule`` gets the number of a
-    batch and returns whether it is recorded; see ``torchprof.Profile``. Without ``schedule``, the first batch of each
-    stage is skipped, the second is for warm-up, three are recorded, and the rest runs as without this callback. If
-    validation begins in the middle of a cycle of recorded batches, the cycle ends; another begins after validation.
-
-    ``on_trace_ready`` is called with the Profile at the end of each cycle. ``options`` are other arguments of Profile:
-    ``device``, ``profile_memory``, ``with_flops``, ``paths``, … With ``dirpath``, each rank saves its run in that
-    folder, as ``<stage>-rank<rank>.json``.
+    recorded), "validate" (also validation during ``fit``, but not the sanity check), "test" or "predict". A step is a
+    batch, also if gradients are accumulated over several batches. ``options``: see ``LoopCallback``.
 
     Afterwards, ``run`` is the result and ``profile`` the Profile of the last time that the stage ran. If the stage
     raised or was interrupted, they have what was recorded until then. Nothing is printed; use ``print(callback.run)``.

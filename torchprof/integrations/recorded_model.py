@@ -17,15 +17,14 @@ from torch.nn.parameter import is_lazy
 from torchprof import Profile, Run, TorchprofError
 from torchprof.encoding import encodable
 from torchprof.integrations.conventions import (
-    MACS,
     Convention,
     Counted,
     Counts,
     LayerPath,
     at_least,
     count,
+    macs_text,
     number_to_string,
-    text_in_units,
 )
 
 
@@ -291,7 +290,7 @@ class ModelFigures:
         if outside.flops:
             yield (
                 "Outside of the model's forward (code around it, a loss), not among these figures: "
-                f"{text_in_units(outside.macs, MACS)}, {number_to_string(outside.flops)} flops."
+                f"{macs_text(outside.macs)}, {number_to_string(outside.flops)} flops."
             )
         for name, calls in self.without_shapes.items():
             yield f"Not counted: {name} ({calls} call{'s' if calls > 1 else ''} on tensors whose shapes are not known)."
@@ -394,12 +393,8 @@ FiguresByModule = Mapping[str, tuple[float | None, str]]
 
 def largest(column: FiguresByModule, number: int) -> dict[str, str]:
     """The texts of the ``number`` largest figures, largest first, unknown ones last. Equal ones keep their order."""
-
-    def size(name: str) -> float:
-        value = column[name][0]
-        return -1 if value is None else value
-
-    return {name: column[name][1] for name in sorted(column, key=size, reverse=True)[:number]}
+    sizes = {name: -1 if value is None else value for name, (value, _) in column.items()}
+    return {name: column[name][1] for name in sorted(sizes, key=sizes.__getitem__, reverse=True)[:number]}
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:

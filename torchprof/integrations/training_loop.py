@@ -19,12 +19,14 @@ _WAIT, _WARMUP, _ACTIVE = 1, 1, 3  # the default schedule, in steps; it is not r
 class LoopCallback:
     """Profiles the loop of one ``stage``, of the ``STAGES`` of a library, from its first step to its end.
 
-    A callback calls ``_begin_step``, ``_end_step``, ``_end_loop``, and ``_pause`` before work that is not recorded
-    (validation). A step lasts until a pause, or until the next step begins, so that it includes loading the next batch.
+    ``schedule`` gets the number of a step and returns whether it is recorded; see ``torchprof.Profile``. Without one,
+    the first step is skipped, one is for warm-up, three are recorded, and then the Profile ends: the rest of the loop
+    runs without labels. ``on_trace_ready`` is called with the Profile at the end of each cycle. With ``dirpath``, each
+    rank saves its run in that folder, as ``<stage>-rank<rank>.json``. ``options`` are other arguments of ``Profile``.
 
-    ``on_trace_ready`` and ``options``: arguments of ``Profile``. Without a ``schedule``, the first step is skipped, one
-    is for warm-up, three are recorded, and then the Profile ends: the rest of the loop runs without labels. With
-    ``dirpath``, the run is saved in that folder as ``<stage>-rank<rank>.json``; the folder is created if needed.
+    A callback calls ``_begin_step``, ``_end_step``, ``_end_loop``, and ``_pause`` before work that is not recorded
+    (validation), which ends a cycle. A step lasts until a pause, or until the next step begins, so that it includes
+    loading the next batch.
 
     Raises TypeError for options that Profile does not have, TorchprofError for those that do not apply here.
     """

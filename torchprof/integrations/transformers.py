@@ -27,18 +27,9 @@ class ProfileCallback(LoopCallback, TrainerCallback):  # type: ignore[misc]  # i
     """Profile the model of a Trainer, layer by layer: ``Trainer(..., callbacks=[ProfileCallback()])``.
 
     ``stage``: "train" profiles the steps of ``train()``; evaluation in between is not recorded. "evaluate" profiles the
-    batches of ``evaluate()`` and ``predict()``, and of evaluation during training.
-
-    A step is the Trainer's: all batches whose gradients are accumulated, and the optimizer's step. ``schedule`` gets
-    the number of a step, or of a batch of evaluation, and returns whether it is recorded; see ``torchprof.Profile``.
-    Without ``schedule``, the first step is skipped, the second is for warm-up, three are recorded, and the rest runs as
-    without this callback. If evaluation begins in the middle of a cycle of recorded steps, the cycle ends; another
-    begins after evaluation. The first batch of an evaluation is never recorded, since the Trainer calls its callbacks
-    only after a batch.
-
-    ``on_trace_ready`` is called with the Profile at the end of each cycle. ``options`` are other arguments of Profile:
-    ``device``, ``profile_memory``, ``with_flops``, ``paths``, … With ``dirpath``, each rank saves its run in that
-    folder, as ``<stage>-rank<rank>.json``.
+    batches of ``evaluate()`` and ``predict()``, and of evaluation during training, without the first of each, since the
+    Trainer calls its callbacks only after a batch. A step is the Trainer's: all batches whose gradients are
+    accumulated, and the optimizer's step. ``options``: see ``LoopCallback``.
 
     Afterwards, ``run`` is the result and ``profile`` the Profile of the last time that the stage ran. Nothing is
     printed; use ``print(callback.run)``.

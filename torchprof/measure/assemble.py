@@ -369,7 +369,7 @@ def _meta(recording: Recording, plan: LayerPlan, options: Options) -> Meta:
         device=options.device,
         requested=tuple(names if options.device else of_cpu),
         measured=tuple(names if source.device else of_cpu),
-        paths=plan.selected_paths,
+        paths=None if plan.selected is None else tuple(plan.layer_paths[layer] for layer in sorted(plan.selected)),
         wall_ns=source.wall_ns,
         process_cpu_ns=source.cpu_time.process_ns if source.cpu_time else None,
         run_delay_ns=source.cpu_time.run_delay_ns if source.cpu_time else None,

@@ -19,16 +19,14 @@ from torchprof.run.measures import FIELDS, SampleKey, Spread
 from torchprof.run.rows import Around, Chains, Rows
 from torchprof.run.words import PHASES, Frame, FrameKind, Signature
 
-_Call = tuple[int, int, int]
-"""Start, duration and thread of a call or of a garbage collection."""
+_Call = tuple[int, int, int]  # start, duration and thread of a call or of a garbage collection
 _Values = dict[tuple[int, str], list[int]]
 """By index of a place and device: a value for each field of ``Cost``, and last the number of calls."""
 _Groups = dict[tuple[Place, OpTree], list[int]]
 """By the place around groups, and their tree: how many there are, and then the time of each event in all of them."""
 _GroupValues = defaultdict[tuple[Place, OpTree], dict[tuple[int, str], list[int]]]
 """What groups have in addition to CPU time and calls: by path and device, a value for each field of ``Cost``."""
-_Counts = tuple[int, int, int]
-"""MACs, FLOPs and the number of uncounted calls."""
+_Counts = tuple[int, int, int]  # MACs, FLOPs and the number of uncounted calls
 
 _DEVICE_NS, _COLLECTIVE_NS, _MACS = map(FIELDS.index, ("device_ns", "collective_ns", "macs"))
 _ALLOCATED = {True: FIELDS.index("cpu_allocated"), False: FIELDS.index("device_allocated")}
@@ -85,9 +83,9 @@ def fold(
 @dataclass
 class _Sums:
     """The sums of all events. ``cpu_ns`` and ``calls``: by index of a place. ``other``: what a place has in addition.
-    ``groups``: the time of groups; ``of_groups``: what they have in addition; ``outermost_ns``: the time of those that
-    are outside all ranges. ``durations``: the calls of each layer in a phase. ``on_cpu``, ``on_devices``: when they
-    are busy."""
+    ``groups``: the time of groups; ``of_groups``: what they have in addition; ``outermost_ns``: the time of those
+    outside all ranges. ``durations``: the calls of a layer in a phase. ``on_cpu``, ``on_devices``: when they are busy.
+    """
 
     cpu_ns: list[int] = field(default_factory=list)
     calls: list[int] = field(default_factory=list)
@@ -107,7 +105,6 @@ class _Sums:
         self.calls += missing
 
     def finish(self, places: int, timed: bool) -> None:
-        """Complete the sums after the last event."""
         self.make_room(places)
         if not timed:
             self.groups = {alike: [times, *[0] * len(ns)] for alike, (times, *ns) in self.groups.items()}
@@ -117,8 +114,7 @@ class _Sums:
 
 
 def _sums_of(attributed: Iterable[Attributed | OpGroup], places: Sequence[Place], timed: bool) -> _Sums:
-    """One loop over perhaps a million events. The additions are in the loop and not in functions: a call for each event
-    would cost more than they do."""
+    """One loop over perhaps a million events: calls of functions that add would take longer than the additions."""
     sums = _Sums()
     cpu_ns, calls, other, groups = sums.cpu_ns, sums.calls, sums.other, sums.groups
     on_cpu, on_devices = sums.on_cpu, sums.on_devices
@@ -179,8 +175,7 @@ def _sums_of(attributed: Iterable[Attributed | OpGroup], places: Sequence[Place]
 
 
 def _add_outermost(group: OpGroup, on_cpu: Covered) -> int:
-    """Add a group outside all ranges to the time in which the CPU is busy. Returns the time of its outermost ops: they
-    take it from no range."""
+    """Add a group outside all ranges to the CPU's busy time. Returns the time of its outermost ops."""
     outermost_ns = 0
     for start, end in group.outermost():
         outermost_ns += end - start

@@ -74,8 +74,7 @@ class Allocations:
     - *activation*: allocated in a forward or recomputed call, and live when the outermost call ended: it was saved for
       backward, or returned. Also: allocated outside calls, and live when backward began (a loss). Also: allocated
       outside calls, after a call that made a graph, and freed by a backward pass.
-    - *gradient*: allocated in a backward pass, and live when the pass ended. If a later pass freed it, it is an
-      activation.
+    - *gradient*: allocated in a backward pass, and live when it ended. If a later pass frees it, it is an activation.
     - *optimizer state*: allocated in an optimizer's step, and live when the step ended.
     - *input*: allocated outside of all these, and live when the next call of a model began.
     - *parameter*: at the address of a parameter or buffer, and live at the end of the recording.
@@ -198,8 +197,7 @@ class Allocations:
                 blocks.frees_without_address[device, -size].append(number)
 
     def _stage_of_block(self, place: Place, time: int, ranges: list[_Range] | None) -> tuple[Stage, int]:
-        """The stage in which a block is allocated, and the number of the forward call. ``ranges``: those that are open
-        on its thread."""
+        """The stage in which a block is allocated, and the number of the call. ``ranges``: those open on its thread."""
         inner = ranges[-1] if ranges else None
         stage, call = self._between, NONE
         if inner is not None and inner.stage is not None:
@@ -265,8 +263,7 @@ class Allocations:
         """A node begins: end the stretches that it does not continue, and begin those that are missing. ``ranges``: all
         that are open on its thread. ``within``: the end of the node around it.
 
-        Example: the stretches of Model, Model.block and Model.block.conv are open. A node of Model.block.norm ends that
-        of conv and begins one of norm.
+        Example: stretches of block and block.conv are open. A node of block.norm ends that of conv, and begins its own.
         """
         first = len(ranges)  # index of the first stretch that this node may continue
         while first and ranges[first - 1].stage is None and ranges[first - 1].within == within:

@@ -19,10 +19,8 @@ from torchprof.run.timeline import KINDS, Timeline
 from torchprof.run.words import FORWARD, OUTSIDE, PHASES
 
 PARAMETERS, GRADIENTS, ACTIVATIONS, OPTIMIZER_STATE, INPUTS, TEMPORARIES = KINDS
-NONE = -1
-"""In place of the number of a block or of a call: there is none."""
-_UNKNOWN_THREAD = -1
-"""A number that no thread has: an event with it is inside no range."""
+NONE = -1  # in place of the number of a block or of a call: there is none
+_UNKNOWN_THREAD = -1  # a number that no thread has: an event with it is inside no range
 
 
 # The live memory at one moment
@@ -149,8 +147,7 @@ class Blocks:
 
     Some columns have an entry for each event: ``times``, ``sizes``, ``devices`` and ``numbers``, that of its block. The
     others have one for each block: its ``places``, ``stages`` and ``calls``, and the numbers of its events in ``born``
-    and ``died``. ``live``: the blocks that are live now, by device and address. ``frees_without_address``: the events
-    of which only device and bytes are known.
+    and ``died``. ``live``: those live now, by device and address. ``frees_without_address``: events by device and size.
     """
 
     def __init__(self) -> None:
@@ -188,8 +185,7 @@ class Blocks:
 
     def free_before_reuse(self, time: int, device: str, block: int) -> int:
         """The address of a block is used again: it was freed before. Either the address of the free is unknown, as of
-        some on CUDA; or the free was not recorded: the profiler does not observe all threads. Returns the bytes of a
-        free that was not recorded, else 0."""
+        some on CUDA; or it was not recorded, as of unobserved threads. Returns its bytes then, else 0."""
         nbytes = self.sizes[self.born[block]]
         frees = self.frees_without_address[device, nbytes]
         first_later = bisect_right(frees, self.born[block])

@@ -17,8 +17,7 @@ from torchprof.measure.waiting import is_communication
 from torchprof.run.timeline import KEPT_STEPS, Pipeline, StageAction
 from torchprof.run.words import OUTSIDE
 
-_NO_ACTION = -1
-"""In place of the number of an action: work of a step that is in no action."""
+_NO_ACTION = -1  # in place of the number of an action: work of a step that is in none
 
 
 class _StepTimes(NamedTuple):
@@ -92,7 +91,7 @@ class Pipelines:
         if not self._steps:
             return {}
         times = {"cpu": [*map(_on_cpu, self._steps)]}
-        times |= {name: [*map(device.times, device.steps)] for name, device in sorted(self._devices.items())}
+        times |= {name: device.times() for name, device in sorted(self._devices.items())}
         return {"pipelines": tuple(self._pipeline(device, of_steps) for device, of_steps in times.items() if of_steps)}
 
     def _pipeline(self, device: str, times: Sequence[_StepTimes]) -> Pipeline:
@@ -130,8 +129,7 @@ def _most_frequent(steps: Sequence[PipelineStep]) -> list[PipelineStep]:
 
 
 def _on_cpu(step: PipelineStep) -> _StepTimes:
-    """Its times on the CPU. Example: the schedule waits from 2 to 5, and an action runs from 6 to 9: the action took 3,
-    and waited 3."""
+    """Its times on the CPU. Example: the schedule waits from 2 to 5, an action runs from 6 to 9: took 3, waited 3."""
     waits = Intervals()
     for start, end in step.waits:
         waits.add(start, end)
@@ -171,11 +169,6 @@ class _OnDevice:
         self._spans: dict[int, tuple[int, int]] = {}  # by step: its begin, and the end of its last kernel
         self._until = 0  # the latest end of a kernel
 
-    @property
-    def steps(self) -> list[int]:
-        """The numbers of the steps with kernels of actions. Those of other steps were not recorded."""
-        return sorted({step for step, _ in self._of_actions})
-
     def add(self, start: int, end: int, communicates: bool, launched_in: tuple[int, int] | None) -> None:
         """``launched_in``: as in ``_launched_in``, None if it was launched in no step."""
         if launched_in is not None:
@@ -188,8 +181,11 @@ class _OnDevice:
         (self._communication if communicates else self._work).add(start, end)
         self._until = max(self._until, end)
 
-    def times(self, number: int) -> _StepTimes:
-        """The times of a step of ``steps``."""
+    def times(self) -> list[_StepTimes]:
+        """The times of the steps with kernels of actions. Those of other steps were not recorded."""
+        return [self._times_of(step) for step in sorted({step for step, _ in self._of_actions})]
+
+    def _times_of(self, number: int) -> _StepTimes:
         since, end = self._spans[number]
         step_ns, took, waited = end - since, [], []
         for index in range(len(self._steps[number].actions)):

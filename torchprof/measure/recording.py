@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from torchprof.attribute.compiled_graphs import CompiledGraphs
 from torchprof.attribute.event_columns import EventColumns
-from torchprof.attribute.events import Attributed, Site
+from torchprof.attribute.events import Attributed, Event, Site
 from torchprof.attribute.loop import Loop
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.measure.memory_blocks import NOT_MEASURED, LiveMemory
@@ -30,20 +30,17 @@ from torchprof.run.words import NOT_SELECTED, OUTSIDE, Signature, SourceLine
 class Recording:
     """One recording: its events, and the state of the process and the model at its start and end.
 
-    - ``columns``: makes the events of ``source``, with the inputs that ``wanted_detail`` requests; nothing else keeps
-      them.
+    - ``columns``: makes the events of ``source`` with the inputs that ``wanted_detail`` wants; nothing else keeps them.
     - ``layers``: those of the plan, as they were at the end. ``origin``: the process that was recorded.
     - ``observations``: those made so far; ``assemble`` adds its own.
     - ``start``, ``end``: the live memory at these times.
     - ``has_steps``: whether the events contain our marks of steps. ``from_first_mark``: whether a step began with the
       recording. ``before``: the end of the cycle right before this one; None without one.
     - ``group``: the group of the collectives that do not name one, see ``sole_group``.
-    - ``graphs``: the compiled graphs whose layers are known. ``called``: the compiled graphs that were called, by the
-      key in the range around each call.
+    - ``graphs``: the compiled graphs whose layers are known. ``called``: those that were called, by their keys.
     - ``regions``: all compiled code of the process, and ``compilations`` when it was compiled. ``under_compile``: what
       was to be compiled of the models.
-    - ``python_samples``: (time, source line, number of sampling intervals) of each sample of Python; None if Python was
-      not sampled.
+    - ``python_samples``: (time, source line, number of sampling intervals) of each; None if Python was not sampled.
 
     ``began_ns``: the end of the recording's first mark. This time, the samples, and the frees noted in ``start`` are
     on the clock of ``time.perf_counter_ns``, which never jumps. Events may be on another clock.
@@ -67,11 +64,6 @@ class Recording:
     before: CycleEnd | None = None
     python_samples: Iterable[tuple[int, SourceLine, int]] | None = None
     began_ns: int = 0
-
-    def copy_labels(self, total: Observations, unobserved_before: Counter[int]) -> None:
-        """Copy what the observations of all cycles say of labels; of the calls, those since ``unobserved_before``."""
-        self.unobserved = total.unobserved - unobserved_before
-        self.unlabelled, self.added, self.removed = total.unlabelled, total.added, total.removed
 
 
 class EventSource(Protocol):
@@ -151,30 +143,18 @@ class Options:
         return self.profile_memory
 
 
-class LayerPlan(Protocol):
+@dataclass(frozen=True)
+class LayerPlan:
     """The layers of the models, and the modules that labels stand for. ``fqns``, ``replicated``: as in
-    ``CollectiveOwners``."""
+    ``CollectiveOwners``. ``labels``: of layers that a trace does not name."""
 
-    @property
-    def sites(self) -> Mapping[str, Site]: ...
-
-    @property
-    def layer_paths(self) -> Sequence[tuple[str, ...]]: ...
-
-    @property
-    def selected(self) -> Set[int] | None: ...
-
-    @property
-    def selected_paths(self) -> tuple[tuple[str, ...], ...] | None: ...
-
-    @property
-    def callable_layers(self) -> Set[int]: ...
-
-    @property
-    def fqns(self) -> Mapping[str, Sequence[int]]: ...
-
-    @property
-    def replicated(self) -> Mapping[int, Set[int]] | None: ...
+    sites: Mapping[str, Site]
+    layer_paths: Sequence[tuple[str, ...]]
+    callable_layers: Set[int]
+    fqns: Mapping[str, Sequence[int]]
+    replicated: Mapping[int, Set[int]] | None = None
+    selected: Set[int] | None = None
+    labels: Sequence[Event] = ()
 
 
 @dataclass
@@ -204,8 +184,7 @@ class Observations:
     end: CycleEnd | None = None
 
     def add(self, cycle: Observations, new_index: Sequence[int] | None = None) -> None:
-        """Add the observations of one more cycle, equal warnings once. ``new_index``: for each of its layers the index
-        in the sum; None if it is the same."""
+        """Add one more cycle, equal warnings once. ``new_index``: by layer its index in the sum; None if the same."""
         # NOT_SELECTED and OUTSIDE are negative indices: they stay the same.
         to = None if new_index is None else [*new_index, NOT_SELECTED, OUTSIDE]
         for (outer, inner), ns in cycle.callers.items():
@@ -229,8 +208,7 @@ class Observer(Protocol):
     def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]: ...
 
     def result(self) -> Mapping[str, Any]:
-        """Fields of ``Run`` (and ``steps`` of ``Meta``), after the last event. If several observers have a field, ``|``
-        joins what they have."""
+        """Fields of ``Run`` (and ``steps`` of ``Meta``), after the last event. ``|`` joins those of observers."""
 
 
 # The step that is open where a cycle of a recording ends: the next cycle has the rest of it

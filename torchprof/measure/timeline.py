@@ -27,17 +27,8 @@ class _OpenSpan:
     row: int = _NONE
 
 
-@dataclass(slots=True)
-class _StreamLane:
-    """A lane of a stream, by its ``number``; ``end_ns``: the end of its last kernel."""
-
-    number: int
-    end_ns: int = 0
-
-
 class OpenSpans:
-    """Observes all events: the spans of the timeline, for calls of layers in forward or in recompute, labels of the
-    user, garbage collections and kernels.
+    """Observes all events: spans for calls of layers in forward or recompute, labels, garbage collections and kernels.
 
     Backward has no calls. There, a span of a layer is a stretch: uninterrupted work on one thread. It begins with an
     autograd node of the layer or of a layer below it. It ends with the last such node before one of these begins: a
@@ -50,8 +41,8 @@ class OpenSpans:
         spans    [ block                                ]  [head]
                  [ block.norm             ]  [block.conv]
 
-    So two spans of one thread are either nested or do not overlap. A kernel that overlaps the one before it on its
-    stream goes to another lane of the stream.
+    So two spans of one thread are either nested or do not overlap. A kernel that overlaps the one before it goes to
+    another lane of its stream.
 
     It has open spans of its own: a stretch of backward is not an event, and lasts longer than the node that begins it.
     """
@@ -77,7 +68,8 @@ class OpenSpans:
         self._in_backward = False  # whether any stretch is open
         self._lanes: list[Lane] = []
         self._of_thread: dict[int, int] = {}  # its lane
-        self._of_stream: dict[tuple[str, int], list[_StreamLane]] = {}  # its lanes
+        self._of_stream: dict[tuple[str, int], list[int]] = {}  # its lanes
+        self._busy_until: dict[int, int] = {}  # by lane of a stream: the end of its last kernel
         self._names: dict[str, int] = {}
         self._columns = {name: array("q") for name in Spans.COLUMNS}
         self._ends = self._columns["end_ns"]
@@ -167,13 +159,13 @@ class OpenSpans:
     def _on_kernel(self, item: Attributed) -> None:
         event, place, _, _, _, _ = item
         lanes = self._of_stream.setdefault((event.device, event.thread), [])
-        lane = next((lane for lane in lanes if lane.end_ns <= event.start_ns), None)
+        lane = next((lane for lane in lanes if self._busy_until[lane] <= event.start_ns), None)
         if lane is None:
-            lane = _StreamLane(len(self._lanes))
+            lane = len(self._lanes)
             lanes.append(lane)
             self._lanes.append(Lane(event.device, len(lanes), event.thread))
-        lane.end_ns = event.end_ns
-        self._add(event.start_ns, event.end_ns, lane.number, place.layer, place.phase, self._number_of(event.name))
+        self._busy_until[lane] = event.end_ns
+        self._add(event.start_ns, event.end_ns, lane, place.layer, place.phase, self._number_of(event.name))
 
     def _lane_of(self, thread: int) -> int:
         lane = self._of_thread.get(thread)

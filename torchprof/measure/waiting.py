@@ -50,16 +50,14 @@ def _has_communication_name(kind: FrameKind, name: str) -> bool:
 class Waiting:
     """Finds the times in which CPU threads waited for exchanges between ranks that run on the CPU.
 
-    torch records no event for a wait. An exchange can start long before its result is needed, and a thread that works
-    meanwhile does not wait. A gap is an interval in which a thread runs no operator and calls nothing. The end of a gap
-    shows whether the thread waited in it:
+    torch records no event for a wait. An exchange can start long before its result is needed, and a thread may work
+    meanwhile. In a gap, a thread runs no operator and calls nothing. The end of a gap shows whether it waited:
 
     - An exchange ended, and the thread continues within ``PROMPTLY_NS``: it waited until the end of the exchange.
     - The thread continues later, but it most likely waited for a collective that ended in the gap. This is so if its
       last action before the gap was to request a collective. It is also so if the gap is in the loop around the model,
       or in a call of autograd's engine: DistributedDataParallel waits there, at the end of backward. The thread waited
-      until the end of the collective; the rest of the gap is Python. This rule does not hold for sends and receives:
-      they usually start ahead of time.
+      until the end of the collective; the rest is Python. Not so for sends and receives: most start ahead of time.
 
     In all other gaps, Python was running.
     """
@@ -103,8 +101,8 @@ class _Exchange(NamedTuple):
 
 class ThreadState:
     """A thread. ``until``: its time is counted up to here. ``innermost``: its innermost range that has not ended then.
-    ``has_requested``: whether its last action was to request a collective. ``first_start``, ``last_start``: the starts
-    of its first and of its last range."""
+    ``has_requested``: whether its last action was to request a collective. ``first_start``, ``last_start``: of ranges.
+    """
 
     __slots__ = ("first_start", "has_requested", "innermost", "last_start", "until")
 

@@ -13,15 +13,12 @@ from torchprof.run.sentences import WITHOUT_SHAPES
 from torchprof.run.torch_names import ON_PARAMETERS
 from torchprof.run.words import NOT_SELECTED, OUTSIDE, FrameKind
 
-_CALLS_MATTER = 0.01
-"""From this share of the recorded time on, calls that bypass a layer are a warning."""
-_LABELS_MATTER = 0.02
-"""The time of labels is a warning if it is more than this share of the recorded time."""
+_CALLS_MATTER = 0.01  # from this share of the recorded time on, calls that bypass a layer are a warning
+_LABELS_MATTER = 0.02  # the time of labels is a warning if it is more than this share of the recorded time
 
 
 def recorded_warnings(run: Run, observations: Observations) -> Iterator[RunWarning]:
-    """All warnings of a cycle: those that came up while it was recorded, then those that its run shows. Reports have
-    them in this order."""
+    """All warnings of a cycle, in the order of reports: those of the recording, then those that its run shows."""
     yield from observations.warnings
     yield from about_modules(observations.added, observations.removed)
     if observations.unmatched:
@@ -114,8 +111,7 @@ def about_callers(
 ) -> Iterator[RunWarning]:
     """Layers that were called by another layer than their parent, so that totals differ much from the time of calls.
 
-    ``callable_layers``: the layers with a forward. ``callers``: the time of calls by (caller, called layer); the caller
-    is negative for code outside all layers.
+    ``callable_layers``: those with a forward. ``callers``: the time of calls by (caller, or negative; called layer).
     """
     tree = Layers.of(layers)
 
@@ -137,8 +133,7 @@ def about_callers(
 
 
 def _about_shapes(rows: Rows) -> Iterator[RunWarning]:
-    """The operators that were not counted only because their shapes were not recorded. The number and layers of their
-    calls follow from the run."""
+    """The operators that were not counted only because their shapes were not recorded."""
     uncounted = rows.of_recording.summed("frames", "uncounted")
     without_shapes: dict[str, None] = {}  # names of operators, in order
     for chain in (chain for chain, calls in uncounted.items() if calls):

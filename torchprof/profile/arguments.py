@@ -18,8 +18,7 @@ from torchprof.record.modules import walk_modules
 from torchprof.record.torch_internals import optional
 from torchprof.run.meta import RunWarning
 
-AUTO = "auto"
-"""The value of ``device`` for what the model is on."""
+AUTO = "auto"  # the value of ``device`` for what the model is on
 _TORCHS_DEVICES = ("cuda", "xpu", "mps", "mtia", "hpu")
 _ACTIONS = (ProfilerAction.NONE, ProfilerAction.WARMUP, ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 """The actions that a schedule may return. torch has one more action, which is private."""
@@ -65,11 +64,8 @@ def action_of(schedule: Callable[[int], ProfilerAction] | None, step: int) -> Pr
 def checked_device(
     device: str | torch.device, use_cuda: bool | None, use_device: str | None, models: Iterable[nn.Module]
 ) -> str | None:
-    """The kind of device to record in addition to the CPU; None for no device.
-
-    ``use_cuda`` and ``use_device`` are None if they were not given. Raises TorchprofError for an unknown device, and if
-    two of the three contradict each other.
-    """
+    """The kind of device to record in addition to the CPU; None for no device. ``use_cuda``, ``use_device``: None if
+    not given. Raises TorchprofError for an unknown device, and a contradiction."""
     known = ("cpu", *_known_devices())
     if use_device is not None and use_device not in known:
         choices = suggest(str(use_device), known)
@@ -107,10 +103,8 @@ def _kind_of(device: Any, known: Sequence[str]) -> str:
 
 
 def device_of(models: Iterable[nn.Module]) -> str:
-    """The kind of device that models are on: that of their first parameter or buffer on a device, else "cpu".
-
-    The meta device, which computes nothing, and kinds that torch's profiler does not know do not count.
-    """
+    """The kind of device that models are on: that of their first parameter or buffer on a device, else "cpu". The meta
+    device, which computes nothing, and kinds that torch's profiler does not know do not count."""
     known = _known_devices()
     for model in models:
         for _, _, module in walk_modules(model):
@@ -131,15 +125,10 @@ def checked_provenance(compile_layers: bool, warnings: list[RunWarning]) -> Prov
     return Provenance.if_supported(warnings) if compile_layers else None
 
 
-# ``Profile`` as a decorator
-
-
 def decorated(function: Callable[..., Any], block: Callable[[], AbstractContextManager[object]]) -> Callable[..., Any]:
-    """Wrap a function, coroutine function or generator function, so that each call is inside a block.
-
-    ``block()``: the profile for the first call; for later calls, and calls inside the first one, a block that does
-    nothing, because a profile is used once. Raises TorchprofError for an asynchronous generator.
-    """
+    """Wrap a function, coroutine function or generator function, so that each call is inside a block. ``block()``: the
+    profile for the first call; for later calls, and calls inside the first one, a block that does nothing, because a
+    profile is used once. Raises TorchprofError for an asynchronous generator."""
 
     @functools.wraps(function)
     def profiled(*args: Any, **kwargs: Any) -> Any:

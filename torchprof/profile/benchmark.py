@@ -1,7 +1,4 @@
-"""``benchmark``: the latency of single calls at each batch size, for inference or a training step.
-
-Nothing is recorded, so no profiler slows the model down.
-"""
+"""``benchmark``: the latency of single calls at each batch size, for inference or a training step, without profiler."""
 
 from __future__ import annotations
 
@@ -36,11 +33,8 @@ _UPDATE_S = 0.1  # the time between two updates of the progress: writing to a te
 
 @dataclass(frozen=True)
 class Latency:
-    """The latencies of single calls at one ``batch_size``, in seconds.
-
-    ``seconds``: one number for each call, in order. After an out-of-memory error it is empty, ``error`` is torch's
-    message, and all figures are None.
-    """
+    """The latencies of single calls at one ``batch_size``, in ``seconds``, in order. After an out-of-memory error there
+    are none, ``error`` is torch's message, and all figures are None."""
 
     batch_size: int
     seconds: tuple[float, ...] = field(default=(), repr=False)
@@ -269,8 +263,7 @@ def _parameters(
 
 @contextmanager
 def _in_mode(model: nn.Module, train: bool, parameters: Sequence[Tensor]) -> Iterator[list[str]]:
-    """In the block, the model is in train or eval mode; then its modes, and the gradients, are as before. Yields
-    warnings."""
+    """Put the model in train or eval mode; afterwards, its modes and gradients are as before. Yields warnings."""
     # A frozen ScriptModule has no attribute ``training``.
     modes = [(module, module.training) for module in model.modules() if hasattr(module, "training")]
     gradients = [(parameter, parameter.grad) for parameter in parameters]

@@ -38,9 +38,8 @@ class Setup:
 
     ``device``: the kind of device whose kernels are recorded; None for the CPU alone, as where ``asked.device``, which
     the user asked for, is missing on this machine. ``provenance`` finds the layers of compiled graphs.
-    ``from_first_mark``: whether a cycle begins with a step, and not in the middle of one. ``has_gaps``: False if each
-    cycle begins where the one before ended, and a step of a loop may be in several. ``samples_python``: whether a
-    sampling thread notes the source line of the thread that starts the cycle.
+    ``from_first_mark``: whether a cycle begins with a step, and not in the middle of one. ``is_program``: each cycle
+    begins where the one before ended, and a sampling thread notes the source line of the thread that starts it.
     """
 
     plan: Plan
@@ -48,8 +47,7 @@ class Setup:
     device: str | None = None
     provenance: Provenance | None = None
     from_first_mark: bool = True
-    has_gaps: bool = True
-    samples_python: bool = False
+    is_program: bool = False
 
 
 class Cycle:
@@ -99,7 +97,7 @@ class Cycle:
         try:
             if setup.asked.profile_memory:
                 self._start_memory = live_memory(setup.plan.models, watch=True)
-            if setup.samples_python:
+            if setup.is_program:
                 self._sampler = Sampler(get_ident())
             self._called_graphs.on()
             self.session.start(step_begins=setup.from_first_mark)
@@ -171,16 +169,16 @@ class Cycle:
             python_samples=None if self._sampler is None else self._sampler.samples(),
             began_ns=session.began_ns,
         )
-        return assemble(recording, setup.plan, dataclasses.replace(setup.asked, with_stack=session.with_stack))
+        asked = dataclasses.replace(setup.asked, with_stack=session.with_stack)
+        return assemble(recording, setup.plan.layer_plan(), asked)
 
     @cached_property
     def event_lists(self) -> defaultdict[tuple[str, ...], list[EventList]]:
-        """torch's own events of each finished call, in the order in which the calls ended, by the module's real path.
-        Read when first asked for."""
+        """torch's own events of each finished call, in the order in which calls ended, by the module's real path."""
         session, plan = self.session, self._setup.plan
         lists: defaultdict[tuple[str, ...], list[EventList]] = defaultdict(list)
         paths = {}
-        for item in attribution_of(plan).attribute(session.columns()):
+        for item in attribution_of(plan.layer_plan()).attribute(session.columns()):
             if isinstance(item, Attributed) and item.event.kind is Kind.LABEL:
                 path = plan.real_paths.get((item.event.name, item.place.layer))
                 if path is not None and path in plan.with_event_lists:
@@ -191,19 +189,15 @@ class Cycle:
         return lists
 
 
-# The cost of a label
-
 _BLOCKS, _CALLS = 10, 20  # how many blocks are timed, and the calls in one
 _calibration = threading.Lock()
 _calibrated: list[float] = []
 
 
 def label_ns() -> float | None:
-    """The time that one label takes inside a session, in nanoseconds; None if another session is active.
-
-    It is measured once in a process, in a session of its own: calls of a module that does nothing, with a label and
-    without. Of the blocks of calls the shortest counts, since other processes and threads interrupt some.
-    """
+    """The time that one label takes inside a session, in nanoseconds; None if another session is active. It is measured
+    once in a process, in a session of its own: calls of a module that does nothing, with a label and without. Of the
+    blocks of calls the shortest counts, since other processes and threads interrupt some."""
     with _calibration:
         if not _calibrated and not is_profiled():
             module = nn.Identity()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
 from copy import deepcopy
 
 from torch.profiler import ProfilerAction
@@ -30,9 +29,8 @@ _RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 class Cycles:
     """The cycles of one recording, one after the other, and their sum.
 
-    A cycle goes through the calls that ``Cycle`` lists: ``start``, ``begin_recording``, ``end_recording``, and then
-    either ``stop``, which leaves it to be read by ``result``, or ``stop_and_add``, after which the next may start.
-    ``finish`` follows the last cycle.
+    A cycle goes through ``start``, ``begin_recording``, ``end_recording``, and then either ``stop``, which leaves it to
+    be read by ``result``, or ``stop_and_add``, after which the next may start. ``finish`` follows the last cycle.
 
     ``run``: the sum of all cycles that were added, without warnings; None before the first. ``observations``: of these
     cycles. ``last``: the cycle that is recording, or else the last one that recorded. ``prepared``: the next cycle; its
@@ -50,7 +48,7 @@ class Cycles:
         self.prepared: Cycle | None = None
         self.is_recording = False
         self.split_ranges = SplitRanges()
-        self.end_of_last = None if setup.has_gaps else CycleEnd()
+        self.end_of_last = CycleEnd() if setup.is_program else None
         self._is_lost = False
         self._is_observed = True  # whether ``observations`` include those of the last cycle
 
@@ -59,19 +57,14 @@ class Cycles:
         return None if self.last is None else self.last.session
 
     def start(self) -> None:
-        """Start the next cycle."""
-        self._start(with_stack=False, warnings=())
-
-    def _start(self, *, with_stack: bool, warnings: Sequence[RunWarning]) -> None:
-        """Start the prepared cycle, or a new one. ``warnings``: warnings about this cycle."""
-        cycle, self.prepared = self.prepared or self._new(with_stack), None
-        cycle.observations.warnings += warnings
+        """Start the prepared cycle, or a new one."""
+        cycle, self.prepared = self.prepared or self._new(), None
         self.last = cycle  # frees the previous cycle now, and not while this one is recording
         self._is_lost = self._is_observed = False
         cycle.start()
         self.is_recording = True
 
-    def _new(self, with_stack: bool) -> Cycle:
+    def _new(self, with_stack: bool = False) -> Cycle:
         job = None if self.last is None else self.last.job
         return Cycle(self.setup, with_stack=with_stack, last_job=job, last_end=self.end_of_last)
 
@@ -131,13 +124,12 @@ class Cycles:
         self.last, self.is_recording = None, False
 
     def discard_prepared(self) -> None:
-        prepared, self.prepared = self.prepared, None
-        if prepared is not None:
+        if self.prepared is not None:
+            prepared, self.prepared = self.prepared, None
             prepared.session.discard()
 
     def _observe_labels(self) -> None:
-        """Observe, from the start to now, the calls that were not recorded, and the modules without a label, added or
-        removed."""
+        """Observe the calls until now that were not recorded, and the modules without a label, added or removed."""
         plan, observations = self.setup.plan, self.observations
         # Copies, since other threads may add calls.
         unobserved, unlabelled = self.labels.unobserved.copy(), {*self.labels.unlabelled}
@@ -169,10 +161,8 @@ class Cycles:
 
 class ScheduledCycles(Cycles):
     """The cycles of a ``Profile``. They start and end, step by step, as a schedule says; the rules are those of
-    ``torch.profiler.profile``. Without a schedule there is a single cycle, from ``start`` to ``stop``.
-
-    ``run_of_last``: of the last added cycle, with warnings, until the Profile takes it; None without ``keeps_runs``.
-    """
+    ``torch.profiler.profile``. Without a schedule there is a single cycle, from ``start`` to ``stop``. ``run_of_last``:
+    of the last added cycle, with warnings, until the Profile takes it; None without ``keeps_runs``."""
 
     def __init__(self, setup: Setup, warnings: list[RunWarning], labels: Labels, *, keeps_runs: bool) -> None:
         super().__init__(setup, warnings, labels)
@@ -218,7 +208,9 @@ class ScheduledCycles(Cycles):
             warnings += about_buckets(self.setup.plan.unordered())
         if self.prepared is None:  # else a guard has kept others out since then
             _refuse_active_profiler()
-        self._start(with_stack=with_stack and not waiting, warnings=warnings)
+            self.prepared = self._new(with_stack and not waiting)
+        self.prepared.observations.warnings += warnings
+        super().start()
 
     def stop_and_add(self) -> Run:
         """Do the same as for other cycles, and keep the run of the cycle, with its warnings, for on_trace_ready."""

@@ -1,7 +1,6 @@
 """Collect the runs of the ranks on one rank, while the job is still running.
 
-Up to 64 ranks are gathered whole. Of more, each sends a kilobyte or two, ``Run.to_compare``; the rank that gathers
-compares these and asks for the runs of a few: the slow ones, and some others.
+Of more than 64 ranks, each sends ``Run.to_compare``; the rank that gathers then asks for the runs of a few.
 
 The runs go through the key-value store of the job, and not through a collective. So it works with every backend, needs
 no memory of a device, and works after a rank has died, where a collective would hang or fail. All waits have a limit:
@@ -37,8 +36,7 @@ _GRACE_S = 10.0
 the run must be gathered and written before that."""
 _PAUSES_S = 0.002, 0.1  # the first and the longest pause between two looks into the store
 _LOOKS = 10_000  # the most looks a second of all ranks together: a store serves several times as many
-_ALL_UP_TO = 64
-"""The most ranks of which all are gathered by default."""
+_ALL_UP_TO = 64  # the most ranks of which all are gathered by default
 _TOGETHER = 256  # the number of comparisons that are taken at once
 _SILENT_S = 30.0  # after this time, a warning names the ranks that are still missing
 _INSTEAD = "Save the run of each rank (`prof.run.save(f'rank{rank}.json')`) and merge the files (`torchprof.merge`)."
@@ -57,8 +55,7 @@ def gather(
     sigterm: DelayedSigterm,
 ) -> Run | None:
     """See ``Profile.gather``; ``wanted`` are its ``ranks``. ``run`` is None if profiling was switched off. ``failed``:
-    whether an error has ended the recording, or is being handled. ``sigterm`` delays SIGTERM; this function sets how
-    long."""
+    an error has ended the recording, or is being handled. This function sets how long ``sigterm`` delays the signal."""
     seconds = None if timeout is None else _seconds(timeout)
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
@@ -81,16 +78,15 @@ def gather(
     name = (needed("torch.distributed.distributed_c10d._get_default_group")() if group is None else group).group_name
     store = store_of_job(f"torchprof/gather/{name}/{dst}/{_gathers[name, dst]}")
     _gathers[name, dst] += 1
-    is_of_other_rank = run is not None and run.meta.rank != rank
     if seconds is None:
         seconds = store.timeout.total_seconds()
         if failed:
             seconds = min(seconds, _GRACE_S)
     sigterm.expected = failed
-    own = None if is_of_other_rank else run
-    gathered = exchange(own, store, rank=rank, dst=dst, ranks=ranks, whole=whole, seconds=seconds, sigterm=sigterm)
-    if is_of_other_rank:
-        assert run is not None
+    own = run if run is not None and run.meta.rank == rank else None
+    table = RunsInStore(store, seconds, sigterm, len(ranks))
+    gathered = exchange(own, table, rank=rank, dst=dst, ranks=ranks, whole=whole)
+    if run is not None and own is None:  # told only now: the other ranks do not wait for this one
         raise TorchprofError(
             f"This run is of rank {run.meta.rank}, but this process is rank {rank}: it was recorded before "
             "init_process_group. Call that first."
@@ -99,20 +95,10 @@ def gather(
 
 
 def exchange(
-    run: Run | None,
-    store: Any,
-    *,
-    rank: int,
-    dst: int,
-    ranks: Collection[int],
-    whole: Collection[int] | None,
-    seconds: float,
-    sigterm: DelayedSigterm,
+    run: Run | None, table: RunsInStore, *, rank: int, dst: int, ranks: Collection[int], whole: Collection[int] | None
 ) -> Run | None:
-    """The part of one rank in a gather: write its run into the store, or as ``dst`` merge the runs of the others, for
-    which it waits ``seconds``, and return the merged run; None if there is no run. ``whole``: the ranks whose runs are
-    gathered; None if ``dst`` chooses them from a comparison of all."""
-    table = RunsInStore(store, seconds, sigterm, len(ranks))
+    """The part of one rank in a gather: write its run into the table, or as ``dst`` return the merged run; None without
+    any. ``whole``: the ranks whose runs are gathered; None if ``dst`` chooses them from a comparison of all."""
     if rank != dst:
         if whole is None:
             table.put_comparison(rank, run)
@@ -122,7 +108,7 @@ def exchange(
         if rank == 0:  # this process may host the store, so it must not end before all runs were taken
             table.wait_until_closed()
         return None
-    sigterm.later_s = _GRACE_S
+    table.sigterm.later_s = _GRACE_S
     try:
         comparison = None
         if whole is None:
@@ -195,9 +181,6 @@ def _rank_list(ranks: list[int]) -> str:
     return some([*map(str, ranks)], 8)
 
 
-# The store
-
-
 def store_of_job(prefix: str) -> Any:
     """The keys with this prefix in the job's store. Raises TorchprofError if it has none (MPI)."""
     store = needed("torch.distributed.distributed_c10d._get_default_store")()
@@ -220,7 +203,7 @@ class RunsInStore:
     def __init__(self, store: Any, seconds: float, sigterm: DelayedSigterm, ranks: int) -> None:
         self._store = store
         self._until = time.monotonic() + seconds
-        self._sigterm = sigterm
+        self.sigterm = sigterm
         self._longest_pause = max(_PAUSES_S[1], ranks / _LOOKS)
 
     def put(self, rank: int, run: Run | None) -> None:
@@ -310,7 +293,7 @@ class RunsInStore:
 
     def note_missing(self, ranks: Collection[int]) -> None:
         warnings.warn(f"{ranks_in_words(ranks).capitalize()} sent no run in time.", stacklevel=3)
-        self._sigterm.expected = True  # probably a rank has died, and torchrun will soon notice
+        self.sigterm.expected = True  # probably a rank has died, and torchrun will soon notice
 
     def close(self) -> None:
         """Mark that no more runs are taken."""
@@ -325,12 +308,11 @@ class RunsInStore:
                 return
 
     def _looks(self, grace_s: float | None = None) -> Iterator[bool]:
-        """Yield again and again, after short pauses, whether the time is over. After SIGTERM, ``grace_s`` are left. The
-        pauses are not spent waiting in the store: there, signals would not reach this process, and the backend, which
-        uses the store as well, would have to wait."""
+        """Yield again and again, after short pauses, whether the time is over. After SIGTERM, ``grace_s`` are left. A
+        wait in the store instead would keep signals from this process, and the store from the backend."""
         pause, longest = _PAUSES_S[0], self._longest_pause
         while True:
-            if self._sigterm.came:
+            if self.sigterm.came:
                 self._until = min(self._until, time.monotonic() + (_GRACE_S if grace_s is None else grace_s))
             left = self._until - time.monotonic()
             yield left <= 0

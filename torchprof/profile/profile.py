@@ -32,7 +32,7 @@ from torchprof.record.labels import Labels
 from torchprof.record.modules import Trace, checked_models
 from torchprof.record.plan import Plan
 from torchprof.record.session import Guard, Session, missing_device, refuse_if_profiled
-from torchprof.record.session_events import empty_event_list
+from torchprof.record.session_events import event_list_of
 from torchprof.run.layers import Layer
 from torchprof.run.meta import RunWarning
 from torchprof.run.run import Run, output
@@ -148,7 +148,8 @@ class Profile:
             self._cycles.begin_recording()
             return self
         except BaseException:
-            uninterrupted(self._undo_enter)
+            self.entered = False
+            uninterrupted(functools.partial(self._detach_and, self._cycles.abandon))
             raise
 
     def _enter(self) -> None:
@@ -206,10 +207,6 @@ class Profile:
     def _device(self) -> str | None:
         use_cuda = True if self.use_cuda else False if self._refuses_cuda else None
         return checked_device(self.device, use_cuda, self.use_device, self._models)
-
-    def _undo_enter(self) -> None:
-        self.entered = False
-        self._detach_and(self._cycles.abandon)
 
     def _detach_and(self, *steps: Callable[[], None]) -> None:
         """Detach the labels, do these steps, and allow other profilers. All is done, even after an error."""
@@ -272,10 +269,8 @@ class Profile:
         self.__exit__(*sys.exc_info())
 
     def step(self) -> None:
-        """End a step of the loop, and begin the next. Call it once in each pass of the loop, at its end.
-
-        Raises TorchprofError outside the block.
-        """
+        """End a step of the loop, and begin the next. Call it once in each pass of the loop, at its end. Raises
+        TorchprofError outside the block."""
         if not self.enabled:
             return
         if not self.entered or self.exited:
@@ -457,7 +452,7 @@ class Profile:
         if self.enabled and not self._has_run:
             raise TorchprofError("The block of this Profile has not ended: there are no averages yet.")
         if self._session is None:
-            return empty_event_list()
+            return event_list_of()
         if "group_by_input_shape" in kwargs:  # torch.profiler's spelling; EventList's has an s
             kwargs["group_by_input_shapes"] = kwargs.pop("group_by_input_shape")
         averages: EventList = self._session.event_list().key_averages(*args, **kwargs)

@@ -33,8 +33,7 @@ from torchprof.run.run import Run
 
 _MOST_MODELS = 32
 _CYCLE_S, _CYCLE_EVENTS = 10.0, 100_000
-"""After so many seconds, or about so many events, a cycle ends as soon as no backward is outstanding. An event takes 2
-to 3 KB until the cycle is read."""
+"""After so many seconds, or about so many events of 2 to 3 KB each, a cycle ends where no backward is outstanding."""
 _PATIENCE = 5  # after this many times these limits, a cycle ends at the next call of a model in any case
 _EVENTS_A_MODULE = 30.0  # a guess of the events of one call of a module, until the first cycle is read
 _LONG_START = 0.1  # a larger share of the time before the first call of a model gives a warning
@@ -57,7 +56,7 @@ class Program:
     compilation and caches) if at least three calls follow. A step ends with that of an optimizer; without gradients it
     is one call. If no model is called, the run has everything. ``max_calls``: after this many recorded calls, recording
     ends where the next call would begin; it also ends, with a warning, where the program starts a profiler of its own.
-    The other arguments are as for ``Profile``.
+    ``options``: what else is recorded, ``profile_memory`` and others of ``Options``. Arguments are as for ``Profile``.
 
     Raises TorchprofError for an invalid number of calls, and on entry while another profiler is active.
     """
@@ -65,14 +64,11 @@ class Program:
     def __init__(
         self,
         *,
-        use_cuda: bool = False,
-        profile_memory: bool = False,
-        with_flops: bool = False,
-        record_shapes: bool = False,
-        with_timeline: bool = False,
-        compile_layers: bool = False,
         warmup_calls: int | None = 0,
         max_calls: int | None = None,
+        use_cuda: bool = False,
+        compile_layers: bool = False,
+        **options: bool,
     ) -> None:
         if warmup_calls is not None:
             check_count(warmup_calls, 0, "warmup_calls must be a number of calls, 0 or more")
@@ -82,24 +78,14 @@ class Program:
         missing = missing_device(device) if device else None
         warnings = [missing] if missing else []
         self._provenance = Provenance.if_supported(warnings) if compile_layers else None
-        asked = Options(
-            device=device,
-            profile_memory=profile_memory,
-            with_flops=with_flops,
-            record_shapes=record_shapes,
-            with_timeline=with_timeline,
-            compile_layers=self._provenance is not None,
-        )
+        asked = Options(device=device, compile_layers=self._provenance is not None, **options)
         self._warmup_calls = warmup_calls or 0
-        self._start_up = (
-            None if warmup_calls is not None else _StartUp(min(_FOLLOWING_CALLS, max_calls or _FOLLOWING_CALLS))
-        )
+        following = min(_FOLLOWING_CALLS, max_calls or _FOLLOWING_CALLS)
+        self._start_up = _StartUp(following) if warmup_calls is None else None
         self._max_calls = max_calls
         self._plan = Plan([], None)
         kind = None if missing else device
-        setup = Setup(
-            self._plan, asked, kind, self._provenance, from_first_mark=False, has_gaps=False, samples_python=True
-        )
+        setup = Setup(self._plan, asked, kind, self._provenance, from_first_mark=False, is_program=True)
         self._labels = Labels(())
         self._cycles = Cycles(setup, warnings, self._labels)
         self._run: Run | None = None
@@ -110,7 +96,7 @@ class Program:
         self._cycle_began_s = 0.0  # by time.perf_counter()
         self._modules_before_cycle = 0  # calls of modules
         self._models = 0
-        self._guard = Guard(self._stop_for_other_profiler)
+        self._guard = Guard(lambda: uninterrupted(functools.partial(self._end, RunWarning.of("gave_way"))))
         self._outermost = OutermostCalls(self._before_call, self._count_elsewhere)
         self._undo = ExitStack()
         self._has_ended = False
@@ -241,7 +227,7 @@ class Program:
 
     def _start_cycle(self) -> None:
         with DelayedSignals():
-            self._modules_before_cycle = self._modules_called
+            self._modules_before_cycle += self._modules_in_cycle
             self._cycles.start()
             self._cycle_began_s = time.perf_counter()
 
@@ -252,16 +238,9 @@ class Program:
     @property
     def _modules_in_cycle(self) -> int:
         """How often modules were called in this cycle."""
-        return self._modules_called - self._modules_before_cycle
-
-    @property
-    def _modules_called(self) -> int:
-        return self._calls + self._outermost.inner
+        return self._calls + self._outermost.inner - self._modules_before_cycle
 
     # The end
-
-    def _stop_for_other_profiler(self) -> None:
-        uninterrupted(functools.partial(self._end, RunWarning.of("gave_way")))
 
     def _end(self, why: RunWarning | None = None) -> None:
         """Switch everything off and make the run. Later calls do nothing."""
@@ -308,10 +287,8 @@ class Program:
 @dataclass
 class _StartUp:
     """What is left out as start-up: all before the first call of a model, and ``first``, the run of the first step.
-
     ``calls``: the calls of models in the first step. ``following``: at least this many calls must follow it. ``model``:
-    a weak reference to the model that was called first.
-    """
+    a weak reference to the model that was called first."""
 
     following: int
     first: Run | None = None

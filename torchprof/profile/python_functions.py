@@ -73,8 +73,7 @@ def profile_python(script: Script) -> PythonPass:
 
 
 def _run_under_cprofile(script: Script, functions: Path, errors: Path) -> int:
-    """Run the script in a process of its own, which writes its functions and its stderr to these files. Returns the
-    exit code as a shell shows it."""
+    """Run the script in a process that writes its functions and its stderr to these files. Returns its exit code."""
     interpreter = [sys.executable, *cast(Any, subprocess)._args_from_interpreter_flags()]
     kind = "module" if script.is_module else "path"
     arguments = [str(Path(__file__).parents[2]), str(functions), kind, script.target, *script.args]
@@ -101,11 +100,9 @@ def record_functions(file: str, kind: str, target: str, *args: str) -> NoReturn:
 
 
 def _functions_of(profile: cProfile.Profile) -> list[PythonFunction]:
-    """The functions of a profile by self time, largest first.
-
-    cProfile's own row objects must not outlive this call: Python's shutdown may clear their type before it clears a
-    frame that holds such an object, and then it writes a SystemError to stderr.
-    """
+    """The functions of a profile by self time, largest first. cProfile's own row objects must not outlive this call:
+    Python's shutdown may clear their type before it clears a frame that holds such an object, and then it writes a
+    SystemError to stderr."""
     sums_of: dict[tuple[str, int, str], list[float]] = {}
     for code, calls, _, total_s, self_s, _ in profile.getstats():
         if isinstance(code, str):

@@ -29,10 +29,8 @@ from torchprof.record.python_lines import OUR_FILES
 @dataclass(frozen=True)
 class Script:
     """A program: a file, a folder or zip file with a ``__main__.py``, or with ``is_module`` the name of a module.
-
     ``args``: its arguments, without the program's name. ``folder`` and ``environment``: the working directory and the
-    environment variables at its start. The defaults are copies, since the program may change the originals.
-    """
+    environment variables at its start. The defaults are copies, since the program may change the originals."""
 
     target: str
     args: Sequence[str] = ()
@@ -54,8 +52,7 @@ class Script:
         that handles or ignores SIGTERM itself continues to do so. After the program has ended, the first SIGTERM is
         ignored while ``around`` is left: torchrun sends it to all ranks as soon as one has failed.
 
-        A process that the program forked may reach the end of the program, too. It ends here as under plain Python: it
-        neither leaves ``around`` nor returns.
+        A process that the program forked ends here as under plain Python: it neither leaves ``around`` nor returns.
         """
         own_process = os.getpid()
         context: AbstractContextManager[object] | None = None
@@ -121,12 +118,9 @@ class Script:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a program ended. ``end`` ends this process in the same way.
-
-    ``code``: the exit code as a shell shows it: 128 + ``signal`` if a signal ended the program. ``error``: the error
-    that ended it; it may be a SystemExit. ``began``: False if the program could not be started (no such file, a syntax
-    error), so that ``around`` was not entered.
-    """
+    """How a program ended. ``end`` ends this process in the same way. ``code``: the exit code as a shell shows it: 128
+    + ``signal`` if a signal ended the program. ``error``: the error that ended it, or a SystemExit. ``began``: False if
+    it could not be started (no such file, a syntax error)."""
 
     code: int
     error: BaseException | None
@@ -162,8 +156,7 @@ class Ending:
 
 
 def _set_first_path(first: str, always: bool = False) -> None:
-    """Put the program's folder at ``sys.path[0]``, as Python does; under ``python -P`` and ``-I`` only with ``always``,
-    as for a folder or a zip file."""
+    """Put the program's folder at ``sys.path[0]``, as Python does; with -P or -I only if ``always`` (folder or zip)."""
     has_none = getattr(sys.flags, "safe_path", sys.flags.isolated)
     if not has_none:
         sys.path[0] = first

@@ -18,11 +18,9 @@ _SIGNALS = tuple(map(int, signal.valid_signals()))
 
 
 class DelayedSignals:
-    """Inside the block, Python's signal handlers are not called in the main thread: Ctrl-C above all, and alarms.
-
-    At the end, the handlers of the signals that came are called, and their errors are raised from there. A second
-    Ctrl-C is not delayed, nor are signals that end the process or that C code handles.
-    """
+    """Inside the block, Python's signal handlers are not called in the main thread: Ctrl-C above all, and alarms. At
+    the end, the handlers of the signals that came are called, and their errors are raised from there. A second Ctrl-C
+    is not delayed, nor are signals that end the process or that C code handles."""
 
     def __init__(self) -> None:
         self._handlers: dict[int, Any] = {}  # by the signals that are delayed
@@ -87,12 +85,9 @@ def uninterrupted(work: Callable[[], object]) -> None:
 
 
 class DelayedSigterm:
-    """Inside the block, SIGTERM is delayed, in the main thread, if its handler was set by Python.
-
-    ``came``: whether it came. If so, it is delivered at the end to the handler from before the block; or ``later_s``
-    seconds after the end, so that the gathered run can still be written. If it is ``expected``, it is delayed by
-    ``later_s`` even if it comes after the end.
-    """
+    """Inside the block, SIGTERM is delayed, in the main thread, if its handler was set by Python. ``came``: whether it
+    came. If so, the handler from before the block gets it at the end, or ``later_s`` later, so that the gathered run
+    can still be written. If it is ``expected``, that holds even if it comes after the end."""
 
     def __init__(self, later_s: float = 0.0) -> None:
         self.came = False
@@ -139,10 +134,8 @@ class Terminated(BaseException):
 
 class SigtermAsError:
     """Inside the block, SIGTERM raises Terminated in this process, unless the program handles or ignores the signal.
-
     ``came``: whether it was raised, even if the program has caught it. Forked processes die by the signal, as in plain
-    Python. After ``ignore_first``, the first SIGTERM is ignored.
-    """
+    Python. After ``ignore_first``, the first SIGTERM is ignored."""
 
     came = False
 

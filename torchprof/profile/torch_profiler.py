@@ -93,4 +93,4 @@ def from_profiler(profiler: Any, model: nn.Module | Sequence[nn.Module], *, path
         group=job.group,
         regions=compiled_regions(),
     )
-    return with_warnings(assemble(recording, plan, asked), observations)
+    return with_warnings(assemble(recording, plan.layer_plan(), asked), observations)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from torchprof.analyze.report import kept_with_run
 from torchprof.ranks.compared import INFERRED, Compared, OneCollective, OneLayer, OneRank, OverRanks, Times
 from torchprof.ranks.slow import Late, Slow, compares_waiting, late_ranks, slow_among_peers
-from torchprof.run.lockstep import NOT_RECORDED, GroupOfRanks, Lockstep, LockstepKey
+from torchprof.run.lockstep import NOT_RECORDED, Lockstep, LockstepKey
 from torchprof.run.run import Run
 from torchprof.run.words import PHASES
 
@@ -48,11 +48,10 @@ class Balance:
 def balance_of(run: Run) -> Balance:
     """Compare the ranks of a run: ranks ascending, layers and collectives in the order of the run.
 
-    Own work comes from ``Run.lockstep``. It excludes communication, so equally fast ranks with equal work have equal
-    times.
+    Own work comes from ``Run.lockstep``. Without communication, equally fast ranks with equal work have equal times.
     """
     compared = Compared.of(run)
-    collectives = tuple(_collectives(compared))
+    collectives = tuple(_collective(compared, *item) for item in run.lockstep.items() if item[0].is_collective)
     ranks = tuple(_ranks(compared, collectives))
     slow, detectable = slow_among_peers(compared, ranks, collectives)
     late = late_ranks(compared, ranks, slow)
@@ -71,20 +70,12 @@ def balance_of(run: Run) -> Balance:
     )
 
 
-def _collectives(compared: Compared) -> Iterator[OneCollective]:
-    for key, lockstep in compared.run.lockstep.items():
-        if key.is_collective and key.group != NOT_RECORDED:
-            yield _collective(compared, key, lockstep, key.group, lockstep.is_paired)
-        elif key.is_collective:
-            yield _collective(compared, key, lockstep, compared.all_ranks, compared.all_ranks is not None)
-
-
-def _collective(
-    compared: Compared, key: LockstepKey, lockstep: Lockstep, group: GroupOfRanks | None, is_paired: bool
-) -> OneCollective:
-    """A collective of a layer. ``group``: as far as it is known or inferred. ``is_paired``: whether the calls of
-    different ranks can be matched. If rank 0 spends 12 ms in a call and rank 1 spends 5 ms, rank 0 waits for 7 ms and
-    rank 1 came last."""
+def _collective(compared: Compared, key: LockstepKey, lockstep: Lockstep) -> OneCollective:
+    """A collective. If rank 0 takes 12 ms in a call and rank 1 takes 5 ms, rank 0 waits for 7 ms and rank 1 came
+    last."""
+    group, is_paired = key.group, lockstep.is_paired
+    if group == NOT_RECORDED:
+        group, is_paired = compared.all_ranks, compared.all_ranks is not None
     ranks = lockstep.ranks
     nothing = (0,) * len(ranks)
     size = compared.ranks_of_job if group is None or group.size is None else group.size

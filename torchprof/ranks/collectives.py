@@ -54,13 +54,17 @@ class _Use(NamedTuple):
 
 
 @dataclass
-class _Sum:
-    """The sum over calls of collectives.
+class _Line:
+    """A line of a table: the sum over calls of collectives. ``key``: its first cells. ``ran_on``: the cell of where it
+    ran, if the table has it. ``whole_ns``: the time of all collectives there.
 
     ``ns`` is the duration of the ``timed`` calls. ``nbytes`` sums the larger of input and output size; ``sized`` calls
     have at least one of the two sizes, ``counted`` calls have both. With ``counted < calls``, ``nbytes`` is a lower
     bound. ``sizes``: the different sizes of the input and of the output of a call, as far as they are known."""
 
+    key: tuple[Cell, ...]
+    ran_on: list[Cell]
+    whole_ns: int
     calls: int = 0
     timed: int = 0
     sized: int = 0
@@ -97,12 +101,13 @@ class _Sum:
         rate = self.nbytes * 1e9 / self.ns
         return as_lower_bound(ReportCell(f"{format_count(rate)}B/s", rate, "bytes per second"))
 
-    def texts(self, whole_ns: int) -> list[Cell]:
+    @property
+    def calls_and_time(self) -> list[Cell]:
         """The cells of calls, time, average and share of a whole."""
         if not self.timed:
             return [format_number(self.calls), *[UNKNOWN] * 3]
         time = Figure(self.ns, _bound(self.timed == self.calls)).text(format_time)
-        share = format_share(self.ns / (whole_ns or 1))
+        share = format_share(self.ns / (self.whole_ns or 1))
         return [format_number(self.calls), time, format_time(self.ns / self.timed), share]
 
 
@@ -136,16 +141,6 @@ def collectives(run: Run) -> Part:
     return spaced([tables.by_collective(), tables.by_layer(), stacked([*tables.sentences(), *warnings])])
 
 
-class _Line(NamedTuple):
-    """A line of a table: the cells of its ``key``, that of where it ran if the table has it, its sum, and the cells of
-    its calls and time."""
-
-    key: tuple[Cell, ...]
-    ran_on: list[Cell]
-    total: _Sum
-    calls_and_time: list[Cell]
-
-
 class _Tables:
     """The two tables of the uses of a run, at least one. If a run has both kinds, a column says where each ran."""
 
@@ -158,31 +153,29 @@ class _Tables:
         self._on, self._time = (["On"], "Time") if len(present) > 1 else ([], f"{present[0]} time")
 
     def by_collective(self) -> ReportTable:
-        rows = []
-        for line in self._summed(_what, _sizes):
-            sizes = map(_size_text, line.total.sizes)
-            rows.append([*line.key, *sizes, *line.ran_on, *line.calls_and_time, line.total.bandwidth_text])
+        rows = [
+            [*line.key, *map(_size_text, line.sizes), *line.ran_on, *line.calls_and_time, line.bandwidth_text]
+            for line in self._summed(_what, _sizes)
+        ]
         headings = [*_WHAT, "In", "Out", *self._on, "Calls", self._time, "Avg", "Share", "Bandwidth"]
         return ReportTable.of_cells(headings, rows).of("by_collective")
 
     def by_layer(self) -> ReportTable:
-        rows = [[*line.key, *line.ran_on, line.total.bytes_text, *line.calls_and_time] for line in self._summed(_where)]
+        rows = [[*line.key, *line.ran_on, line.bytes_text, *line.calls_and_time] for line in self._summed(_where)]
         headings = ["Module", "Phase", *self._on, "Bytes", "Calls", self._time, "Avg", "Share"]
         return ReportTable.of_cells(headings, rows).of("by_layer")
 
     def _summed(
         self, key: Callable[[_Use], tuple[Cell, ...]], apart: Callable[[_Use], tuple[str, ...]] = lambda use: ()
-    ) -> Iterator[_Line]:
+    ) -> list[_Line]:
         """The lines of a table, the largest first. Equal texts are one line, unless ``apart`` keeps them apart."""
-        sums: dict[tuple[bool, tuple[str, ...], tuple[str, ...]], tuple[tuple[Cell, ...], _Sum]] = {}
+        lines: dict[object, _Line] = {}
         for use in self._uses:
             cells = key(use)
             texts = use.on_host, tuple(map(str, cells)), apart(use)
-            sums.setdefault(texts, (cells, _Sum()))[1].add(use)
-        largest_first = sorted(sums.items(), key=lambda item: (item[1][1].ns, item[1][1].nbytes), reverse=True)
-        for (on_host, *_), (cells, total) in largest_first:
-            ran_on: list[Cell] = [self._names[on_host]] if self._on else []
-            yield _Line(cells, ran_on, total, total.texts(self._wholes[on_host]))
+            ran_on: list[Cell] = [self._names[use.on_host]] if self._on else []
+            lines.setdefault(texts, _Line(cells, ran_on, self._wholes[use.on_host])).add(use)
+        return sorted(lines.values(), key=lambda line: (line.ns, line.nbytes), reverse=True)
 
     def sentences(self) -> Iterator[str]:
         wholes = [f"{format_time(ns)} {self._names[on_host]} time" for on_host, ns in self._wholes.items() if ns]

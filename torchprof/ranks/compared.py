@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import add, attrgetter
 from statistics import median, median_low
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torchprof.ranks.pipeline import stages_of
-from torchprof.run.lockstep import GAP, NO_LAST_RANK, NOT_RECORDED, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
+from torchprof.run.lockstep import GAP, NO_LOCKSTEP, NOT_RECORDED, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
 from torchprof.run.measures import SampleKey
 from torchprof.run.run import Run
 from torchprof.run.torch_names import purpose_of
@@ -180,14 +180,13 @@ class Compared:
             work = run.lockstep.get(LockstepKey(OUTSIDE, FORWARD, device, STEP))
             if work is not None and any(work.ns) and all(field in meta.measured for meta in run.metas):
                 return cls(run, ranks, device, work)
-        nothing = Lockstep(ranks=(), counts=(), ns=(), beside_ns=(), last_ns=(), last_rank=())
-        return cls(run, ranks, None, nothing)
+        return cls(run, ranks, None, NO_LOCKSTEP)
 
     def among(self, ranks: Collection[int]) -> Compared:
         """The same, of some of the ranks: they are compared with each other alone."""
         if len(ranks) == len(self.ranks):
             return self
-        return Compared(self.run, ranks, self.measured_on, _of_some(self.step_work, ranks))
+        return Compared(self.run, ranks, self.measured_on, self.step_work.of_some(ranks))
 
     def is_selected(self, layer: int) -> bool:
         return layer < 0 or self._selected is None or self.run.layers[layer].path in self._selected
@@ -284,32 +283,3 @@ class Compared:
             for (layer, phase), values in sorted(totals.items())
             if any(values)
         }
-
-
-def last_of(ranks: Sequence[int], times: Sequence[int], ns: int) -> int:
-    """The rank that took ``ns``; ``NO_LAST_RANK`` if several did."""
-    return ranks[times.index(ns)] if times.count(ns) == 1 else NO_LAST_RANK
-
-
-def _of_some(times: Lockstep, ranks: Collection[int]) -> Lockstep:
-    """The times of some ranks. Without the single times of each rank, those of the last rank are unknown."""
-    chosen = set(ranks)
-    indices = [index for index, rank in enumerate(times.ranks) if rank in chosen]
-
-    def some(values: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(values[index] for index in indices) if values else ()
-
-    some_ranks, values = some(times.ranks), some(times.values)
-    steps = [*zip(*values)]
-    last_ns = tuple(map(max, steps))
-    return Lockstep(
-        ranks=some_ranks,
-        counts=some(times.counts),
-        ns=some(times.ns),
-        beside_ns=some(times.beside_ns),
-        last_ns=last_ns,
-        last_rank=tuple(last_of(some_ranks, step, ns) for step, ns in zip(steps, last_ns)),
-        times=times.times if steps else (),
-        medians=some(times.medians),
-        values=values,
-    )

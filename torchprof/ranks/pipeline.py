@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 from statistics import median
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from torchprof.run.run import Run
 from torchprof.run.timeline import Pipeline, StageAction
@@ -61,8 +61,7 @@ class OnePipeline:
     @cached_property
     def step_ns(self) -> tuple[int, ...]:
         """The duration of each step, from the first action to the end of the last rank; ``()`` if steps cannot be
-        paired. A rank that begins early only waits for the rank with the first stage, which starts everything: that
-        time is not part of the step."""
+        paired. A rank that begins early only waits for the rank with the first stage: that is not part of the step."""
         if len({(member.steps, len(member.step_ns)) for member in self.members}) > 1:
             return ()
         times = [[ns - early for ns, early in zip(member.step_ns, self.early_ns(member))] for member in self.members]
@@ -150,10 +149,6 @@ class ReplicaPipelines:
         return self.pipelines[0]
 
     @property
-    def stages(self) -> int:
-        return self.first.stages
-
-    @property
     def device(self) -> str:
         return self.first.members[0].device
 
@@ -183,37 +178,25 @@ def stages_of(pipeline: Pipeline) -> tuple[int, ...]:
 
 def pipelines_of(run: Run) -> list[ReplicaPipelines]:
     """The pipelines of a run, replicas together, in the order of their lowest rank."""
-    groups: list[_Group] = []
+    groups: list[tuple[list[OnePipeline], dict[tuple[int, ...], object]]] = []
     for pipeline in _pipelines(run):
         traits = _traits(pipeline)
-        group = next((group for group in groups if group.fits(traits)), None)
-        if group is None:
-            group = _Group([], {})
-            groups.append(group)
-        group.pipelines.append(pipeline)
-        group.traits.update(traits)
-    return [ReplicaPipelines(tuple(group.pipelines)) for group in groups]
+        for replicas, known in groups:
+            if all(known.get(stages, trait) == trait for stages, trait in traits.items()):
+                replicas.append(pipeline)
+                known.update(traits)  # one replica may lack ranks that another has
+                break
+        else:
+            groups.append(([pipeline], traits))
+    return [ReplicaPipelines(tuple(replicas)) for replicas, _ in groups]
 
 
-_Traits = dict[tuple[int, ...], object]
-"""What pipelines that do the same have in common: for the stages of a rank, what that rank does; and for ``()``, the
-kind of device, the schedule and the number of stages."""
-
-
-class _Group(NamedTuple):
-    """The replicas so far. ``traits``: of all of them; one pipeline may lack ranks that another has."""
-
-    pipelines: list[OnePipeline]
-    traits: _Traits
-
-    def fits(self, traits: _Traits) -> bool:
-        """Whether a pipeline with these traits is one of them: what is known of both is equal."""
-        return all(self.traits.get(stages, trait) == trait for stages, trait in traits.items())
-
-
-def _traits(pipeline: OnePipeline) -> _Traits:
+def _traits(pipeline: OnePipeline) -> dict[tuple[int, ...], object]:
+    """What pipelines that do the same have in common: for the stages of a rank, what that rank does; and for ``()``,
+    the kind of device, the schedule and the number of stages."""
     first = pipeline.members[0]
-    traits: _Traits = {(): (first.device.partition(":")[0], first.schedule, first.stages, bool(pipeline.ranks))}
+    traits: dict[tuple[int, ...], object] = {}
+    traits[()] = first.device.partition(":")[0], first.schedule, first.stages, bool(pipeline.ranks)
     for member, order in zip(pipeline.members, pipeline.orders):
         traits[stages_of(member)] = member.roots, order
     return traits
@@ -244,8 +227,7 @@ def _pipelines(run: Run) -> Iterator[OnePipeline]:
 
 
 def _of_one_device(run: Run) -> Iterable[Pipeline]:
-    """The pipeline of each rank, in the time of its device (of several, that with most work); in that of the CPU if a
-    rank has no other."""
+    """The pipeline of each rank, in the time of its device (of several, that with most work); else that of the CPU."""
     recorded = [pipeline for pipeline in run.pipelines if pipeline.actions]
     recorded.sort(key=lambda pipeline: sum(sum(action.took_ns) for action in pipeline.actions))
     on_device = [pipeline for pipeline in recorded if pipeline.device != "cpu"]
@@ -263,8 +245,7 @@ def _times_of_stage(stage: int, members: Sequence[Pipeline]) -> StageTimes:
     stages_on = {member.rank: stages_of(member) for member in members}
 
     def needs(rank: int, action: StageAction) -> str:
-        """What this action needs from another rank: the "inputs" of a forward, the "gradients" of a backward, or
-        "other" for nothing."""
+        """What this action needs from another rank: "inputs" (forward), "gradients" (backward) or nothing ("other")."""
         if action.what == "F" and stage > 0 and stage - 1 not in stages_on[rank]:
             return "inputs"
         if action.what in "BI" and stage < last_stage and stage + 1 not in stages_on[rank]:
@@ -294,12 +275,9 @@ def _times_of_stage(stage: int, members: Sequence[Pipeline]) -> StageTimes:
     )
 
 
-_Key = TypeVar("_Key", bound=Hashable)
-
-
-def _medians(actions: Iterable[StageAction], key: Callable[[StageAction], _Key]) -> dict[_Key, float]:
+def _medians(actions: Iterable[StageAction], key: Callable[[StageAction], Any]) -> dict[Any, float]:
     """The median time over the steps of all actions with the same key."""
-    times: defaultdict[_Key, list[int]] = defaultdict(list)
+    times: defaultdict[Any, list[int]] = defaultdict(list)
     for action in actions:
         times[key(action)] += action.took_ns
     return {value: median(ns) for value, ns in times.items()}

@@ -15,7 +15,7 @@ from torchprof.run.run import Run
 
 OVERLAP = 0.02
 """A step that is shorter by more than this share than its actions allow, one after the other, has some at once."""
-_FEW_STEPS = 3
+FEW_STEPS = 3
 _SLOWER = 0.05  # than the other ranks: less is the usual difference between equal layers
 
 _Stages = tuple[int, ...]  # of a rank, ascending
@@ -28,8 +28,7 @@ class Bubble(NamedTuple):
     - ``schedule``: the idle share of this schedule with equal stages, whose actions take as long as the mean of all.
     - ``stages``: what is added if each stage takes its own time, the mean over its microbatches.
     - ``microbatches``: what is added if each action takes its own time.
-    - ``rest``: communication, the loss, the host, and all other reasons. Negative in a step that was shorter than the
-      simulated one.
+    - ``rest``: communication, the loss, the host, and others. Negative if the step was shorter than simulated.
     """
 
     measured: float
@@ -45,8 +44,7 @@ class SlowStages:
 
     - ``stages``: those of the slowest rank, or of several ranks that take equally long. ``ranks``: all that have them,
       ``ranks_per_pipeline`` in each replica.
-    - ``own_ns``: the time of a microbatch, forward and backward, in the stages of the slowest rank. ``others_ns``: the
-      median of the other ranks.
+    - ``own_ns``: the time of a microbatch in the stages of the slowest rank. ``others_ns``: the median of the others.
     - ``times``: in how many of the ``steps`` all other ranks took less, in the median replica.
     - ``may_be_chance``: there are too few steps to exclude chance.
     """
@@ -238,13 +236,13 @@ def _slow_stages(replicas: ReplicaPipelines, pipeline: OnePipeline) -> SlowStage
         return None
     complete = (pipeline for pipeline in replicas.judged if pipeline.is_complete and pipeline.step_ns)
     by_replica = [[*_busy_by_microbatch(pipeline)] for pipeline in complete]
-    microbatches = [microbatch for of_replica in by_replica for microbatch in of_replica]
+    microbatches = [microbatch for steps in by_replica for step in steps for microbatch in step]
     own = [min(ns[stages] for stages in slow) for ns in microbatches]
     others = [round(_of_others(slow, ns) or 0) for ns in microbatches]
     tested = stragglers([own, others], least=_SLOWER, of=len(busy))
     if tested is not None and tested.slow != (0,):
         return None
-    are_slowest = (_are_slowest(slow, of_replica, pipeline.microbatches) for of_replica in by_replica)
+    are_slowest = ([_are_slowest(slow, step) for step in steps] for steps in by_replica)
     slowest_in = [median_low(of_step) for of_step in zip(*are_slowest)]  # for each step, in the median replica
     return SlowStages(
         stages=tuple(sorted(stage for stages in slow for stage in stages)),
@@ -254,7 +252,7 @@ def _slow_stages(replicas: ReplicaPipelines, pipeline: OnePipeline) -> SlowStage
         others_ns=others_ns,
         times=sum(slowest_in),
         steps=len(slowest_in),
-        may_be_chance=tested is None or tested.may_be_chance or len(slowest_in) < _FEW_STEPS,
+        may_be_chance=tested is None or tested.may_be_chance or len(slowest_in) < FEW_STEPS,
     )
 
 
@@ -264,25 +262,21 @@ def _of_others(slow: Collection[_Stages], busy: Mapping[_Stages, float]) -> floa
     return median(others) if 2 * len(others) >= len(busy) else None
 
 
-def _are_slowest(slow: Collection[_Stages], busy: Sequence[Mapping[_Stages, int]], microbatches: int) -> list[bool]:
-    """Whether all other ranks took less, in each step. ``busy``: by microbatch, one step after the other."""
-    are_slowest = []
-    for first in range(0, len(busy), microbatches):
-        step = busy[first : first + microbatches]
-        sums = {stages: sum(microbatch[stages] for microbatch in step) for stages in step[0]}
-        others = (ns for stages, ns in sums.items() if stages not in slow)
-        are_slowest.append(min(sums[stages] for stages in slow) > max(others))
-    return are_slowest
+def _are_slowest(slow: Collection[_Stages], step: Sequence[Mapping[_Stages, int]]) -> bool:
+    """Whether all other ranks took less in a step. ``step``: its microbatches."""
+    sums = {stages: sum(microbatch[stages] for microbatch in step) for stages in step[0]}
+    return min(sums[stages] for stages in slow) > max(ns for stages, ns in sums.items() if stages not in slow)
 
 
-def _busy_by_microbatch(pipeline: OnePipeline) -> Iterator[dict[_Stages, int]]:
-    """The time of each rank of a complete pipeline in each microbatch, by its stages, one step after the other."""
+def _busy_by_microbatch(pipeline: OnePipeline) -> Iterator[list[dict[_Stages, int]]]:
+    """For each step of a complete pipeline, and each microbatch in it, the time of each rank, by its stages."""
     numbers = sorted({action.microbatch for action in pipeline.members[0].actions})
-    of_ranks = {}  # by the stages of the rank, in the order of steps and microbatches
+    of_ranks = {}  # by the stages of the rank: in each step the time of each microbatch
     for member in pipeline.members:
         sums = [
             map(sum, zip(*(action.took_ns for action in member.actions if action.microbatch == number)))
             for number in numbers
         ]
-        of_ranks[stages_of(member)] = [ns for step in zip(*sums) for ns in step]
-    yield from (dict(zip(of_ranks, times)) for times in zip(*of_ranks.values()))
+        of_ranks[stages_of(member)] = zip(*sums)
+    for step in zip(*of_ranks.values()):
+        yield [dict(zip(of_ranks, times)) for times in zip(*step)]

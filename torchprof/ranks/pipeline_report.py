@@ -19,7 +19,7 @@ from torchprof.analyze.report import (
 )
 from torchprof.analyze.sentences import warnings_below
 from torchprof.ranks.pipeline import OnePipeline, ReplicaPipelines, StageTimes
-from torchprof.ranks.pipeline_bubble import Bubble, Judged, SlowStages, judged_pipelines
+from torchprof.ranks.pipeline_bubble import FEW_STEPS, Bubble, Judged, SlowStages, judged_pipelines
 from torchprof.run.formats import (
     UNKNOWN,
     Cell,
@@ -37,7 +37,6 @@ from torchprof.run.run import Run
 _WORTH_SAYING = 0.005  # of the time of all ranks
 _OUTLIER = 2.0  # an outlier takes so many times as long as the other microbatches
 _OF_A_STEP = 0.01  # and at least this share of a step longer
-_FEW_STEPS = 3
 _MOST_NAMED = 3  # microbatches, and pipelines
 _MAY_BE_CHANCE = "; that may be chance"
 
@@ -95,7 +94,7 @@ def _about_bubble(judged: Judged, *, of_schedule: bool = False) -> str:
     if bubble is None:
         reasons = dict.fromkeys(bubble for bubble in judged.bubbles if isinstance(bubble, str))
         return f"How long its ranks are idle (the bubble) is unknown: {'; '.join(reasons)}."
-    of = f" ({judged.replicas.stages} stages, {_schedule_of(judged.replicas)})" if of_schedule else ""
+    of = f" ({judged.replicas.first.stages} stages, {_schedule_of(judged.replicas)})" if of_schedule else ""
     parts = [f"{bubble.schedule:.0%} is the schedule's own{of}"]
     for what, share in (("unequal stages", bubble.stages), ("microbatches that differ", bubble.microbatches)):
         if abs(share) >= _WORTH_SAYING:
@@ -137,7 +136,7 @@ def _about_outliers(replicas: ReplicaPipelines) -> Iterator[str]:
             usual = median(others) if len(others) > 1 else ns
             if usual and ns >= _OUTLIER * usual and ns - usual >= _OF_A_STEP * step_ns:
                 times_longer[microbatch][stage] = ns / usual
-    few = min(member.steps for member in replicas.members) < _FEW_STEPS
+    few = min(member.steps for member in replicas.members) < FEW_STEPS
     for microbatch, by_stage in sorted(times_longer.items(), key=lambda item: -max(item[1].values()))[:_MOST_NAMED]:
         where = "all stages" if len(by_stage) == len(replicas.times) > 1 else ranks_in_words([*by_stage], "stage")
         so_long = f"{max(by_stage.values()):.1f} times as long as the others (median)"
@@ -245,7 +244,7 @@ def _table_of_stages(run: Run, number: int, replicas: ReplicaPipelines) -> Secti
             *map(time_cell, (times.step_ns, times.inputs_ns, times.gradients_ns, times.other_ns)),
         ]
 
-    stages = sorted({*range(replicas.stages), *replicas.times})
+    stages = sorted({*range(replicas.first.stages), *replicas.times})
     unknown: list[Cell] = [UNKNOWN] * (len(headings) - 1)
     rows = [
         TableRow(cells(stage, times), layer=times.root) if times else TableRow([format_number(stage), *unknown])

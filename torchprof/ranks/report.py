@@ -78,8 +78,7 @@ def _of_one_rank(run: Run) -> str:
     missing = f" {ranks_in_words(run.missing_ranks).capitalize()} gave no run, or was not merged." if of else ""
     return (
         f"This run has only rank {meta.rank}{of}: there is no other rank to compare.{missing} torchprof.merge, or "
-        "`torchprof show` with the files of all ranks, makes one run of them; prof.gather() does so inside "
-        "of the job."
+        "`torchprof show` with the files of all ranks, makes one run of them; prof.gather() does so inside of the job."
     )
 
 
@@ -108,16 +107,15 @@ def table_of_ranks(run: Run, balance: Balance, top: int | None) -> Section:
     """A row for each rank, the one with the most own work first, then the minimum, median and maximum over all."""
     columns = [*_rank_columns(run, balance)]
     listed = sorted(balance.ranks, key=lambda rank: (rank.work_ns is None, -(rank.work_ns or 0), rank.rank))
-    hidden = 0
+    sentences = []
     slowest = _SLOWEST if top is None else top
     if len(listed) > (_MANY_RANKS if top is None else top + _FASTEST):
-        hidden = len(listed) - slowest - _FASTEST
+        shown = f"shown are the {slowest} slowest and the {_FASTEST} fastest"
+        sentences.append(f"{len(listed) - slowest - _FASTEST} ranks are hidden: {shown}.")
         listed = [*listed[:slowest], *listed[-_FASTEST:]]
     rows = [TableRow([column.text(rank) for column in columns]) for rank in listed]
     rows += [TableRow([column.over_all(statistic) for column in columns], is_part=False) for statistic in _STATISTICS]
     table = ReportTable([column.heading for column in columns], rows, "ranks")
-    shown = f"shown are the {slowest} slowest and the {_FASTEST} fastest"
-    sentences = [f"{hidden} ranks are hidden: {shown}."] if hidden else []
     return stacked([table, *sentences, *_sentences_of_ranks(run, balance)])
 
 
@@ -128,17 +126,22 @@ def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:
     stages = {pipeline.rank: stages_of(pipeline) for pipeline in run.pipelines}
 
     def figures(
-        heading: str, value: Callable[[OneRank], int | None], text: Callable[[float | None], Cell]
+        heading: str,
+        value: Callable[[OneRank], int | None],
+        text: Callable[[float | None], Cell],
+        is_bound: Callable[[OneRank], bool] = lambda rank: False,
     ) -> _RankColumn:
-        values = [*map(value, ranks)]
-        return _RankColumn(
-            heading, lambda rank: text(value(rank)), lambda statistic: text(_over_all(statistic, values))
-        )
+        def over_all(statistic: str) -> Cell:
+            figure = _over_all(statistic, [*map(value, ranks)])
+            if statistic == "min":  # exact if a rank with that value is exact; other statistics, if all ranks are
+                return _bounded(text(figure), all(is_bound(rank) for rank in ranks if value(rank) == figure))
+            return _bounded(text(figure), any(map(is_bound, ranks)))
+
+        return _RankColumn(heading, lambda rank: _bounded(text(value(rank)), is_bound(rank)), over_all)
 
     def peaks(kind: str) -> _RankColumn:
-        heading = f"{printable(kind).upper()} peak"
         return figures(
-            heading,
+            f"{printable(kind).upper()} peak",
             lambda rank: dict(rank.peaks).get(kind),
             lambda nbytes: UNKNOWN if nbytes is None else format_memory(round(nbytes)),
         )
@@ -160,7 +163,8 @@ def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:
         yield figures("Median", lambda rank: rank.typical_ns, time_cell)
     yield _RankColumn("Slowest", lambda rank: often(rank.slowest_in))
     if balance.collectives:
-        yield _waiting_column(run, ranks)
+        is_waiting_bound = attrgetter("waiting_is_lower_bound")
+        yield figures(f"Waiting{unit_of(run)}", lambda rank: rank.waiting_ns, time_cell, is_waiting_bound)
         yield _RankColumn("Last to arrive", lambda rank: often(rank.last_in))
     yield from map(peaks, dict.fromkeys(kind for rank in ranks for kind, _ in rank.peaks))
     if any("flops" in meta.requested for meta in run.metas):
@@ -170,23 +174,6 @@ def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:
             lambda rank: _count_cell(rank.flops, rank.flops_is_lower_bound),
             lambda statistic: _count_cell(_over_all(statistic, flops), is_bound),
         )
-
-
-def _waiting_column(run: Run, ranks: Sequence[OneRank]) -> _RankColumn:
-    def over_all(statistic: str) -> Cell:
-        waits = _over_all(statistic, [rank.waiting_ns for rank in ranks])
-        # The minimum is exact if a rank with that value is exact; any other statistic is exact if all ranks are.
-        if statistic == "min":
-            return _bounded(
-                time_cell(waits), all(rank.waiting_is_lower_bound for rank in ranks if rank.waiting_ns == waits)
-            )
-        return _bounded(time_cell(waits), any(rank.waiting_is_lower_bound for rank in ranks))
-
-    return _RankColumn(
-        f"Waiting{unit_of(run)}",
-        lambda rank: _bounded(time_cell(rank.waiting_ns), rank.waiting_is_lower_bound),
-        over_all,
-    )
 
 
 def _sentences_of_ranks(run: Run, balance: Balance) -> Iterator[str]:
@@ -224,18 +211,12 @@ class _LayerColumn(NamedTuple):
 
     @classmethod
     def of_figure(
-        cls,
-        heading: str,
-        over_ranks: Callable[[OneLayer], OverRanks | None],
-        statistic: Callable[[OverRanks], float | None],
-        text: Callable[[float], Cell],
-        is_measured: bool = True,
+        cls, heading: str, of: str, statistic: str, text: Callable[[float], Cell], is_measured: bool
     ) -> _LayerColumn:
-        """The column of a statistic over the ranks."""
+        """The column of a ``statistic`` over the ranks: a property of ``OverRanks``, ``of`` a field of ``OneLayer``."""
 
         def value(row: OneLayer) -> float | None:
-            over = over_ranks(row)
-            return None if over is None else statistic(over)
+            return getattr(getattr(row, of), statistic, None)  # None without that figure
 
         def cell(row: OneLayer) -> Cell:
             figure = value(row)
@@ -266,17 +247,14 @@ def table_of_layers(run: Run, balance: Balance, sort_by: str | None, depth: int 
     if len(listed) > limit:
         which = "by how far Max is above the mean" if order is None else f"by {order.heading}"
         sentences.append(f"{rows_hidden(len(listed) - limit, limit, 'largest')} {which}.")
-    if any(column.column.heading == _FLOPS_HEADING for column in columns) and any(
-        row.flops_is_lower_bound for row in balance.layers
-    ):
-        sentences.append("FLOPs are lower bounds: some operators have no formula.")
     headings = [column.column.heading for column in columns]
+    if _FLOPS_HEADING in headings and any(row.flops_is_lower_bound for row in balance.layers):
+        sentences.append("FLOPs are lower bounds: some operators have no formula.")
     return stacked([ReportTable.of_cells(headings, table).of("layers"), *sentences])
 
 
 def _layer_columns(run: Run, balance: Balance) -> list[_LayerColumn]:
     """The columns of the table of layers. A measure that was not requested has no column."""
-
     figure = _LayerColumn.of_figure
 
     def text_column(heading: str, text: Callable[[OneLayer], Cell]) -> _LayerColumn:
@@ -287,32 +265,27 @@ def _layer_columns(run: Run, balance: Balance) -> list[_LayerColumn]:
             return UNKNOWN
         return text(row.work) if row.work.max > row.work.min else ""  # blank if all ranks are equal
 
-    work, imbalance = attrgetter("work"), attrgetter("imbalance")
     has_work = balance.measured_on is not None
     columns = [
         text_column("Module", lambda row: name_of(run, row.layer)),
         text_column("Phase", lambda row: "" if row.layer == IN_NO_OP else phase_cell(phase_of(row.layer, row.phase))),
-        figure("Min", work, lambda over: over.min, format_time, has_work),
-        figure("Median", work, lambda over: over.median, format_time, has_work),
-        figure("Max", work, lambda over: over.max, format_time, has_work),
-        figure("Max/mean", work, imbalance, _ratio_cell, has_work),
+        figure("Min", "work", "min", format_time, has_work),
+        figure("Median", "work", "median", format_time, has_work),
+        figure("Max", "work", "max", format_time, has_work),
+        figure("Max/mean", "work", "imbalance", _ratio_cell, has_work),
         text_column("Slowest rank", lambda row: of_slowest(row, lambda work: format_number(work.highest))),
         text_column("How often", lambda row: of_slowest(row, lambda _: often(row.slowest_in))),
     ]
-    for heading, over_ranks, fields in (
-        (_FLOPS_HEADING, lambda row: row.flops, {"flops"}),
-        ("Peak max/mean", lambda row: row.peak, {"cpu_allocated", "device_allocated"}),
+    for heading, of, fields in (
+        (_FLOPS_HEADING, "flops", {"flops"}),
+        ("Peak max/mean", "peak", {"cpu_allocated", "device_allocated"}),
     ):
         if any(fields & set(meta.requested) for meta in run.metas):
             is_measured = all(fields & set(meta.measured) for meta in run.metas)
-            columns.append(figure(heading, over_ranks, imbalance, _ratio_cell, is_measured))
+            columns.append(figure(heading, of, "imbalance", _ratio_cell, is_measured))
     if balance.collectives:
-        waiting = figure("Waiting", lambda row: row.waiting, lambda over: over.sum, format_time)
-        columns.append(
-            waiting._replace(
-                text=lambda row: _waiting_cell(row.waiting, row.waiting_is_lower_bound) if row.has_collectives else ""
-            )
-        )
+        waiting = figure("Waiting", "waiting", "sum", format_time, True)
+        columns.append(waiting._replace(text=lambda row: _waiting_cell(row) if row.has_collectives else ""))
         columns.append(text_column("Waits most", lambda row: _highest_cell(row.waiting) if row.has_collectives else ""))
     if any(layer.ranks for layer in run.layers):
         ranks_of = [layer.ranks and numbers_in_words(layer.ranks) for layer in run.layers]
@@ -331,18 +304,16 @@ def table_of_collectives(run: Run, balance: Balance, limit: int) -> Section:
 
     def cells(collective: OneCollective) -> list[Cell]:
         last: list[Cell] = [UNKNOWN] * 2
-        if collective.came_last is not None and len(collective.ranks) > 1:
-            last = [
-                _highest_cell(collective.came_last),
-                often(Times(collective.came_last.max, collective.paired_calls)),
-            ]
+        came_last = collective.came_last
+        if came_last is not None and len(collective.ranks) > 1:
+            last = [_highest_cell(came_last), often(Times(came_last.max, collective.paired_calls))]
         return [
             name_of(run, collective.layer),
             phase_cell(phase_of(collective.layer, collective.phase)),
             printable(collective.name),
             *_group_cells(collective.group),
             format_number(collective.calls),
-            _waiting_cell(collective.waiting, collective.waiting_is_lower_bound),
+            _waiting_cell(collective),
             _highest_cell(collective.waiting),
             *last,
         ]
@@ -351,8 +322,7 @@ def table_of_collectives(run: Run, balance: Balance, limit: int) -> Section:
     headings = ["Module", "Phase", "Collective", "Group", "Ranks", "Calls of all"]
     headings += [f"Waiting{unit_of(run)}", "Waits most", "Last to arrive", "How often"]
     table = [cells(collective) for collective in listed[:limit]]
-    sentences = _sentences_of_collectives(listed, limit)
-    return stacked([ReportTable.of_cells(headings, table).of("collectives"), *sentences])
+    return stacked([ReportTable.of_cells(headings, table).of("collectives"), *_sentences_of_collectives(listed, limit)])
 
 
 def _sentences_of_collectives(listed: Sequence[OneCollective], limit: int) -> Iterator[str]:
@@ -396,8 +366,8 @@ def _group_cells(group: GroupOfRanks | None) -> list[Cell]:
     return [printable(group.description or group.name) or UNKNOWN, printable(group.ranks) or size]
 
 
-def _waiting_cell(waiting: OverRanks | None, is_bound: bool) -> Cell:
-    return _bounded(time_cell(None if waiting is None else waiting.sum), is_bound)
+def _waiting_cell(row: OneLayer | OneCollective) -> Cell:
+    return _bounded(time_cell(None if row.waiting is None else row.waiting.sum), row.waiting_is_lower_bound)
 
 
 def _highest_cell(over: OverRanks | None) -> Cell:

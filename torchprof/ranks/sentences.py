@@ -54,8 +54,7 @@ def sentences(run: Run, balance: Balance) -> Iterator[str]:
 
 
 def verdict_on_ranks(run: Run) -> tuple[bool, str]:
-    """Whether a job has stragglers that are more than chance; and in words the stragglers, or that there are none, or
-    that they are unknown."""
+    """Whether a job has stragglers beyond chance; and these in words, or that there are none or they are unknown."""
     balance = balance_of(run)
     named = [part for part in (balance.slow, balance.late) if part is not None]
     sentence = straggler(run, balance) or " ".join(_about_none(run, balance))
@@ -266,7 +265,6 @@ def _first_missed(run: Run, step: Unfinished) -> tuple[str, list[int]] | None:
 
 
 def _collective(run: Run, layer: int, phase: str, name: str) -> str:
-    """A collective of a layer in words."""
     return f"{printable(name)} of {name_of_layer(run, layer)} in {phase}"
 
 

@@ -88,9 +88,8 @@ def stragglers(
     named = certain or {rank for scale in scales for rank in scale.slow(max(least, CLEARLY_SLOWER), MAY_BE_CHANCE)}
     if 2 * len(named) > ranks:
         named = set()
-    return Stragglers(
-        tuple(sorted(named)), bool(named and not certain), min(scale.detectable(least) for scale in scales)
-    )
+    detectable = min(scale.detectable(least) for scale in scales)
+    return Stragglers(tuple(sorted(named)), bool(named and not certain), detectable)
 
 
 class _Scale:
@@ -120,8 +119,7 @@ class _Scale:
         wider = _widening(without_outliers)
         self._errors = [wider * _standard_error(values, kept) for values in without_outliers]
         self._usual_error = median(self._errors) / (1 - 2 / (9 * (kept - 1))) ** 1.5
-        self._tests = tests
-        self._kept = kept
+        self._tests, self._kept = tests, kept
         self._freedom = (ranks - 1) * (kept - 1)
         self._spread = 0.0
         if ranks > 3:
@@ -200,8 +198,7 @@ def t_quantile(probability: float, freedom: int) -> float:
 
 def t_tail(value: float, freedom: int) -> float:
     """The probability that Student's t-distribution exceeds ``value`` (at least 0): the finite sums of Abramowitz and
-    Stegun, *Handbook of Mathematical Functions*, 26.7.3 and 26.7.4; the normal distribution for many degrees of
-    freedom."""
+    Stegun, *Handbook of Mathematical Functions*, 26.7.3 and 26.7.4; for many degrees the normal distribution."""
     if freedom >= _LARGE:
         return erfc(value / sqrt(2)) / 2
     angle = atan2(value, sqrt(freedom))

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, median_low
 
-from torchprof.ranks.compared import Compared, OneCollective, OneRank, Times, last_of
+from torchprof.ranks.compared import Compared, OneCollective, OneRank, Times
 from torchprof.ranks.significance import CLEARLY_SLOWER, WORTH_NAMING, Stragglers, stragglers
-from torchprof.run.lockstep import EXCHANGES, NOT_RECORDED
+from torchprof.run.lockstep import EXCHANGES, NO_LAST_RANK, NOT_RECORDED
 from torchprof.run.words import OUTSIDE
 
 
@@ -44,8 +44,7 @@ class Slow:
     """The ranks with the longer own work, the slowest first.
 
     - ``work_ns``: the own work of each in a step, the median over the steps; ``others_ns``: the median of the others.
-    - ``slowest_in``: in how many steps one of them was the slowest. ``last_in``: in how many calls of collectives one
-      of them came last.
+    - ``slowest_in``: in how many steps one of them was the slowest. ``last_in``: in how many collectives one came last.
     - ``others_waiting_ns``: the median of what the other ranks wait in a step.
     - ``may_be_chance``: there are too few steps to exclude chance, or the steps of different ranks cannot be paired.
     - ``costs``: by which share a step would be shorter, at most, if they were no slower than the slowest of the others:
@@ -147,16 +146,14 @@ def _slow_ranks(
     others = [rank for rank in ranks if rank.rank not in slow]
     if not slow or not others:  # a run of chosen ranks may have only the slow ones
         return None
-    slowest_in = None
-    if whole.is_paired:
-        slowest_in = Times(sum(rank in slow for rank in whole.last_rank), len(whole.last_rank))
+    slowest_in = Times(sum(rank in slow for rank in whole.last_rank), len(whole.last_rank))
     waits = [rank.waiting_ns for rank in others if rank.waiting_ns is not None]
     others_ns = median(work[rank.rank] for rank in others)
     return Slow(
         ranks=tuple(slow),
         work_ns=tuple(work[rank] for rank in slow),
         others_ns=others_ns,
-        slowest_in=slowest_in,
+        slowest_in=slowest_in if whole.is_paired else None,
         last_in=_last_in(collectives, slow),
         others_waiting_ns=median(waits) if len(waits) == len(others) else None,
         others_waiting_is_lower_bound=any(rank.waiting_is_lower_bound for rank in others),
@@ -241,7 +238,8 @@ def _late_among(compared: Compared, waits: Mapping[int, Sequence[int]]) -> tuple
     tested = stragglers([[-ns for ns in waits[rank]] for rank in ranks], compared.step_ns, of=len(compared.ranks))
     if tested is None:
         typical = {rank: -median(waits[rank]) for rank in ranks}
-        last = [last_of(ranks, step, min(step)) for step in zip(*waits.values())]
+        steps = [*zip(*waits.values())]
+        last = [ranks[step.index(min(step))] if step.count(min(step)) == 1 else NO_LAST_RANK for step in steps]
         named = _seem_slow(typical, max(CLEARLY_SLOWER * compared.step_ns, 1), last)
     else:
         named = [ranks[index] for index in tested.slow]
@@ -311,8 +309,7 @@ def _waiting_together(compared: Compared) -> Iterator[dict[int, list[int]]]:
 def _difference(compared: Compared, device: str, slow: Sequence[int], least: float) -> Difference | None:
     """The innermost layer, and its phase, in which the first of the slow ranks takes at least ``least`` longer in a
     step than the median of the others; outside all layers, the part of the step. A rank without a layer takes 0 there.
-    With ``least`` 5 ms, and an excess of 9 ms in ``Net``, 8 ms in ``Net.body`` and 4 ms in each of its two layers, it
-    is ``Net.body``."""
+    With ``least`` 5 ms, and 9 ms in ``Net``, 8 ms in ``Net.body`` and 4 ms in its two layers, it is ``Net.body``."""
     others = [rank for rank in compared.ranks if rank not in slow]
     by_rank: defaultdict[int, Counter[int]] = defaultdict(Counter)
     by_phase: defaultdict[int, dict[str, float]] = defaultdict(dict)

@@ -1,7 +1,6 @@
 """Stand-ins for the forwards and the hooks of modules. They label the calls that they pass on.
 
-All ``Labels`` share a stand-in: the first user puts it in place, the last one removes it. At each call, the label is
-looked up by the identity of the module.
+All ``Labels`` share a stand-in, from the first user to the last. At each call, it looks the module's label up by id.
 """
 
 from __future__ import annotations
@@ -28,21 +27,18 @@ backward_task: Callable[[], int] = optional("torch._C._current_graph_task_id", l
 
 
 class LabelsByModule(dict[int, Any]):
-    """The labels of modules, by the id of the module. Pickled, it is empty: a class that is pickled by value, as
-    cloudpickle does for classes of ``__main__``, takes the stand-in of its forward along, which then calls the original
-    in the other process."""
+    """The labels of modules, by the id of the module. Pickled, it is empty: a class that cloudpickle pickles by value
+    takes the stand-in of its forward along, which then calls the original in the other process."""
 
     def __reduce__(self) -> Any:
         return dict, ()
 
 
 class StandIn:
-    """A function or object that replaces a forward or a hook, and its users.
-
-    ``thing``: the function or object. ``labels``: of the modules whose calls it labels. ``put_back(thing)`` restores
-    the original, unless other code has replaced ``thing`` meanwhile. ``label_in_backward()``: if a forward checkpoints
-    what it wraps, that has a label in backward, too. ``thing`` may keep a module alive, so this is a weak reference.
-    """
+    """A function or object that replaces a forward or a hook, and its users. ``thing``: the function or object.
+    ``labels``: of the modules whose calls it labels. ``put_back(thing)`` restores the original, unless other code has
+    replaced ``thing`` meanwhile. ``label_in_backward()``: if a forward checkpoints what it wraps, that has a label in
+    backward, too. ``thing`` may keep a module alive, so this is a weak reference."""
 
     _known: ClassVar[WeakValueDictionary[int, StandIn]] = WeakValueDictionary()  # by the id of the thing
 
@@ -161,11 +157,9 @@ def on_hook(hooks: dict[int, Any], key: int) -> StandIn:
 
 
 def _labelling(original: Callable[..., Any], labels: LabelsByModule) -> Any:
-    """A function that calls the original, inside the module's label if it has one; see ``labels.Label``.
-
-    It uses no global names, because it may get the globals of the original. Without a label it uses nothing that exists
-    only in this process, because it may be pickled with its class.
-    """
+    """A function that calls the original, inside the module's label if it has one; see ``labels.Label``. It uses no
+    global names, because it may get the globals of the original. Without a label it uses nothing that exists only in
+    this process, because it may be pickled with its class."""
     identity, is_compiling = id, torch.compiler.is_dynamo_compiling
 
     @leave_to_eager
@@ -260,12 +254,10 @@ def refers_to_itself(function: Any) -> bool:
 
 
 def _labelling_function(original: Any, labels: LabelsByModule) -> Any:
-    """``_labelling``, with the globals, the defaults and the closure of the original.
-
-    torch.compile has guards on the defaults and the closure of a class's ``forward``: if they changed, it would compile
-    again. ``torch.jit.script`` looks up the names in the source of a forward first in its closure, then in its globals.
-    If the original has no closure, the closure of the wrapper stays, under names that cannot occur in source code.
-    """
+    """``_labelling``, with the globals, the defaults and the closure of the original. torch.compile has guards on the
+    defaults and the closure of a class's ``forward``: if they changed, it would compile again. ``torch.jit.script``
+    looks up the names in the source of a forward first in its closure, then in its globals. If the original has no
+    closure, the closure of the wrapper stays, under names that cannot occur in source code."""
     wrapper = _labelling(original, labels)
     if original.__closure__:
         code, closure = _code_with_cells(wrapper, original.__code__.co_freevars), original.__closure__

@@ -27,8 +27,6 @@ from torchprof.record.modules import (
 from torchprof.record.ranges import stages_of_modules
 from torchprof.run.layers import Layer, root_of_stage
 
-# Modules at their paths
-
 
 class ModuleAtPath(NamedTuple):
     """A module at one path in a model: a spot.
@@ -84,8 +82,7 @@ def modules_at_paths(
 
 
 class _Parent(NamedTuple):
-    """A module with children: the number of its spot, the attribute of the module that it wraps, if any, and whether
-    its children are ``compiled``."""
+    """A module with children: its spot's number, the attribute of what it wraps, whether its children are compiled."""
 
     number: int
     wrapped_step: str | None
@@ -216,13 +213,16 @@ def is_in_train_mode(module: nn.Module) -> bool:
 def _as_called(layer: Layer, target: Target) -> Layer:
     """A layer with what was noted at its first call."""
     inputs, outputs = _plain(target.input_shapes), _plain(target.output_shapes)
+    output_bytes = None
+    if outputs and not any(-1 in shape for shape in outputs):
+        output_bytes = sum(prod(shape) * dtype.itemsize for shape, dtype in zip(outputs, target.output_types))
     return replace(
         layer,
         input_shapes=inputs,
         output_shapes=outputs,
         same_shapes=target.same_shapes if target.is_model else None,
         grad_calls=target.grad_calls if target.same_shapes is not None else None,
-        output_bytes=_bytes_of_all(outputs, target.output_types),
+        output_bytes=output_bytes,
         training=target.training,
     )
 
@@ -230,9 +230,3 @@ def _as_called(layer: Layer, target: Target) -> Layer:
 def _plain(shapes: Iterable[Iterable[Any]]) -> tuple[tuple[int, ...], ...]:
     """Shapes as plain integers, -1 for a size that is not an integer (nested and symbolic tensors)."""
     return tuple([tuple([size if type(size) is int else -1 for size in shape]) for shape in shapes])
-
-
-def _bytes_of_all(shapes: Sequence[Sequence[int]], types: Sequence[torch.dtype]) -> int | None:
-    """The bytes of all tensors with these shapes and types; None if there are none or if a size is unknown."""
-    is_known = shapes and not any(-1 in shape for shape in shapes)
-    return sum(prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, types)) if is_known else None

@@ -152,8 +152,7 @@ def checked_models(model: Any) -> list[nn.Module]:
 
 
 def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call: ``inputs`` is a tensor, a tuple or list of arguments, or a dict of keyword arguments.
-    Raises TorchprofError for anything else."""
+    """The arguments of a call, from a tensor, a tuple or list of arguments, or a dict of keyword arguments."""
     if isinstance(inputs, torch.Tensor):
         return (inputs,), {}
     if isinstance(inputs, Mapping):
@@ -282,22 +281,19 @@ def _gathered_in(module: nn.Module) -> Iterator[tuple[nn.Module, Tensor]]:
                 yield param._module_info.module, param._unsharded_param
 
 
-class Replicas:
-    """The ``DistributedDataParallel`` modules among some modules or around them.
+_Modules = Sequence[tuple[nn.Module | None, int]]  # each with the number of its layer; None for one that was freed
 
-    A model may be the module inside of a DistributedDataParallel, because training loops give that to callbacks. The
-    one around it is then searched among all objects of the process; again only while a model is in none of those found,
-    because it may be wrapped later. Methods take ``modules``, each with the number of its layer, None for a module that
-    was freed; and ``models``.
-    """
+
+class Replicas:
+    """The ``DistributedDataParallel`` modules among some modules or around them. A model may be the module inside of a
+    DistributedDataParallel, because training loops give that to callbacks. The one around it is then searched among all
+    objects of the process, until each model is in one that was found."""
 
     def __init__(self) -> None:
         self._found: list[ref[DistributedDataParallel]] = []
         self._exchanged: dict[int, set[int]] = {}  # what ``exchanged_layers`` gave last
 
-    def exchanged_layers(
-        self, modules: Sequence[tuple[nn.Module | None, int]], models: Sequence[nn.Module]
-    ) -> dict[int, set[int]]:
+    def exchanged_layers(self, modules: _Modules, models: Sequence[nn.Module]) -> dict[int, set[int]]:
         """The layers whose gradients are exchanged. The value: the numbers of elements of those own parameters that
         DistributedDataParallel ignores, without sizes that an exchanged parameter of the layer has, too. A layer is
         left out if all its own parameters are ignored. A layer of a freed module keeps its last value."""
@@ -315,9 +311,7 @@ class Replicas:
         self._exchanged.update((layer, exchanged[id(module)]) for module, layer in modules if id(module) in exchanged)
         return self._exchanged
 
-    def layers_with_unordered_buckets(
-        self, modules: Sequence[tuple[nn.Module | None, int]], models: Sequence[nn.Module]
-    ) -> list[int]:
+    def layers_with_unordered_buckets(self, modules: _Modules, models: Sequence[nn.Module]) -> list[int]:
         """The layers that are replicated models with several buckets of gradients, not in the order in which these
         become ready. DistributedDataParallel rebuilds buckets in that order before its second forward, if at all."""
         layer_of = {id(module): layer for module, layer in reversed(modules)}
@@ -330,9 +324,7 @@ class Replicas:
                 ids.add(next(layer_of[id(module)] for module in replica.modules() if id(module) in layer_of))
         return sorted(ids)
 
-    def _replicas(
-        self, modules: Sequence[tuple[nn.Module | None, int]], models: Sequence[nn.Module]
-    ) -> list[DistributedDataParallel]:
+    def _replicas(self, modules: _Modules, models: Sequence[nn.Module]) -> list[DistributedDataParallel]:
         known = [replica for alive in self._found if (replica := alive()) is not None]
         inside = {id(module) for model in known for module in model.modules()}
         if not known or any(id(model) not in inside for model in models):

@@ -97,8 +97,7 @@ def clock_that_waits(devices: Iterable[torch.device], clock: Callable[[], float]
 
 
 def _largest_matrix(where: torch.device, dtype: torch.dtype, now: Callable[[], float]) -> torch.Tensor:
-    """A square matrix whose product takes more than 0.2 s, or the largest that is tried. The size depends on the type:
-    some are 400 times slower than others."""
+    """A square matrix whose product takes more than 0.2 s, or the largest that is tried: some types are slow."""
     largest = 2048 if where.type == "cpu" else 8192
     generator = torch.Generator(where).manual_seed(0)  # the user's random state must not change
     size = 256

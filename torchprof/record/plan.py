@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from torchprof.attribute.compiled_graphs import ProfiledModule
 from torchprof.attribute.events import Site
 from torchprof.attribute.launches import layers_by_fqn
+from torchprof.measure.recording import LayerPlan
 from torchprof.record.compiled.dynamo_code import is_under_compile
 from torchprof.record.labels import Target, label_of
 from torchprof.record.layers import ModuleAtPath, is_in_train_mode, layers_of, modules_at_paths
@@ -87,9 +88,8 @@ class Plan:
         self._label(first)
 
     def _label(self, first: int) -> None:
-        """Make targets of the selected modules of the spots from ``first`` on, and of those outside every selected one:
-        they are shown separately. With ``paths=["block"]``, "Net", "Net.block" and "Net.head" have labels, but not
-        "Net.block.fc"."""
+        """Make targets of the modules of the spots from ``first`` on that are selected, or outside every selected one.
+        With ``paths=["block"]``, "Net", "Net.block" and "Net.head" have labels, but not "Net.block.fc"."""
         at_or_below_chosen: set[tuple[str, ...]] = set()
         inside_chosen: set[int] = set()  # the ids of modules
         spots_of: defaultdict[int, list[ModuleAtPath]] = defaultdict(list)  # by the id of a module
@@ -195,10 +195,9 @@ class Plan:
         """The modules, None for those that were freed, each with the number of its layer."""
         return [(spot.module(), spot.layer) for spot in self.spots]
 
-    @property
-    def selected_paths(self) -> tuple[tuple[str, ...], ...] | None:
-        """The paths of the layers that were selected, None for all."""
-        return None if self.selected is None else tuple(self.layer_paths[layer] for layer in sorted(self.selected))
+    def layer_plan(self) -> LayerPlan:
+        """What measuring needs of the plan, as it is now."""
+        return LayerPlan(self.sites, self.layer_paths, self.callable_layers, self.fqns, self.replicated, self.selected)
 
     def layers(self) -> tuple[Layer, ...]:
         """The layers as they are now, depth first. A layer of a freed module keeps its last values, and what was noted

@@ -22,13 +22,11 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import NamedTuple
 
-from torchprof.errors import TorchprofError
 from torchprof.record.torch_internals import SharedChange
 from torchprof.run.processes import paused_gc
 from torchprof.run.words import SourceLine
 
-OUR_FILES = str(Path(__file__).parents[1]) + os.sep
-"""The prefix of the file names of torchprof."""
+OUR_FILES = str(Path(__file__).parents[1]) + os.sep  # the prefix of the file names of torchprof
 _LIBRARIES = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _USER, _LIBRARY, _NEITHER = "user", "library", "torch, torchprof, or no file"
 _MOST_SAMPLES = 1_000_000  # 20 MB; an even number
@@ -40,10 +38,8 @@ _ITERATION = ("__iter__", "__next__")
 _SWITCH_S = 0.0005  # the longest time that a thread keeps the GIL if the sampler waits for it
 _JOIN_S = 10.0  # the longest wait for the end of the sampling thread
 _frames_stay = paused_gc if sys.version_info[:2] == (3, 11) else nullcontext
-"""A block in which the frames of other threads can be read. Python 3.11 makes the object of a frame when ``f_back`` is
-read, and may collect garbage to do so. That runs finalizers and callbacks, which let other threads run: the frame
-returns, and its memory has something else, such as an int, when the object is made. Python 3.10 has all objects before,
-and Python 3.12 and newer collect garbage at another time."""
+"""A block in which the frames of other threads can be read. Only Python 3.11 may collect garbage while it makes the
+object of a frame for ``f_back``. Finalizers then let other threads run: the frame returns before the object is made."""
 
 
 class Sample(NamedTuple):
@@ -72,27 +68,22 @@ class Sampler(SharedChange):
     The line is that of the innermost frame of the user's code, which is in a file, and not in the standard library, an
     installed package (site-packages), torch or torchprof; without one, of the innermost frame outside torchprof.
 
-    With the line comes what it called, as it is written there ("time.sleep"): a line that only calls
-    ``trainer.train()`` says little. Without the source, with Python 3.10, and for a loop over an object it is the
-    function of a library ("DataLoader.__iter__"), but no other function of torch.
+    With the line comes what it called, as it is written there ("time.sleep"). Without the source, with Python 3.10, and
+    for a loop over an object it is the function of a library ("DataLoader.__iter__"), but no other function of torch.
 
     While it samples, a thread that waits for the GIL gets it after 0.5 ms: at Python's 5 ms most samples of a loop are
     at its next call that releases the GIL, instead of at its slow line. C code that holds the GIL, such as NumPy's,
-    delays the sampler, and when it returns, the thread is still at the line that called it. A sample stands for all
+    delays the sampler; when it returns, the thread is still at the line that called it. A sample stands for all
     intervals since the one before: the sum of all intervals times ``interval_s`` is the sampled time.
 
-    At most a million samples of 20 bytes are kept: 83 minutes at 5 ms. After that, every second sample is dropped, its
-    intervals are added to the sample before it, and the interval between samples is doubled.
+    At most a million samples are kept: 83 minutes at 5 ms. After that, every second sample is dropped, its intervals
+    are added to the sample before it, and the interval between samples is doubled.
 
     The sampling thread is a daemon. It pauses while the process forks, does not run in the child, and ends before the
-    interpreter does. Started again, a sampler adds samples. Raises TorchprofError if the interval is not positive.
+    interpreter does. Started again, a sampler adds samples.
     """
 
     def __init__(self, thread_ident: int, interval_s: float = 0.005) -> None:
-        if not interval_s * _NS >= 1:
-            raise TorchprofError(
-                f"interval_s must be the seconds between two samples, for example 0.005, not {interval_s!r}."
-            )
         self.interval_s = interval_s
         self._ident = thread_ident
         self._every = 1  # intervals from one sample to the next

@@ -43,8 +43,7 @@ _LOGS_SESSIONS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
 class Session(SessionEvents):
     """One session of torch's profiler, from ``start`` to ``stop``; afterwards, its events.
 
-    What we do after ``start`` and before ``stop`` is in the session, but not in the recording: that lasts from the
-    return of ``begin`` to the call of ``end``.
+    The session also has what torchprof does; the recording lasts from the return of ``begin`` to the call of ``end``.
 
     ``device``: the kind of device whose kernels are recorded ("cuda", "xpu", …), None for the CPU alone. ``in_job``:
     this process is one of several ranks, and the shapes of collectives on a device are recorded. A child process that
@@ -251,13 +250,10 @@ def missing_device(device: str) -> RunWarning | None:
 
 
 class CustomOps(SharedChange):
-    """All custom ops of the process pass through the dispatcher, as in older torch. Ops that are defined after ``on``
-    are not changed.
-
-    torch 2.15 calls a ``torch.library.custom_op`` without its dispatcher ("PyObject dispatch", pytorch#187949). torch's
-    profiler observes the dispatcher, so it would record only what the op calls: the op would have no row, and a FLOPs
-    formula that the user registered for it would not be used.
-    """
+    """All custom ops that are defined before ``on`` pass through the dispatcher, as in older torch. torch 2.15 calls a
+    ``torch.library.custom_op`` without its dispatcher ("PyObject dispatch", pytorch#187949). torch's profiler observes
+    the dispatcher, so it would record only what the op calls: the op would have no row, and a FLOPs formula that the
+    user registered for it would not be used."""
 
     def on(self) -> None:
         self._all_on.add(self)
@@ -271,13 +267,12 @@ class CustomOps(SharedChange):
 
 # Other sessions
 
-_STARTS = (
+_STARTS = (  # the functions with which torch's profiler sessions begin
     (torch_profiler.profile, "_prepare_trace"),
     (torch_profiler.profile, "_start_trace"),
     (torch_profiler.emit_nvtx, "__enter__"),
     (torch_profiler.emit_itt, "__enter__"),
 )
-"""The functions with which torch's profiler sessions begin."""
 _WAY_OUT = (
     "torch runs one profiler session in a process at a time. End it before the `with torchprof.Profile(...)` block, or "
     "remove one of the two: torchprof's own figures come with torch's `prof.key_averages()` and `prof.raw()`."

@@ -23,13 +23,7 @@ from torch.autograd import profiler as torch_profiler
 from torch.autograd.profiler_util import EventList
 
 from torchprof.attribute.event_columns import EventColumns
-from torchprof.attribute.event_names import (
-    MEMORY,
-    RAISED,
-    STOPPED,
-    is_module_label,
-    is_torchs_step,
-)
+from torchprof.attribute.event_names import MEMORY, RAISED, STOPPED, is_module_label, is_torchs_step
 from torchprof.attribute.events import PREFIX, Detail, OpenRanges
 from torchprof.attribute.loop import Loop, NamedRange, loop_of
 from torchprof.errors import TorchprofError
@@ -39,8 +33,7 @@ from torchprof.record.torch_internals import needed, optional
 from torchprof.run.processes import paused_gc
 from torchprof.run.words import Signature
 
-OURS = "_is_torchprofs"
-"""The attribute that marks a ``torch.autograd.profiler.profile`` as one of torchprof's sessions."""
+OURS = "_is_torchprofs"  # the attribute that marks a ``torch.autograd.profiler.profile`` as a session of ours
 
 
 class Call(NamedTuple):
@@ -103,12 +96,9 @@ class SessionEvents:
 
     @paused_gc()
     def columns(self, detail: Callable[[str], Detail] | None = None, addresses: bool = False) -> EventColumns:
-        """All events of the session.
-
-        ``detail``: for the name of an op, what is read of its inputs; None for nothing. It needs a session with
-        ``record_shapes``. The signature of an event is an index in ``signatures``. ``addresses``: memory events have
-        addresses. ``loop`` is known after the call.
-        """
+        """All events of the session. ``detail``: for the name of an op, what is read of its inputs; None for nothing.
+        It needs a session with ``record_shapes``. The signature of an event is an index in ``signatures``.
+        ``addresses``: memory events have addresses. ``loop`` is known after the call."""
         events = self._read()
         ranges_of, has_gradients = partial(_ranges_of, events), partial(_has_gradients, events)
         self.loop = loop_of(events.names, ranges_of, has_gradients, self.loop_before)
@@ -152,11 +142,11 @@ class SessionEvents:
 
     def event_list(self) -> EventList:
         """torch's own list of the whole session, without our labels."""
-        return _event_list_of(self._profiler, self._unlabelled())
+        return _list_from(self._profiler, self._unlabelled())
 
     def event_lists(self, calls: list[Call]) -> list[EventList]:
         """For each call, torch's own list of the events in it: ops, their kernels and their memory."""
-        return [_event_list_of(self._profiler, raws) for raws in _raws_in(calls, self._unlabelled())]
+        return [_list_from(self._profiler, raws) for raws in _raws_in(calls, self._unlabelled())]
 
     def export_chrome_trace(self, path: str | PathLike[str]) -> None:
         """Write torch's own trace of the session, gzipped if the name ends in ``.gz``."""
@@ -226,24 +216,21 @@ def _has_gradients(events: RawEvents, call: NamedRange) -> bool:
 # torch's own ``EventList``: of a whole session, and of some calls
 
 
-def _event_list_of(profiler: Any, raws: list[Any]) -> EventList:
+def _list_from(profiler: Any, raws: list[Any]) -> EventList:
     """The list that ``torch.autograd.profiler.profile`` makes of some of its raw events."""
     if profiler.kineto_results is None:
-        return empty_event_list()
+        return event_list_of()
     needed("torch.autograd.profiler.profile._parse_kineto_results")
     # What its parser reads of a result
     results = SimpleNamespace(events=lambda: raws, trace_start_ns=profiler.kineto_results.trace_start_ns)
     parsed = profiler._parse_kineto_results(results)
-    return _with_tree(EventList(parsed, use_device=profiler.use_device, profile_memory=profiler.profile_memory))
+    return event_list_of(parsed, use_device=profiler.use_device, profile_memory=profiler.profile_memory)
 
 
-def empty_event_list() -> EventList:
-    """The list of a profiler that was switched off."""
-    return _with_tree(EventList([]))
-
-
-def _with_tree(events: EventList) -> EventList:
+def event_list_of(parsed: Iterable[Any] = (), **options: Any) -> EventList:
+    """torch's list of parsed events; without any, the list of a profiler that was switched off."""
     needed("torch.autograd.profiler_util.EventList._build_tree")
+    events = EventList(parsed, **options)
     events._build_tree()
     return events
 

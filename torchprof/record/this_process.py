@@ -47,11 +47,9 @@ class Job(NamedTuple):
 
 
 def this_job(models: Iterable[nn.Module], before: Job | None = None) -> Job:
-    """The job of this process, with the mesh of these models. ``before``: an earlier result for this process.
-
-    Without a process group, it is ``before``, if that had one; otherwise it follows from the environment variables of
-    torchrun and similar launchers. A process without them is a job of one rank.
-    """
+    """The job of this process, with the mesh of these models. ``before``: an earlier result for this process. Without a
+    process group, it is ``before``, if that had one; otherwise it follows from the environment variables of torchrun
+    and similar launchers. A process without them is a job of one rank."""
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         if before is not None and before.metadata is not None:
@@ -203,21 +201,18 @@ def _processor_quota() -> float | None:
 
 # The memory that is live now, of which a session records only what is allocated later
 
-_ALLOCATOR_STATISTICS = {
+_ALLOCATOR_STATISTICS = {  # torch's names of the statistics of an allocator, by ours
     "allocated": "allocated_bytes.all.current",
     "allocated at most": "allocated_bytes.all.peak",
     "reserved": "reserved_bytes.all.current",
     "reserved at most": "reserved_bytes.all.peak",
 }
-"""torch's names of the statistics of an allocator, by ours."""
 
 
 def live_memory(models: Iterable[nn.Module], watch: bool = False) -> LiveMemory:
-    """The memory of parameters, buffers and gradients that is allocated now. A shared storage counts once.
-
-    ``watch``: note when each storage of the CPU is freed, until ``stop_watching``. torch's profiler does not record all
-    of these frees, such as those of gradients by zero_grad: ``measure.assemble`` adds them. Of devices it records all.
-    """
+    """The memory of parameters, buffers and gradients that is allocated now. A shared storage counts once. ``watch``:
+    note when each storage of the CPU is freed, until ``stop_watching``. torch's profiler does not record all of these
+    frees, such as those of gradients by zero_grad: ``measure.assemble`` adds them. Of devices it records all."""
     blocks: dict[tuple[str, int], int] = {}
     freed: list[Freed] = []
     watches: list[finalize[Any, Any]] = []

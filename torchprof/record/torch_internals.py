@@ -1,5 +1,4 @@
-"""What torchprof uses of torch although it is not public, in one list; and how functions of torch are replaced while we
-record.
+"""What torchprof uses of torch although it is not public, in one list; and how functions of torch are replaced.
 
 ``needed`` and ``optional`` look a part up. Some code asks an object or a module at hand instead, with ``getattr``: the
 attributes that it asks for are listed in ``test/record/test_torch_internals.py``.
@@ -25,7 +24,7 @@ class Use(NamedTuple):
     until: str = "2.15"
 
 
-_OF_MODULES: dict[str, dict[str, Use]] = {
+_OF_MODULES: dict[str, dict[str, Use]] = {  # a key may be several parts with one use
     "torch._C._autograd": {
         "_KinetoEvent": Use("the recorded events"),
         "_KinetoEvent.end_ns": Use("when an event ended", "start and duration are added", since="2.6"),
@@ -49,15 +48,14 @@ _OF_MODULES: dict[str, dict[str, Use]] = {
         "profiler._run_on_profiler_stop": Use("to tidy up after an interrupted stop", "a later block is refused"),
         "profiler._is_profiler_enabled": Use("whether any thread is recorded", "only this thread is asked"),
         "profiler.KinetoStepTracker._step_dict": Use("whether a profiler warms up", "all objects are searched for one"),
-        "profiler_util.EventList._build_tree": Use("torch's own list of events", "raw() raises an error"),
-        "_engine_run_backward": Use("when autograd's engine was called", "a backward pass begins with its first node"),
-        "graph._engine_run_backward": Use("the same", "the same"),
+        "profiler_util.EventList._build_tree": Use("the same", "the same"),
+        "_engine_run_backward graph._engine_run_backward": Use(
+            "when autograd's engine was called", "a backward pass begins with its first node"
+        ),
     },
     "torch._C": {
         "_get_tracing_state": Use("whether TorchScript is tracing", "labels are recorded in a trace of TorchScript"),
-        "_current_graph_task_id": Use(
-            "whether backward is running", "a recomputation is a call of a model; transformers' layers have none"
-        ),
+        "_current_graph_task_id": Use("whether backward is running", "recomputations are calls of models, or missing"),
         "_get_privateuse1_backend_name": Use("the name of a device that an extension adds", "its name is unknown"),
         "_dispatch_has_kernel_for_dispatch_key": Use("which operators do no work", "more are shown as not counted"),
     },
@@ -71,10 +69,7 @@ _OF_MODULES: dict[str, dict[str, Use]] = {
         "_library.custom_ops.OPDEFS": Use("custom ops that pass the profiler by", "no events of them in torch 2.15"),
         "_ops.OpOverload._enable_pyobj_dispatch": Use("the same", "the same", since="2.14"),
         "nn.modules.loss._Loss": Use("which modules are losses", "a loss may be a model"),
-        "nn.parallel.DistributedDataParallel._get_ddp_logging_data": Use(
-            "buckets of gradients", "no layers of exchanges"
-        ),
-        "_functorch.config": Use("the layers of compiled kernels", "compile_layers says so"),
+        "nn.parallel.DistributedDataParallel._get_ddp_logging_data": Use("buckets", "no layers of exchanges"),
     },
     "torch.distributed": {
         "distributed_c10d._get_default_group": Use("the group of all ranks, for gather()", "gather() raises an error"),
@@ -83,14 +78,12 @@ _OF_MODULES: dict[str, dict[str, Use]] = {
         "device_mesh.DeviceMesh._get_root_mesh": Use("the mesh of a job", "only that of a parameter", since="2.11"),
         "device_mesh._mesh_resources": Use("the same", "the same", until="2.9"),
         "pipelining.stage._PipelineStageBase": Use("the stages of pipelines", "pipelines are not recorded"),
-        "pipelining.schedules._wait_batch_p2p": Use(
-            "when a pipeline waits for other ranks", "pipelines are not recorded", since="2.9"
-        ),
+        "pipelining.schedules._wait_batch_p2p": Use("waits for other ranks", "pipelines are not recorded", since="2.9"),
     },
     "torch._C._dynamo.eval_frame": {
-        "set_code_exec_strategy": Use("to keep labels from being compiled", "the older ways are used", since="2.9"),
-        "_FrameExecStrategy": Use("the same", "the same", since="2.9"),
-        "_FrameAction": Use("the same", "the same", since="2.9"),
+        "set_code_exec_strategy _FrameExecStrategy _FrameAction": Use(
+            "to keep labels from being compiled", "the older ways are used", since="2.9"
+        ),
         "skip_code": Use("the same", "labels are compiled, with one graph break each", until="2.6"),
         "set_eval_frame": Use("the same", "the same"),
         "_debug_get_cache_entry_list": Use("whether a forward is compiled", "compiled models have no source lines"),
@@ -101,21 +94,18 @@ _OF_MODULES: dict[str, dict[str, Use]] = {
         "callback": Use("when code is compiled", "the time of compilation is not set apart"),
         "utils.get_compilation_metrics": Use("when and why code was compiled", "compilations have no reasons"),
         "utils.graph_break_reasons": Use("why compiled graphs end", "compiled regions have no names of functions"),
-        "symbolic_convert.InstructionTranslator": Use(
-            "the modules that a compiled function calls", "compile_layers says so"
-        ),
+        "symbolic_convert.InstructionTranslator": Use("modules of compiled functions", "compile_layers says so"),
     },
     "torch._inductor": {
-        "config": Use("the layers of compiled kernels", "compile_layers says so"),
-        "compile_fx": Use("the same", "the same"),
-        "debug": Use("the same", "the same"),
+        "config compile_fx debug scheduler.Scheduler virtualized.V": Use("compiled kernels", "compile_layers says so"),
         "codegen.wrapper.PythonWrapperCodegen": Use("the same", "the same", since="2.6"),
-        "scheduler.Scheduler": Use("the same", "the same"),
-        "virtualized.V": Use("the same", "the same"),
         "output_code.CompiledFxGraph": Use("the work of compiled graphs", "it is not counted", since="2.6"),
     },
+    "torch._functorch": {"config": Use("compiled kernels", "compile_layers says so")},
 }
-INTERNALS = {f"{module}.{name}": use for module, uses in _OF_MODULES.items() for name, use in uses.items()}
+INTERNALS = {
+    f"{module}.{name}": use for module, uses in _OF_MODULES.items() for key, use in uses.items() for name in key.split()
+}
 
 
 def optional(name: str, default: Any = None) -> Any:
@@ -146,16 +136,11 @@ def needed(name: str) -> Any:
     return value
 
 
-# Changes of the process
-
-
 class SharedChange:
     """A change of the process, from ``on`` to ``off``. Several objects may be on at the same time: the first one makes
-    the change, the last one undoes it. Both methods may be called again.
-
-    Each class has a change of its own: ``_make`` makes it, and adds what undoes it to ``_undo``. If that stays empty,
-    the change could not be made yet, and the next ``on`` tries it again.
-    """
+    the change, the last one undoes it. Both methods may be called again. Each class has a change of its own: ``_make``
+    makes it, and adds what undoes it to ``_undo``. If that stays empty, the change could not be made yet, and the next
+    ``on`` tries it again."""
 
     _all_on: ClassVar[WeakSet[Any]]  # one that is freed is no longer on
     _undo: ClassVar[list[Callable[[], object]]]

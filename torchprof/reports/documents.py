@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from importlib import import_module
+from importlib.resources import files
 from itertools import zip_longest
 from shutil import get_terminal_size
 from unicodedata import east_asian_width
@@ -14,17 +15,7 @@ from tabulate import tabulate, tabulate_formats
 
 from torchprof.analyze.layer_reports import tree
 from torchprof.analyze.layers import fitting_depth
-from torchprof.analyze.report import (
-    HOT,
-    Part,
-    ReportTable,
-    Section,
-    TableRow,
-    printable,
-    report,
-    stacked,
-    tables_and_sentences,
-)
+from torchprof.analyze.report import HOT, Part, ReportTable, Section, TableRow, printable, report, tables_and_sentences
 from torchprof.comparison.diff import Diff
 from torchprof.comparison.table import changes_of_layers, changes_of_run, diff_headline, table_of
 from torchprof.errors import TorchprofError, suggest
@@ -203,10 +194,7 @@ def _code_span(name: str) -> str:
 @report("markdown", "the table for pull requests", suffix=".md", of="diff")
 def diff_markdown(diff: Diff, *, depth: int | None = None, sort_by: str | None = None, top: int = 20) -> str:
     """The headline, changes of the whole run, the table, matched layers that changed, and notes. The options are those
-    of "table".
-
-    Names are code spans, so that Markdown finds no links, mentions or tags in them. Raises TorchprofError as "table".
-    """
+    of "table". Raises TorchprofError as "table"."""
     table, notes = table_of(diff, depth, sort_by, top)
     lines = [_escaped(diff_headline(diff, sort_by=sort_by)), ""]
     whole = [f"- {_escaped(sentence)}" for sentence in changes_of_run(diff)]
@@ -221,50 +209,25 @@ def diff_markdown(diff: Diff, *, depth: int | None = None, sort_by: str | None =
 # HTML for notebooks
 
 _ROWS_SHOWN = 500  # a row takes some hundred bytes of the notebook's file
-_NAME_FITS = 25  # so many characters fit in the first column of 50ch, also wide ones, which take 2ch
-_STYLE = """
-.torchprof{--paper:var(--jp-layout-color0,var(--vscode-editor-background,var(--colab-primary-surface-color,Canvas)));\
---ink:var(--jp-content-font-color1,var(--vscode-editor-foreground,var(--colab-primary-text-color,CanvasText)))}
-.torchprof div{max-height:36em;overflow:auto;width:fit-content;max-width:100%}
-.torchprof table{border-collapse:collapse;border:0;margin:0;color:inherit;font:12px/1.4 ui-monospace,Menlo,Consolas,\
-"DejaVu Sans Mono",monospace}
-.torchprof tr,.torchprof tbody tr:nth-child(odd),.torchprof tbody tr:nth-child(even){background:none}
-.torchprof th,.torchprof td{text-align:right;white-space:pre;padding:0 .7em;border:0;color:inherit;max-width:none}
-.torchprof th{position:sticky;top:0;z-index:1;padding:.3em .7em;font-weight:600;\
-box-shadow:inset 0 -1px rgba(128,128,128,.6)}
-.torchprof th,.torchprof td:first-child{background:var(--paper);color:var(--ink)}
-.torchprof th:first-child,.torchprof td:first-child{position:sticky;left:0;text-align:left;max-width:50ch;\
-overflow:hidden;text-overflow:ellipsis}
-.torchprof th:first-child{z-index:2}
-.torchprof th.text,.torchprof td.text{text-align:left}
-.torchprof tbody tr:hover,.torchprof tbody tr:hover td:first-child{\
-background-image:linear-gradient(rgba(128,128,128,.15) 0 0)}
-.torchprof td[style]{background:linear-gradient(to left,rgba(60,140,230,.28) var(--share),transparent 0)}
-.torchprof td.warm{background-image:linear-gradient(to left,rgba(230,160,20,.36) var(--share),transparent 0)}
-.torchprof td.hot{background-image:linear-gradient(to left,rgba(235,70,40,.4) var(--share),transparent 0)}
-.torchprof i{font-style:normal;opacity:.45}
-.torchprof p{margin:.4em .7em;font-size:12px;max-width:80em}
-"""
+_STYLE = "page/notebook.css"
 """For light and dark themes. Headings and names stay visible while the table is scrolled, so they need opaque
 backgrounds: those of JupyterLab, VS Code or Colab, elsewhere those of the browser. All other colors are transparent
 over the page's own."""
+_NAME_FITS = 25  # so many characters fit in the first column of 50ch, also wide ones, which take 2ch
 _BARS = ((0.5, ' class="hot"'), (0.1, ' class="warm"'), (0.01, ""))
 """The smallest share of each class; smaller ones have no bar."""
 
 
 @report("notebook", "the table that a notebook shows")
 def notebook(run: Run, *, depth: int | None = None) -> str:
-    """The tree table as HTML without a script: what a notebook shows for a run or a profile.
-
-    Rows, columns and sentences are those of ``tree``. The length of the bar behind a figure is its share of the
-    column's sum. Without ``depth``, at most 500 layers are shown.
-    """
+    """The tree table as HTML without a script: what a notebook shows for a run or a profile. Without ``depth``, at most
+    500 layers are shown."""
     parts: list[Part] = []
     if depth is None:
         depth = fitting_depth(run, _ROWS_SHOWN)
         if hidden := sum(len(layer.path) > depth + 1 for layer in run.layers):
             parts.append(f"Deeper layers are hidden: {hidden}. The page that run.show() shows has them all.")
-    return html_of(stacked([tree(run, depth=depth), *parts]))
+    return html_of(Section([tree(run, depth=depth), *parts]))
 
 
 def html_of(content: Part) -> str:
@@ -281,7 +244,8 @@ def html_of(content: Part) -> str:
             parts.append(f"<pre>{escape(part)}</pre>\n")
         else:
             parts.append(f"<p>{_text(part)}</p>\n")
-    return f'<div class="torchprof">\n<style>{_STYLE}</style>\n{"".join(parts)}</div>'
+    style = re.sub(r"\n +", "", files("torchprof.reports").joinpath(_STYLE).read_text(encoding="utf-8"))
+    return f'<div class="torchprof">\n<style>\n{style}</style>\n{"".join(parts)}</div>'
 
 
 def _cells(row: TableRow, table: ReportTable, classes: Sequence[str]) -> Iterator[str]:

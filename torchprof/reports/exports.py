@@ -103,16 +103,8 @@ def _change(change: Change) -> dict[str, Any]:
 
 
 def data_of(name: str, content: Part) -> dict[str, Any]:
-    """What JSON stores of a report.
-
-    - ``report``: its name.
-    - ``tables``: each has a ``name``, ``columns`` and ``rows``, and the ``rank`` and ``device`` that it is about, if it
-      is about one. A column has ``key``, ``heading`` and ``unit`` ("ns", "bytes", "count", "share" as a fraction of 1,
-      …; "" for text). A row has an entry for each column, by key: none if the cell is empty, null if the figure is
-      unknown. ``at_least`` lists the columns in which the figure is a lower bound. Ids that are not a column, such as
-      the ``layer`` of an operator, are entries, too.
-    - ``sentences``: all other text, in the order of the report.
-    """
+    """What JSON stores of a report: its name, the tables with their columns and rows, and all other text, in the order
+    of the report. docs/exports.md describes the keys."""
     parts = [*tables_and_sentences(content)]
     return {
         "report": name,
@@ -168,13 +160,9 @@ and the apostrophe that prevents it."""
 
 @report("csv", "the layers, or other records, as CSV", suffix=".csv")
 def csv(run: Run, *, of: str = "layers") -> str:
-    """A line for each record (RFC 4180); the first line has the names of the columns. Unknown figures are empty.
-
-    ``of``: "layers" (a record for each layer, phase and rank), "operators" (for each operator of these) or "rows" (the
-    finest table). A text that a spreadsheet would read as a formula gets an apostrophe before it, and so does a text
-    that starts with an apostrophe: removing one apostrophe restores the text. Raises TorchprofError for any other
-    ``of``.
-    """
+    """A line for each record of ``records_of`` (RFC 4180); the first line has the names of the columns. Unknown figures
+    are empty. A text that a spreadsheet would read as a formula, or that starts with an apostrophe, gets an apostrophe
+    before it: removing one restores the text."""
     columns, records = records_of(run, of)
     text = StringIO()
     writer = _csv.writer(text)

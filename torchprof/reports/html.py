@@ -46,13 +46,11 @@ _COMPRESSION = 3
 
 @report("html", "the page: an icicle chart of the layers, all tables, a roofline, memory over time", suffix=".html")
 def html(run: Run, *, beside: Mapping[str, Run] | None = None, compared: Run | None = None) -> str:
-    """A page that answers the five questions: the headline, the largest places, an icicle chart and tables of layers,
-    operators and ranks, findings, a roofline, and memory over time.
+    """A page that answers the five questions: docs/html.md describes it. It needs no network and no server, and works
+    in any browser of May 2023 or later.
 
     ``beside``: other runs by name; a control of the page switches between the runs. Layers with the same path are one
-    layer. The page needs no network and no server, and works in any browser of May 2023 or later.
-
-    ``compared``: what is compared of all ranks of the job, if ``run`` has some of them. Of a run of more than
+    layer. ``compared``: what is compared of all ranks of the job, if ``run`` has some of them. Of a run of more than
     ``MOST_WHOLE_RANKS`` ranks that were not chosen, all are compared, and some are on the page whole. With other runs
     ``beside`` it, the page has the sums over all ranks of each run.
 

@@ -28,17 +28,9 @@ _STEPS_TRACK = 1  # the thread number of the track of steps
 
 @report("chrome-trace", "the last cycle over time, for Perfetto and chrome://tracing", suffix=".trace.json")
 def chrome_trace(run: Run) -> str:
-    """The timeline of the last cycle, in Chrome's Trace Event Format.
+    """The timeline of the last cycle, in Chrome's Trace Event Format. docs/timeline.md describes the tracks and ranges.
 
-    The rank is a process. Its tracks are: the steps of the loop; for each thread and phase the ranges of layers and of
-    the user's labels; for each device its kernels, by stream, and a counter of its memory above the start. In forward
-    and recompute the range of a layer is a call; in backward it is an uninterrupted interval of the layer's work. On
-    each track, two ranges are either nested or disjoint. Times are in µs after the start, with three decimals (ns).
-
-    The name of a range is the last name of its layer; if that is a number, with the names above it ("features.0"). Its
-    arguments are the path, the class, the shapes of the first call, and the layer's calls and self time in this phase
-    over all cycles.
-
+    On each track, two ranges are either nested or disjoint. Times are in µs after the start, with three decimals (ns).
     Raises TorchprofError if the run has no spans.
     """
     timeline = run.timeline
@@ -255,12 +247,9 @@ _UNITS = {Unit.TIME: "nanoseconds", Unit.BYTES: "bytes", Unit.COUNT: "none"}
 
 @report("speedscope", "stacks for speedscope.app", suffix=".speedscope.json")
 def speedscope(run: Run) -> str:
-    """A profile for each phase and each recorded measure, and for each rank if there are several.
-
-    A stack is the path of a layer, then the operators, labels and kernels in it. Its weight is its self, so Σ weights =
-    Σ rows of the run, including work of no layer. If FLOPs are a lower bound, the name of the profile says so. Raises
-    TorchprofError if nothing was recorded.
-    """
+    """A profile for each phase and each recorded measure, and for each rank if there are several, of the stacks in
+    ``stacks``. If FLOPs are a lower bound, the name of the profile says so. Raises TorchprofError if nothing was
+    recorded."""
     numbers: dict[StackEntry, int] = {}
     profiles = [*_profiles(run, numbers)]
     if not profiles:

@@ -20,17 +20,8 @@ RECORDS_COLLECTIVE = "record_param_comms"
 """The op in which torch records the inputs of a collective that runs as kernels."""
 
 COLLECTIVES = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-    "barrier",
-    "send",
-    "recv",
+    *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter"),
+    *("barrier", "send", "recv"),
 )
 """The names of collectives and of the two halves of a point-to-point exchange, as in ``torch.distributed``."""
 POINT_TO_POINT = ("send", "recv", "coalesced")
@@ -116,14 +107,10 @@ def signature_of(args: Mapping[str, Any]) -> Signature | None:
         for number in map(args.get, ("In msg nelems", "Out msg nelems", "Group size"))
     )
     dtype, group, description, ranks = (
-        _text(args, key) for key in ("dtype", "Process Group Name", "Process Group Description", "Process Group Ranks")
+        text if isinstance(text, str) else ""
+        for text in map(args.get, ("dtype", "Process Group Name", "Process Group Description", "Process Group Ranks"))
     )
     return _packed(name, dtype, elements_in, elements_out, GroupOfRanks(group, description, size, ranks))
-
-
-def _text(args: Mapping[str, Any], key: str) -> str:
-    value = args.get(key)
-    return value if isinstance(value, str) else ""
 
 
 def _packed(name: str, dtype: str, elements_in: int | None, elements_out: int | None, group: GroupOfRanks) -> Signature:
@@ -133,9 +120,8 @@ def _packed(name: str, dtype: str, elements_in: int | None, elements_out: int | 
 
 
 def signature_in_group(name: str, inputs: Signature, group: GroupOfRanks) -> Signature:
-    """The collective of a backend's range between the ranks of a group, packed as ``signature_of`` does it. ``name``:
-    of the range; ``inputs``: those that were recorded. The size of the group makes the output of an all-gather and of a
-    reduce-scatter known."""
+    """The collective of a backend's range between the ranks of a group, packed like ``signature_of``. ``name``: of the
+    range; ``inputs``: the recorded ones. The group's size gives the output of an all-gather and of a reduce-scatter."""
     collective = _of_range(Frame(FrameKind.COLLECTIVE, name, inputs))
     elements, elements_out = collective.elements_in, collective.elements_out
     if elements is not None and group.size:
@@ -184,20 +170,11 @@ def _of_signature(signature: Signature | None) -> Collective | None:
     """Unpack what ``signature_of`` packed; None for the signature of an op, and for none."""
     if signature is None or len(signature.shapes) != 2 or len(signature.scalars) != 6:
         return None
-    mark, name, group, description, size, ranks = signature.scalars
+    mark, name, *group = signature.scalars
     if mark != _MARK:
         return None
     elements_in, elements_out = (None if shape is None else shape[0] for shape in signature.shapes)
-    return Collective(
-        name=name_of_collective(name),
-        dtype=signature.dtypes[0],
-        elements_in=elements_in,
-        elements_out=elements_out,
-        group=group,
-        description=description,
-        size=size,
-        ranks=ranks,
-    )
+    return Collective(name_of_collective(name), signature.dtypes[0], elements_in, elements_out, *group)
 
 
 def _of_range(frame: Frame) -> Collective:
@@ -206,16 +183,14 @@ def _of_range(frame: Frame) -> Collective:
     signature = frame.signature or Signature((), ())
     tensors = [(shape, dtype) for shape, dtype in zip(signature.shapes, signature.dtypes) if dtype not in NO_TENSORS]
     dtypes = {dtype for _, dtype in tensors}
-    if len(dtypes) != 1 or not all(_is_known(shape) for shape, _ in tensors):
+    shapes = [shape for shape, _ in tensors]
+    are_known = all(shape is not None and all(type(size) is int and size >= 0 for size in shape) for shape in shapes)
+    if len(dtypes) != 1 or not are_known:
         return Collective(name)
     (dtype,) = dtypes
-    elements = sum(prod(shape) for shape, _ in tensors)
+    elements = sum(map(prod, shapes))
     dtype = _SCALAR_TYPES.get(dtype, dtype.removeprefix("c10::"))
     return Collective(name, dtype, elements, elements if name in _OUTPUT_AS_LARGE else None)
-
-
-def _is_known(shape: Any) -> bool:
-    return shape is not None and all(type(size) is int and size >= 0 for size in shape)
 
 
 # The collective in which a recording ended

@@ -239,12 +239,11 @@ def table_of_rows(run: Run) -> ParquetTable:
     left_over = [*map(is_left_over, rows.frames)]
     has_cost = [kind != FrameKind.PYTHON for kind, _ in operators]
     layer_and_chain = [*zip(columns["layer"], columns["frames"])]
-    layer_and_phase = zip(columns["layer"], columns["phase"])
     table: dict[str, tuple[str, Sequence[Any]]] = {
         "rank": (INT, columns["rank"]),
         "layer": (TEXT, [LAUNCHED_BEFORE if left_over[number] else layers[layer] for layer, number in layer_and_chain]),
         "kind": (TEXT, [classes[layer] for layer in columns["layer"]]),
-        "phase": (TEXT, [phase_of(layer, PHASES[phase]) for layer, phase in layer_and_phase]),
+        "phase": (TEXT, [phase_of(layer, PHASES[phase]) for layer, phase in zip(columns["layer"], columns["phase"])]),
         "frames": (TEXTS, [frame_names[number] for number in columns["frames"]]),
         "operator": (TEXT, [operators[number][1] for number in columns["frames"]]),
         "operator_kind": (TEXT, [str(operators[number][0]) for number in columns["frames"]]),
@@ -253,11 +252,11 @@ def table_of_rows(run: Run) -> ParquetTable:
     }
     for name in FIELDS:
         measured = {meta.rank for meta in run.metas if _MEASURED_WITH.get(name, name) in meta.measured}
-        values = [
-            value if value or (rank in measured and has_cost[number]) else None
-            for value, rank, number in zip(columns[name], columns["rank"], columns["frames"])
-        ]
-        table[name] = INT, values
+        values = zip(columns[name], columns["rank"], columns["frames"])
+        table[name] = (
+            INT,
+            [value if value or (rank in measured and has_cost[number]) else None for value, rank, number in values],
+        )
     return table
 
 
@@ -270,12 +269,8 @@ def names_of_layers(run: Run) -> tuple[list[str], list[str | None]]:
 def write_table(table: ParquetTable, file: BinaryIO, metadata: Mapping[bytes, bytes] | None = None) -> None:
     """Write a table to an open file. ``metadata``: of the file. Raises TorchprofError without pyarrow."""
     pyarrow = _pyarrow()
-    types = {
-        TEXT: pyarrow.string(),
-        TEXTS: pyarrow.list_(pyarrow.string()),
-        INT: pyarrow.int64(),
-        BYTES: pyarrow.binary(),
-    }
+    text = pyarrow.string()
+    types = {TEXT: text, TEXTS: pyarrow.list_(text), INT: pyarrow.int64(), BYTES: pyarrow.binary()}
     columns = []
     for kind, values in table.values():
         try:

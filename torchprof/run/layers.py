@@ -39,8 +39,7 @@ class Layer:
       the first did (0 or 1). None if that is unknown.
     - ``output_bytes``: the size of the tensors that the first call returned; None if unknown.
     - ``training``: whether it was in train mode.
-    - ``settings``: the ``extra_repr`` of a layer class of torch ("3, 64, kernel_size=(7, 7), stride=(2, 2)"); empty for
-      other classes.
+    - ``settings``: the ``extra_repr`` of a layer class of torch ("3, 64, kernel_size=(7, 7)"); empty for other classes.
     - ``compiled``: inside a ScriptModule or a module under torch.compile, where it may run without being called.
     - ``tied``: it has parameters that count at another layer.
     - ``recursive``: it was called inside its own calls, so its calls overlap.

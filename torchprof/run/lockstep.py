@@ -82,14 +82,12 @@ class Lockstep:
 
     At most ``Lockstep.SIZE`` single times are kept, the same ones on every rank: those whose numbers, from 0 on, have
     the smallest hashes. The sum of cycles keeps these, too, if each cycle has them: it kept all its times, or knew how
-    many came before. Else each side keeps a share in proportion to its count. A hash of numbers and counts draws it, so
-    each time is equally likely to be kept. Which ones are kept then depends on the order of the additions: cycles are
-    added from left to right.
+    many came before. Else each side keeps a share in proportion to its count (``_kept_of_both``). Which ones are kept
+    then depends on the order of the additions: cycles are added from left to right.
 
     - ``times``: the numbers of the times that are kept; ``()`` if all are.
     - ``kept_ns``: for each rank the sum over the times that are kept; ``()`` if that is ``ns``.
-    - ``last_rank``: for each kept time the rank that the others waited for; ``NO_LAST_RANK`` if several took equally
-      long.
+    - ``last_rank``: for each kept time the rank that the others waited for, ``NO_LAST_RANK`` if there were several.
     - ``last_ns``: for each kept time how long that rank took. This is the longest work. Of a collective it is the
       shortest time: a collective ends on all ranks together, and the rank that came last did not wait.
 
@@ -116,8 +114,7 @@ class Lockstep:
 
     @classmethod
     def of(cls, rank: int, times: Sequence[int], beside_ns: int = 0, first: int = 0) -> Lockstep:
-        """The lockstep of one rank, from how long it took each time, in ns. ``first``: how many times were before, in
-        earlier cycles."""
+        """The lockstep of one rank, from its times, in ns. ``first``: how many were in earlier cycles."""
         kept = _kept_from(first, len(times), cls.SIZE)
         return cls(
             ranks=(rank,),
@@ -135,8 +132,7 @@ class Lockstep:
         return self.last_ns if len(self.ranks) == 1 else ()
 
     def __add__(self, later: Lockstep) -> Lockstep:
-        """The sum of earlier and later cycles of one rank. More than ``SIZE`` single times are sampled: see the
-        class."""
+        """The sum of earlier and later cycles of one rank. More than ``SIZE`` single times are sampled."""
         (count,), (more,) = self.counts, later.counts
         summed = replace(
             later,
@@ -173,6 +169,16 @@ class Lockstep:
             times=self.times if self.values else (),
             medians=() if self.values else self.medians[index : index + 1],
         )
+
+    def of_some(self, ranks: Collection[int]) -> Lockstep:
+        """The part of some ranks of the lockstep of all work (``STEP``)."""
+        parts = [self.of_one(index) for index, rank in enumerate(self.ranks) if rank in ranks]
+        if not parts:
+            return NO_LOCKSTEP
+        merging = _Merging(LockstepKey(OUTSIDE, FORWARD, "cpu", STEP), parts[0])
+        for part in parts[1:]:
+            merging.add(part)
+        return merging.lockstep({})
 
     def without_times(self) -> Lockstep:
         """The counts, the sums, and for each rank the median of its times; not for a collective, which has none."""
@@ -212,6 +218,8 @@ class Lockstep:
         return round((kept_ns[index] - sum(self.last_ns)) * self.counts[index] / len(self.times))
 
 
+NO_LOCKSTEP = Lockstep(ranks=(), counts=(), ns=(), beside_ns=(), last_ns=(), last_rank=())
+
 # Which of the single times are kept, by their numbers
 
 _known: dict[tuple[int, int], tuple[int, ...]] = {}  # the last results of ``_kept``, by count and size
@@ -247,9 +255,8 @@ def _sampled(first: int, count: int, size: int) -> tuple[int, ...]:
 
 @lru_cache
 def _kept_of_both(count: int, before: tuple[int, ...], more: int, after: tuple[int, ...], size: int) -> tuple[int, ...]:
-    """The numbers of the times that are kept of ``count`` times and ``more`` after them.
-
-    ``before`` and ``after`` are the numbers that each side had kept so far, ``()`` for all.
+    """The numbers of the times that are kept of ``count`` times and ``more`` after them. ``before`` and ``after`` are
+    the numbers that each side had kept so far, ``()`` for all.
 
     Each side keeps ``size`` times its share of the whole. The fractional part of that is the probability of one more:
     if it were always rounded the same way, the last of many short cycles would keep too many times, or none. Each
@@ -323,8 +330,7 @@ class LockstepPart(RunPart[_Together]):
 
 
 def _zero_in_each_step(key: LockstepKey, cycles: _Together) -> Lockstep | None:
-    """0 for each step of these cycles. None for collectives (they are counted by calls, not by steps), and if the steps
-    or the groups are unknown."""
+    """0 for each step of these cycles. None for collectives (counted by calls), and if steps or groups are unknown."""
     steps = cycles.get(LockstepKey(OUTSIDE, FORWARD, "cpu", STEP))  # the device has the same steps
     if steps is None or key.is_collective or key.group == NOT_RECORDED:
         return None

@@ -25,8 +25,8 @@ class Cost:
     - ``cpu_ns``: time on the CPU. ``device_ns``: time of kernels, copies and sets on devices.
     - ``cpu_allocated``, ``cpu_freed``, ``device_allocated``, ``device_freed``: bytes of memory.
     - ``macs`` are multiply-accumulates, ``flops`` floating-point operations.
-    - ``uncounted`` is the number of op calls and kernels whose FLOPs are unknown. If it is not 0, ``macs`` and
-      ``flops`` are lower bounds.
+    - ``uncounted`` is the number of op calls and kernels whose FLOPs are unknown: then ``macs`` and ``flops`` are lower
+      bounds.
     - ``collective_ns`` is the duration of the ranges of collectives, from start to end. These ranges may end on another
       thread, so their time is not in ``cpu_ns``. If the CPU runs the collective (gloo), it is how long the collective
       took, including the wait for the slowest rank.
@@ -146,7 +146,6 @@ class Spread:
         )
 
     def __add__(self, later: Spread) -> Spread:
-        """The spread of the calls of both."""
         sample = self.sample, self.hashes
         entering = [*zip(later.hashes, later.sample)]
         if len(self.sample) == self.SIZE:  # in a long loop, few values enter the sample
@@ -173,8 +172,7 @@ class Spread:
         return sample, (*self.hashes[:slot], hash_of_start, *self.hashes[slot:])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """How it is pickled: half the time that a dataclass takes. The runs of many ranks go from process to process,
-        with a thousand spreads each."""
+        """Pickle it in half the time that a dataclass takes: the runs of many ranks go from process to process."""
         return Spread, (self.count, self.sum, self.min, self.max, self.first, self.sample, self.hashes)
 
     @staticmethod
@@ -184,7 +182,6 @@ class Spread:
         return tuple(value for value, _ in pairs), tuple(hash_of_start for _, hash_of_start in pairs)
 
     def quantile(self, q: float) -> float:
-        """The quantile ``q`` (0 to 1) of the sample, interpolated linearly."""
         return quantile(self.sample, q)
 
     @property
@@ -239,8 +236,7 @@ class SampleKey(NamedTuple):
       in it, if the run has backward, too;
     - ``peak_bytes``: the peak of memory inside a call, or a stretch of backward, above its start;
     - ``kept_bytes``: what was allocated directly in a forward call and saved for backward (docs/memory.md);
-    - ``device_peak_bytes``: the peak of the device, under the layer and phase where it was reached, one value per
-      cycle;
+    - ``device_peak_bytes``: the peak of the device, in the layer and phase that reached it, one value per cycle;
     - ``step_cpu_ns``, ``step_device_ns``: the time of a step in the layer and all layers below it (with no layer: in
       work of no layer), one value per step;
     - ``step_ns`` (no layer): the duration of a step.

@@ -34,8 +34,7 @@ def merge(runs: Iterable[Run], *, add_cycles: bool = False) -> Run:
     cycles of one ``Profile``. Warnings that follow from a run are computed from the sum; each stored warning keeps the
     numbers of the runs that had it.
 
-    Raises TorchprofError if there is no run, if something is not a run, for two runs of one rank, and for runs of
-    different jobs.
+    Raises TorchprofError for no run, for what is not a run, for two runs of one rank, and for runs of different jobs.
     """
     if isinstance(runs, (str, PathLike, Run)) or not isinstance(runs, Iterable):
         raise TorchprofError(f"merge needs several runs, as a list or a generator, but got {runs!r:.80} alone.")
@@ -56,12 +55,12 @@ def merge(runs: Iterable[Run], *, add_cycles: bool = False) -> Run:
 def _checked(run: Any) -> Run:
     if isinstance(run, Run):
         return run
-    problem = f"merge needs runs, not {run!r:.80}."
+    remedy = ""
     if isinstance(run, (str, PathLike)):
-        raise TorchprofError(f"{problem} To merge files: torchprof.merge(map(torchprof.load, paths)).")
-    if hasattr(run, "run"):
-        raise TorchprofError(f"{problem} Give prof.run, which a Profile has after its block.")
-    raise TorchprofError(problem)
+        remedy = " To merge files: torchprof.merge(map(torchprof.load, paths))."
+    elif hasattr(run, "run"):
+        remedy = " Give prof.run, which a Profile has after its block."
+    raise TorchprofError(f"merge needs runs, not {run!r:.80}.{remedy}")
 
 
 def _sums_of_cycles(runs: Iterable[Run]) -> list[Run]:
@@ -86,9 +85,8 @@ def _sums_of_cycles(runs: Iterable[Run]) -> list[Run]:
 
 def _warnings_of_sum(of_runs: Sequence[Sequence[RunWarning]]) -> tuple[RunWarning, ...]:
     """The stored warnings of a sum of runs, from those of each run. Each has the numbers of the runs that had it: a
-    stored warning is about one recording, and a layer that was never called in one may be called in the next. The
-    exception are operators without recorded shapes: if one recording knows that they have a formula, it holds for
-    all."""
+    stored warning is about one recording, and a layer that was never called in one may be called in the next. Operators
+    without recorded shapes are an exception: that they have a formula holds for all recordings."""
     numbers: dict[RunWarning, list[int]] = {}
     without_shapes: dict[str, None] = {}
     for number, warnings in enumerate(of_runs, 1):
@@ -227,16 +225,14 @@ def _depth_first(layers: Mapping[tuple[str, ...], _Known]) -> list[_Known]:
 
 
 class _Table:
-    """A table of the merged rows, which refer to its entries by number: each entry once. ``first``: those that it has
-    from the beginning."""
+    """A table of the merged rows: they refer to its entries by number. ``first``: those that it begins with."""
 
     def __init__(self, *first: Any) -> None:
         self.numbers: dict[Any, int] = {entry: number for number, entry in enumerate(first)}
         self._last: tuple[Sequence[Any], list[int]] = ((), [])
 
     def numbers_of(self, entries: Sequence[Any]) -> list[int]:
-        """The number of each entry. Two ranks have the same entries as a rule: comparing them is faster than
-        hashing."""
+        """The number of each entry. Two ranks mostly have the same ones: comparing is faster than hashing."""
         if entries != self._last[0]:
             self._last = entries, [self.numbers.setdefault(entry, len(self.numbers)) for entry in entries]
         return self._last[1]
@@ -275,15 +271,7 @@ class _MergingRows:
 
 def add_cycle(before: Run | None, cycle: Run) -> Run:
     """Add the run of a new cycle to ``before``, the sum of the earlier cycles of the process (None: there are none).
-
-    - Rows with equal keys are added up, and so are device times.
-    - The samples of both are joined.
-    - Of each device's memory, the higher peak stays, with what was live at it.
-    - The timeline is that of the new cycle.
-    - Steps that end in different ways are not steps of one loop. Only those of the stronger way are kept.
-    - Layers are matched by path. They are those of the new cycle, with the shapes of their first call in any cycle.
-    - The sum has no stored warnings: a warning of one cycle need not hold for the sum.
-    """
+    Steps that end in different ways are not steps of one loop: only those of the stronger way are kept."""
     if before is None:
         return cycle
     if _strength(before) < _strength(cycle):

@@ -19,8 +19,7 @@ from torchprof.run.words import StepEnd
 
 class Peak(NamedTuple):
     """The measured peak performance of a ``device`` ("cuda:0", "cpu"): ``flops_per_s`` in a matrix product of ``dtype``
-    ("float32"), ``bytes_per_s`` read and written in a copy. ``threads``: the number of CPU threads, 0 for other
-    devices."""
+    ("float32"), ``bytes_per_s`` read and written in a copy. ``threads``: of the CPU, 0 for other devices."""
 
     device: str
     dtype: str
@@ -108,10 +107,8 @@ class Meta:
     - ``wall_ns``: how long it was recorded, over all ``cycles``. ``steps``: how many whole steps are in that time, and
       ``step_end``: what ended them.
     - ``process_cpu_ns``: the CPU time of all threads of the process in that time; None if unknown.
-    - ``run_delay_ns``: how long the thread that started the recording was ready to run but had no processor; None if
-      unknown.
-    - ``busy_ns``: for each device how long anything ran on it; for the CPU how long any recorded thread was
-      inside any op or range.
+    - ``run_delay_ns``: how long the thread that started the recording waited for a processor; None if unknown.
+    - ``busy_ns``: for each device how long anything ran on it; for the CPU how long any thread was in an op or range.
     - ``peaks``: what ``torchprof.peak`` had measured by then.
     - ``warnings``: the stored ones, which do not follow from the run; ``Run.warnings`` has all.
     - ``environment``: (name, value) of the hardware and software, in words. ``switches``: (name, value) of the settings
@@ -218,14 +215,13 @@ class Meta:
         return replace(meta, warnings=tuple(warnings[number] for number in numbers))
 
 
-def sum_if_known(before: int | None, cycle: int | None) -> int | None:
-    """The sum of two figures; None if one of them is unknown."""
-    return None if before is None or cycle is None else before + cycle
+def sum_if_known(*figures: int | None) -> int | None:
+    """The sum of some figures; None if one of them is unknown."""
+    return None if None in figures else sum(filter(None, figures))
 
 
 def _unambiguous(regions: Sequence[CompiledRegion]) -> tuple[CompiledRegion, ...]:
-    """Each region once. A name that stands for two different regions (torch.compile was reset) is left out: it is
-    ambiguous."""
+    """Each region once. A name that stands for two different regions (torch.compile was reset) is left out."""
     by_name: dict[str, set[CompiledRegion]] = {}
     for region in regions:
         by_name.setdefault(region.name, set()).add(region)

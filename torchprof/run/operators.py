@@ -1,9 +1,4 @@
-"""Sums of operators over the rows of a run: self, total and calls. Every view of operators uses these.
-
-Views group rows into operators in different ways: by name and phase, by layer, by input shapes. A view numbers its
-operators. For each ``RowKey`` it gives a ``Way``: the operators that rows with this key count for. In a view by name
-with the numbers 0 for "aten::linear" and 1 for "aten::addmm", rows with these two frames have ``Way((0, 1), 1)``.
-"""
+"""Sums of operators over the rows of a run: self, total and calls. Every view of operators uses these."""
 
 from __future__ import annotations
 
@@ -28,8 +23,9 @@ class RowKey(NamedTuple):
 
 
 class Way(NamedTuple):
-    """The operators that a row counts for, by number: for the total of each of ``totals``, and for the self and the
-    calls of ``inner`` (negative: of none)."""
+    """The operators of a view that a row counts for, by number: for the total of each of ``totals``, and for the self
+    and the calls of ``inner`` (negative: of none). In a view by name with the numbers 0 for "aten::linear" and 1 for
+    "aten::addmm", rows with these two frames have ``Way((0, 1), 1)``."""
 
     totals: tuple[int, ...]
     inner: int
@@ -41,8 +37,7 @@ class Sums:
 
     - ``calls``: 0 for the time between operators. ``parts``: how many of the calls were made inside an operator whose
       MACs and FLOPs include those of the operators that it calls; 0 if the view does not request it.
-    - ``self``: its cost without the operators inside it. ``total``: that of its outermost occurrences, with everything
-      in them.
+    - ``self``: its cost without the operators inside it. ``total``: that of its outermost occurrences.
     """
 
     calls: int = 0
@@ -60,7 +55,8 @@ def sum_operators(
     ``way_of`` is called once for each key of the rows; rows for which it returns None are left out. ``is_part``:
     whether the calls of rows with a key were made inside an operator whose MACs and FLOPs include theirs."""
     measures = tuple(name for name in FIELDS if name in rows.nonzero)
-    lines = rows.summed(RowKey._fields, ("calls", *measures), frames=_is_work)
+    of = ("calls", *measures)
+    lines = rows.summed(RowKey._fields, of, frames=lambda frames: not frames or frames[-1].kind != FrameKind.PYTHON)
     ways = {key: way for key in map(RowKey._make, lines) if (way := way_of(key)) is not None}
     size = 1 + max((number for way in ways.values() for number in (*way.totals, way.inner)), default=-1)
     is_call = [bool(frames) and not is_kernel(frames) for frames in rows.frames]
@@ -81,10 +77,6 @@ def sum_operators(
     return [*map(Sums, calls, parts, _costs(measures, selves, size), _costs(measures, totals, size))]
 
 
-def _is_work(frames: Sequence[Frame]) -> bool:
-    return not frames or frames[-1].kind != FrameKind.PYTHON
-
-
 def is_kernel(frames: Sequence[Frame]) -> bool:
     """Whether rows with these frames are of a kernel."""
     return bool(frames) and frames[-1].kind == FrameKind.KERNEL
@@ -103,10 +95,8 @@ def rows_in_ranges(rows: Rows) -> Rows:
     """The rows of work inside a range, such as a label or a compiled region: no other row counts for a range."""
     is_in_range = [_has_range(frames) for frames in rows.frames]
     is_called_in_range = [any(_has_range(around.frames) for around in within) for within in rows.within]
-    kept: list[bool] = []
-    if any(is_in_range) or any(is_called_in_range):
-        numbers = zip(rows.columns["frames"], rows.columns["within"])
-        kept = [is_in_range[frames] or is_called_in_range[within] for frames, within in numbers]
+    numbers = zip(rows.columns["frames"], rows.columns["within"])
+    kept = [is_in_range[frames] or is_called_in_range[within] for frames, within in numbers]
     columns = {name: array("q", compress(column, kept)) for name, column in rows.columns.items()}
     return replace(rows, columns=columns)
 
@@ -141,8 +131,7 @@ def operators_of_layers(rows: Rows, phase: str | None) -> dict[int, list[Op]]:
     names = [_names(frames) or [(FrameKind.OP, BETWEEN_OPS)] for frames in rows.frames]
 
     def ops_around(is_wanted: bool, within: Sequence[Around]) -> Iterator[int]:
-        """The ops and ranges of other layers around a row's layer that the row counts for. A label counts every
-        phase."""
+        """The ops and ranges of other layers around a row's layer that the row counts for; labels in any phase."""
         for around in within:
             path = _names(around.frames)
             if phase is not None and around.phase != phase:

@@ -1,7 +1,6 @@
 """The parts of a run: how each is split by rank, renumbered, added up over cycles, merged over ranks, written and read.
 
-``RUN_PARTS`` in ``torchprof.run.run`` lists them. Metadata, layers and rows are not among them: they depend on each
-other.
+``RUN_PARTS`` in ``torchprof.run.run`` lists them. Metadata, layers and rows are not parts: they depend on each other.
 """
 
 from __future__ import annotations
@@ -149,7 +148,8 @@ class RunPart(Protocol[_Value]):
 
 
 class PerRank(RunPart[tuple[Any, ...]]):
-    """A part that is a tuple of objects of one class, in the order of their ``rank``. Those of the last cycle count."""
+    """A part that is a tuple of objects of one class, in the order of their ``rank``: one for each of its devices. The
+    cycles of a device add up with ``+``."""
 
     def __init__(self, kind: type) -> None:
         self._kind = kind
@@ -179,10 +179,6 @@ class PerRank(RunPart[tuple[Any, ...]]):
             demand(item.rank in ranks, f"no metadata of rank {item.rank}")
             item.check(layers)
         return items
-
-
-class PerDevice(PerRank):
-    """The same with one object for each device of a rank. The cycles of a device add up with ``+``."""
 
     def added(self, before: tuple[Any, ...], cycle: tuple[Any, ...]) -> tuple[Any, ...]:
         sums = {(item.rank, item.device): item for item in before}

@@ -40,12 +40,10 @@ def check_processes(processes: int) -> None:
 
 
 def in_processes(call: Callable[[_Item], _Result], items: Sequence[_Item], processes: int) -> Iterator[_Result]:
-    """``call`` of each item, in their order, made in so many processes a few items ahead, but in no more than there are
-    items; in this one if it is 1.
+    """``call`` of each item, in their order, made in so many processes a few items ahead; in this one if it is 1.
 
     Items, results and ``call`` must be picklable. The processes are spawned: they import the module of ``call`` and the
-    ``__main__`` of this process. Where that cannot be imported, as if the script comes from stdin, this process makes
-    all calls.
+    ``__main__`` of this process. If that cannot be imported (a script from stdin), this process makes all calls.
 
     Raises what ``call`` raises, and TorchprofError if ``processes`` is not a number of processes, if one was killed,
     and for a result or an error that cannot be pickled.
@@ -134,8 +132,7 @@ def _work(call: Callable[[Any], Any], connection: Connection) -> None:
 
 
 def _outcome(call: Callable[[Any], Any], item: Any) -> bytes:
-    """The result and the error of a call, pickled. What cannot be sent to the main process is a TorchprofError, which
-    has it as text."""
+    """The result and the error of a call, pickled. What cannot be sent is a TorchprofError with its text."""
     result: Any = None
     error: Exception | None = None
     try:

@@ -42,8 +42,7 @@ class Row(NamedTuple):
 
     - ``phase``: "forward", "backward", "recompute", or "other": work outside all layers that is not backward.
       ``device``: "cpu", "cuda:0", …; ``rank``: the rank that ran it.
-    - ``layer``: None for work of no layer. Then ``selected`` is False if it is work of layers that ``paths=`` did not
-      select.
+    - ``layer``: None for work of no layer. Then ``selected`` is False if ``paths=`` did not select its layers.
     - ``shared_by``: the layers, if the work served several at once; ``layer`` is their nearest common ancestor then.
     - ``within``: the ops and labels around the layer's range, outer to inner.
     - ``frames``: from the layer inward; ``()`` is the layer's own time between ops.
@@ -291,8 +290,7 @@ class Rows(Sequence[Row]):
 
     @cached_property
     def by_layer(self) -> dict[tuple[int, int], tuple[Cost, int]]:
-        """Self cost and calls of each (layer index, phase number). Device work that was launched before the recording
-        began is left out."""
+        """Self cost and calls of each (layer index, phase number). Without work launched before the recording."""
         place = ("layer", "phase")
         calls = self.summed(place, "calls", frames=())
         costs = self.of_recording.summed(place, FIELDS)
@@ -361,19 +359,19 @@ class Chains:
         number = self._numbers.get((outer, frame))
         if number is not None:
             return number
-        if frame.signature is not None:
-            without_shapes = _without_shapes(frame)
+        without_shapes = _without_shapes(frame)
+        if without_shapes != frame:
             place = outer, frame.kind, frame.name
-            if without_shapes != frame and self._signatures[place] >= SIGNATURES:
+            if self._signatures[place] >= SIGNATURES:
                 number = self._numbers[outer, frame] = self.inside(outer, without_shapes)
                 return number
-            self._signatures[place] += without_shapes != frame
+            self._signatures[place] += 1
         number = self._numbers[outer, frame] = len(self.all)
         self.all.append((*self.all[outer], frame))
         return number
 
     def number_of(self, chain: Iterable[Frame]) -> int:
-        """The number of a chain; with unknown shapes if there are too many different inputs."""
+        """The number of a chain."""
         number = 0
         for frame in chain:
             number = self.inside(number, frame)
@@ -385,8 +383,7 @@ class Chains:
 
 
 def _without_shapes(frame: Frame) -> Frame:
-    """The same frame with unknown shapes and scalars. The scalars of a collective stay: they describe the
-    collective."""
+    """The same frame with unknown shapes and scalars, but those of a collective, which describe it."""
     signature = frame.signature
     if signature is None:
         return frame

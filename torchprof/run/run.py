@@ -19,7 +19,7 @@ from torchprof.run.lockstep import Lockstep, LockstepKey, LockstepPart
 from torchprof.run.measures import FIELDS, NO_COST, Cost, SampleKey, SamplesPart, Spread, sum_of_costs
 from torchprof.run.meta import Meta, RunWarning, sum_if_known
 from torchprof.run.operators import Op, operators_of_layers
-from torchprof.run.part import PerDevice, RunPart
+from torchprof.run.part import PerRank, RunPart
 from torchprof.run.rows import Rows, rows_of_lines
 from torchprof.run.sentences import RANKS_CHOSEN
 from torchprof.run.timeline import DeviceTime, Memory, Pipeline, Timeline, TimelinePart
@@ -261,11 +261,9 @@ class Run:
         return tuple(phase for number, phase in enumerate(PHASES) if phase == FORWARD or number in seen)
 
     def report(self, name: str | None = None, **options: Any) -> ReportText:
-        """A report as text: ``run.report("tree", depth=2)``; without a name, the list of all reports.
-        ``run.report("tree").data`` is the same for other programs. Raises TorchprofError for an unknown name or
-        option."""
-        text: ReportText = output("render")(name, self, options)
-        return text
+        """A report as text: ``run.report("tree", depth=2)``; without a name, a list of all. ``run.report("tree").data``
+        is the same for other programs. Raises TorchprofError for an unknown name or option."""
+        return output("render")(name, self, options)  # type: ignore[no-any-return]
 
     def metrics(self, layers: int | str | Iterable[str | tuple[str, ...]] | None = None) -> dict[str, int | float]:
         """The run as a flat dict of numbers, for W&B, MLflow, Prometheus, TensorBoard: ``time/forward/cpu_ms``.
@@ -317,40 +315,34 @@ class Run:
 
 RUN_PARTS: dict[str, RunPart[Any]] = {
     "samples": SamplesPart(),
-    "memory": PerDevice(Memory),
+    "memory": PerRank(Memory),
     "timeline": TimelinePart(),
-    "device_times": PerDevice(DeviceTime),
+    "device_times": PerRank(DeviceTime),
     "lockstep": LockstepPart(),
     "unfinished": UnfinishedPart(Unfinished),
-    "pipelines": PerDevice(Pipeline),
+    "pipelines": PerRank(Pipeline),
 }
 """The parts of a run by their names in ``Run`` and in the file, where they have this order."""
 
 
 # What ``Run``, ``ReportText`` and ``profile`` call by name, imported at the first call: no import goes that way.
 
-_FILES = {
-    "chosen_ranks": "torchprof.ranks.sentences",
-    "with_comparison": "torchprof.ranks.sentences",
-    "benchmark_table": "torchprof.analyze.summary",
-    "data_of": "torchprof.reports.exports",
-    "dataframe": "torchprof.reports.exports",
-    "export": "torchprof.reports",
-    "html_of": "torchprof.reports.documents",
-    "metrics": "torchprof.analyze.metrics",
-    "printed": "torchprof.reports.documents",
-    "render": "torchprof.reports",
-    "all_warnings": "torchprof.analyze.warnings",
-    "text_of": "torchprof.reports.documents",
-    "verdict_on_ranks": "torchprof.ranks.sentences",
-    "show_page": "torchprof.reports.documents",
-    "write": "torchprof.run.saved",
+_CALLED = {
+    "torchprof.analyze.metrics": ["metrics"],
+    "torchprof.analyze.summary": ["benchmark_table"],
+    "torchprof.analyze.warnings": ["all_warnings"],
+    "torchprof.ranks.sentences": ["chosen_ranks", "verdict_on_ranks", "with_comparison"],
+    "torchprof.reports": ["export", "render"],
+    "torchprof.reports.documents": ["html_of", "printed", "show_page", "text_of"],
+    "torchprof.reports.exports": ["data_of", "dataframe"],
+    "torchprof.run.saved": ["write"],
 }
 
 
 def output(name: str) -> Callable[..., Any]:
     """The function of that name."""
-    return getattr(import_module(_FILES[name]), name)  # type: ignore[no-any-return]
+    [file] = [file for file, names in _CALLED.items() if name in names]
+    return getattr(import_module(file), name)  # type: ignore[no-any-return]
 
 
 class ReportText(str):

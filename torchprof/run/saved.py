@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 def write(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
     """Save a run as ``Run.save`` describes. The old contents of the file stay until the new ones are complete."""
     if names_job_folder(path):
-        add_to_job(run, path, strip=strip)
+        _add_to_job(stripped(run) if strip else run, Path(path))
         return
     path = Path(os.path.realpath(path))  # write to the target of a link
     if not path.parent.is_dir():
@@ -224,28 +224,24 @@ def names_job_folder(path: str | PathLike[str]) -> bool:
     return os.fspath(path).endswith(("/", os.sep)) or is_job_folder(path)
 
 
-def add_to_job(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
+def _add_to_job(run: Run, folder: Path) -> None:
     """Write the run of a rank into a job folder, which is made if it does not exist. Its files appear when they are
-    complete. ``strip`` leaves out the names of files, machines and jobs. Raises TorchprofError for a run of several
-    ranks, for a rank that is there already, for a folder that has ranks of another job (another name, or another number
-    of ranks) or other files, if there is no folder to make it in, and without pyarrow."""
-    folder = Path(path)
+    complete. Raises TorchprofError for a run of several ranks, and like ``make_room``."""
     if len(run.metas) > 1:
         raise TorchprofError(
             f"This run is of {ranks_in_words(meta.rank for meta in run.metas)}, and {folder} is for the run of each "
             "rank, as it was recorded. Save those, or this one as a file: run.parquet or run.json.gz."
         )
-    run = stripped(run) if strip else run
-    rank = run.meta.rank
-    make_room(folder, rank, run.meta.world_size, run.meta.job)
+    make_room(folder, run.meta.rank, run.meta.world_size, run.meta.job)
     with ExitStack() as stack:  # which closes the last one first: the files get their names in the order of the tables
         for name, table_of in reversed(_TABLES.items()):
-            write_table(table_of(run), stack.enter_context(_atomic_file(_file_of(folder, name, rank))))
+            write_table(table_of(run), stack.enter_context(_atomic_file(_file_of(folder, name, run.meta.rank))))
 
 
 def make_room(folder: Path, rank: int, world_size: int = 1, job: str = "") -> None:
     """Make a job folder, if there is none, in which a rank can be saved. ``world_size`` and ``job``: how many ranks its
-    job has, and its name; 1 and "" if they are unknown. Raises TorchprofError like ``add_to_job``."""
+    job has, and its name; 1 and "" if they are unknown. Raises TorchprofError for a rank that is there already, for a
+    folder that has ranks of another job or other files, if there is no folder to make it in, and without pyarrow."""
     check_pyarrow()
     _make(folder)
     _check_job(folder, rank, world_size, job)
@@ -257,8 +253,8 @@ def make_room(folder: Path, rank: int, world_size: int = 1, job: str = "") -> No
 
 
 def _check_job(folder: Path, rank: int, world_size: int, job: str) -> None:
-    """Raises TorchprofError if a rank is not of the job whose ranks are in the folder. These are of one job, so one of
-    them is read, which is not damaged. Like ``merge``, it refuses nothing for a size or a name that is unknown."""
+    """Refuse a rank that is not of the job whose ranks are in the folder. These are of one job, so one of them is read,
+    which is not damaged. Like ``merge``, it refuses nothing for a size or a name that is unknown."""
     known_rank, its_size, its_job = 0, 1, None
     for known_rank in _ranks_in(folder):
         file = _file_of(folder, _RANKS, known_rank)
@@ -284,8 +280,7 @@ def _ranks_in(folder: Path) -> Iterator[int]:
 
 
 def _make(folder: Path) -> None:
-    """Make a job folder without ranks, if there is none. Several processes may do so at once. Raises TorchprofError
-    like ``add_to_job``, OSError like ``mkdir``."""
+    """Make a job folder without ranks, if there is none. Several processes may do so at once."""
     if not is_job_folder(folder):
         if not folder.parent.is_dir():
             raise TorchprofError(f"{folder} cannot be made: the folder {folder.parent} does not exist. Make it first.")
@@ -332,8 +327,7 @@ _LEVEL = 6  # of gzip: the highest one takes twice as long for 1 % less
 
 
 def table_of_rank(run: Run) -> ParquetTable:
-    """How the only rank of a run was recorded, what is compared between ranks (a gzipped run file), and the whole run
-    (another one). It has one line."""
+    """One line: how the only rank of a run was recorded, what is compared, and the whole run (gzipped run files)."""
     meta = run.meta
     line: dict[str, tuple[str, Any]] = {
         "rank": (INT, meta.rank),

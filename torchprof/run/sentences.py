@@ -105,16 +105,17 @@ _TEXTS = {
 tuples as a list and ``_ns`` as times, in words. ``(s)`` is the plural of a noun after ``{count}`` or ``{calls}``."""
 
 
-def _of_text(code: str, text: str) -> Sentence:
+def _of_text(code: str, text: str, shown: Callable[[str], str] = lambda name: name) -> Sentence:
+    """``shown``: how a name in a list is written."""
     has_facts = "{" in text.replace("{layers}", "")
 
     def sentence(layers: list[str], **facts: Fact) -> str:
         if facts and not has_facts:
             raise TypeError(f"{code} has no facts")
-        words = {name: some(list(fact)) if isinstance(fact, tuple) else fact for name, fact in facts.items()}
+        words = {name: some([*map(shown, fact)]) if isinstance(fact, tuple) else fact for name, fact in facts.items()}
         words.update((name, format_time(fact)) for name, fact in facts.items() if name.endswith("_ns"))
         plural = "" if facts.get("count", facts.get("calls")) == 1 else "s"
-        return text.replace("(s)", plural).format(layers=some(layers), **words)
+        return text.replace("(s)", plural).format(layers=some([*map(shown, layers)]), **words)
 
     return sentence
 
@@ -342,30 +343,22 @@ WITHOUT_SHAPES = "uncounted_without_shapes"
 names are stored. How often and where they were called is computed from the run."""
 
 _UNCOUNTED = {
-    "uncounted_operator": "{names} ({count} call{s}, in {layers})",
-    WITHOUT_SHAPES: "{count} call{s} of {names} (in {layers}), recorded without shapes: use record_shapes=True",
-    "uncounted_generated": "{count} generated kernel{s} of torch.compile (in {layers})",
-    "uncounted_graph": "at least {count} operator{s} in compiled graphs (in {layers})",
-    "uncounted_replayed": "{count} kernel{s} that CUDA graphs replayed (in {layers})",
-    "uncounted_replay": "{count} CUDA graph{s}, whose kernels were not recorded (in {layers})",
-    "uncounted_no_operator": "{count} kernel{s} that no operator launched: {names} (in {layers})",
-    "uncounted_no_launch": "{count} kernel{s} whose launch was not recorded: {names} (in {layers})",
+    "uncounted_operator": "{names} ({count} call(s), in {layers})",
+    WITHOUT_SHAPES: "{count} call(s) of {names} (in {layers}), recorded without shapes: use record_shapes=True",
+    "uncounted_generated": "{count} generated kernel(s) of torch.compile (in {layers})",
+    "uncounted_graph": "at least {count} operator(s) in compiled graphs (in {layers})",
+    "uncounted_replayed": "{count} kernel(s) that CUDA graphs replayed (in {layers})",
+    "uncounted_replay": "{count} CUDA graph(s), whose kernels were not recorded (in {layers})",
+    "uncounted_no_operator": "{count} kernel(s) that no operator launched: {names} (in {layers})",
+    "uncounted_no_launch": "{count} kernel(s) whose launch was not recorded: {names} (in {layers})",
 }
 _NAME_WIDTH = 60
-
-
-def _of_uncounted(text: str) -> Sentence:
-    def sentence(layers: list[str], names: Sequence[str], count: int) -> str:
-        words = {"names": some([*map(_short, names)]), "layers": some([*map(_short, layers)])}
-        return f"Not counted: {text.format(count=count, s='' if count == 1 else 's', **words)}."
-
-    return sentence
-
-
-SENTENCES.update((code, _of_uncounted(text)) for code, text in _UNCOUNTED.items())
 
 
 def _short(name: str) -> str:
     """A long name without its middle."""
     head = _NAME_WIDTH * 3 // 5
     return name if len(name) <= _NAME_WIDTH else f"{name[:head]}…{name[len(name) - (_NAME_WIDTH - 1 - head) :]}"
+
+
+SENTENCES.update((code, _of_text(code, f"Not counted: {text}.", _short)) for code, text in _UNCOUNTED.items())

@@ -117,7 +117,6 @@ class DeviceTime:
         return self.busy_ns - self.compute_ns - self.exposed_ns
 
     def __add__(self, cycle: DeviceTime) -> DeviceTime:
-        """The times of two cycles."""
         streams = {stream.stream: stream for stream in self.streams}
         for stream in cycle.streams:
             known = streams.get(stream.stream, (0,) * len(stream))
@@ -142,8 +141,7 @@ class DeviceTime:
 class Lane(NamedTuple):
     """One line of the timeline, in which spans are nested and never cross. It is a thread (``device`` is "cpu") or a
     part of a ``stream`` of a device: a stream has as many lanes as kernels ran on it at once. ``number`` counts the
-    threads, or the lanes of a stream, from 1 on. ``stream`` is None for a thread, and on a device that used only one
-    stream."""
+    threads, or the lanes of a stream, from 1 on. ``stream`` is None for a thread, and on a device with one stream."""
 
     device: str
     number: int

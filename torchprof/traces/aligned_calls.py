@@ -7,7 +7,6 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -18,10 +17,8 @@ from torchprof.run.words import FSDP_RANGE, OPTIMIZER_STEP, is_runtime_call
 # The operators of forwards, and those that backward computes again
 
 _NO_FORWARD = (OPTIMIZER_STEP, FSDP_RANGE)
-"""The beginnings of the names of ranges that contain nothing of a forward. FSDP's hooks name their layers."""
-
-OpSpan = tuple[int, tuple[Event, ...], int | None]
-"""``nodes``, the outermost of ``ranges``, and ``call`` of a ``TracedOp``."""
+"""The beginnings of the names of ranges that contain nothing of a forward."""
+OpSpan = tuple[int, tuple[Event, ...], int | None]  # ``nodes``, outermost of ``ranges`` and ``call`` of a ``TracedOp``
 
 
 @dataclass(slots=True)
@@ -166,21 +163,15 @@ class ReferenceOp(NamedTuple):
         return self.calls[-1].label.removeprefix(PREFIX)
 
 
-@dataclass(frozen=True)
-class AlignedForward:
+class AlignedForward(NamedTuple):
     """A forward of a model in a trace. ``pairs``: the place in the trace and in the model of each operator whose
-    counterpart is known. ``matched``: the places in the trace of those that are compared."""
+    counterpart is known, from ``first`` to ``last``. ``matched``: the places in the trace of those that are compared.
+    """
 
     pairs: Mapping[int, int]
     matched: Sequence[int]
-
-    @cached_property
-    def first(self) -> int:
-        return min(self.pairs)
-
-    @cached_property
-    def last(self) -> int:
-        return max(self.pairs)
+    first: int
+    last: int
 
 
 def _extended(
@@ -214,8 +205,7 @@ class AlignedCalls:
     """The labels of the calls of one model, collected forward by forward. ``forwards``: how many forwards there are;
     ``adjacent``: how many of them follow another one with nothing between. ``labels``: also those around operators
     without a layer. ``operators``: thread and start of all that are paired. ``total_ns``: the time of the operators in
-    forwards, and in what backward computes again. ``unknown_ns``: the part of it that has no layer, by the layer before
-    it."""
+    forwards, and in what backward computes again. ``unknown_ns``: that without a layer, by the layer before it."""
 
     def __init__(self, model: Sequence[ReferenceOp], replaced: Collection[str]) -> None:
         """``replaced``: the names of operators of which others may take the place."""
@@ -240,7 +230,7 @@ class AlignedCalls:
         before, after = (around.start - 1, -1), (around.stop, len(self._model))
         pairs = _extended(dict(zip(matched, places)), ops, self._model, before, after)
         self._label(thread, ops, pairs, {place: self._model[model].calls for place, model in pairs.items()})
-        return AlignedForward(pairs, matched)
+        return AlignedForward(pairs, matched, min(pairs), max(pairs))
 
     def add_computed_again(
         self, again: ComputedAgain, compared: Sequence[int], on: OpsOfThread, maker: int, forward: AlignedForward

@@ -1,9 +1,8 @@
 """Layers for a trace without labels: its operators are aligned with those of the model's forward.
 
 The operators that make a model what it is (products, convolutions, norms, pooling, attention, activations) come in
-the same order in every forward. Each place of the trace where all of them come in this order is a forward of the model.
-The others (views, casts, copies, arithmetic) are aligned between them. Where that leaves a choice, an operator has no
-layer.
+the same order in every forward: each place of the trace where all of them do is a forward of the model. The others
+(views, casts, copies, arithmetic) are aligned between them. Where that leaves a choice, an operator has no layer.
 """
 
 from __future__ import annotations
@@ -27,13 +26,11 @@ from torchprof.traces.aligned_calls import (
     traced_ops,
 )
 
-Reference = tuple[ReferenceOp, ...]
-"""The operators of one forward of a model, in their order."""
+Reference = tuple[ReferenceOp, ...]  # the operators of one forward of a model, in their order
 
 _CLASSES = {name: kind for table in (OF_LAYERS, INSIDE_LAYERS) for kind, names in table.items() for name in names}
-"""The operators that make a model what it is, by their names without the ``_`` of in-place ones. Those
-of one class may replace each other in another version of torch."""
-
+"""The operators that make a model what it is, by their names without the ``_`` of in-place ones. Those of one class may
+replace each other in another version of torch."""
 _PARAMETERS = {"convolution": (1,), "batch norm": (1,), "layer norm": (2,), "embedding": (0,)}
 """The inputs that are parameters, whose shapes do not depend on the batch. ``linear`` is looked at by its name."""
 
@@ -51,8 +48,7 @@ def align(
     events: Iterable[Event], references: Sequence[Sequence[Reference]], signatures: Sequence[Signature]
 ) -> list[AlignedCalls]:
     """The calls of the layers of each model in a trace. ``references``: for each model, the orders of operators that
-    its forward may have. Raises TorchprofError if no forward of a model is found, with the place where trace and model
-    part."""
+    its forward may have. Raises TorchprofError if no forward of a model is found."""
     traced = traced_ops(events)
     of_models: list[AlignedCalls] = []
     taken: set[tuple[int, int]] = set()  # the operators of the models before: thread and start
@@ -79,7 +75,7 @@ def _best(references: Sequence[Reference], traced: TracedOps, signatures: Sequen
 
 
 class _Search:
-    """The forwards of one order of operators in a trace."""
+    """The forwards of one order of operators in a trace. ``replaced``: the names of operators that are not compared."""
 
     def __init__(
         self,
@@ -88,7 +84,6 @@ class _Search:
         signatures: Sequence[Signature],
         replaced: Collection[str] = frozenset(),
     ) -> None:
-        """``replaced``: the names of operators that are not compared."""
         self._ops = reference
         self._signatures = signatures
         self._replaced = replaced
@@ -158,8 +153,7 @@ class _Search:
         """The starts of forwards that do not overlap. Where several overlap, which are right is known only if they fill
         the time between two backward passes, a range of the user such as that of a step, or an outermost call of a
         module (``spans``). If the model repeats equal blocks and nothing else, several forwards may be one of a deeper
-        model: then only one may fill that time. For example, ``a a`` may begin at 0, 1 and 2 of ``a a a a``; with a
-        backward pass in the middle, at 0 and 2."""
+        model: then only one may fill that time. Of ``a a a a``, ``a a`` fills both halves if backward is between."""
         size = len(self._classes)
         kept: list[int] = []
         start = 0
@@ -199,8 +193,7 @@ class _Search:
 
     def _is_adjacent(self, ops: list[TracedOp], last: int, first: int) -> bool:
         """Whether a forward follows the one before at once: in the same call of a module, and without a backward, a
-        range of users and another operator between them. If the model is one of several equal blocks, both may be one
-        forward of a deeper model."""
+        range of users and another operator between. Both may be one forward of a deeper model."""
         before, after = ops[last], ops[first]
         lead = self._places[0]
         return first - last - 1 <= lead and (before.span, before.ranges) == (after.span, after.ranges)

@@ -14,10 +14,8 @@ from typing import Any
 OP, RANGE, OP_OR_RANGE, MODULE = "op", "range", "op or range", "module"
 RUNTIME_CALLS, MEMORY_EVENTS, DEVICE_WORK = "runtime", "memory", "device"
 SESSION, NO_WORK = "session", ""
-OVERHEAD_EVENTS = "overhead"
-"""The group of what the profiler records as overhead. It has no thread in the file."""
-MODULE_PREFIX = "nn.Module: "
-"""The beginning of the names of modules among the Python functions that ``with_stack=True`` records."""
+OVERHEAD_EVENTS = "overhead"  # what the profiler records as overhead, without a thread in the file
+MODULE_PREFIX = "nn.Module: "  # of modules among the Python functions that ``with_stack=True`` records
 MTIA_WORK = "mtia_ccp_events"
 """The work of MTIA's command processors: kernels, copies ("dma…"), and waits for each other, with "Sync" in their
 names (Holistic Trace Analysis, ``hta/utils/utils.py``)."""
@@ -26,25 +24,15 @@ GROUPS = {
     "user_annotation": RANGE,
     "Operator": OP_OR_RANGE,  # until torch 1.12
     "Runtime": RUNTIME_CALLS,
-    "kernel": DEVICE_WORK,
-    "Kernel": DEVICE_WORK,
-    "gpu_memcpy": DEVICE_WORK,
-    "Memcpy": DEVICE_WORK,
-    "gpu_memset": DEVICE_WORK,
-    "Memset": DEVICE_WORK,
-    MTIA_WORK: DEVICE_WORK,
-    "python_function": MODULE,
-    "Python function": MODULE,
+    **dict.fromkeys(("kernel", "Kernel", "gpu_memcpy", "Memcpy", "gpu_memset", "Memset", MTIA_WORK), DEVICE_WORK),
+    **dict.fromkeys(("python_function", "Python function"), MODULE),
     "Trace": SESSION,
     "overhead": OVERHEAD_EVENTS,
 }
-"""The group of each of Kineto's categories, in all its versions. The categories of runtimes have the names of their
-devices: see ``RUNTIMES``. Other categories are not work: copies of ranges on a device's timeline, waits of one stream
-for another."""
-RUNTIMES = {"cuda": "cuda", "xpu": "xpu", "mtia": "mtia", "musa": "musa", "privateuse1": "privateuse1"}
-"""The device kind by the first part of a runtime's category, which ends in ``_runtime`` or ``_driver``. HIP has the
-name cuda, as everywhere in torch."""
-
+"""The group of each of Kineto's categories, in all its versions; for those of runtimes, see ``RUNTIMES``. Others are
+not work: copies of ranges on a device's timeline, waits of one stream for another."""
+RUNTIMES = frozenset({"cuda", "xpu", "mtia", "musa", "privateuse1"})
+"""The kind of device is the first part of a runtime's category, before ``_runtime`` or ``_driver``; "cuda" for HIP."""
 
 # Columns
 
@@ -61,8 +49,7 @@ class Columns:
     """Events in the order of the file, a column for each field.
 
     - ``start``: in ns. ``ns``: the duration; of a memory event, the bytes.
-    - ``name``: the number of a name; ``names`` has the group and the name of an event by it.
-    - ``lane``: see ``EventTable``.
+    - ``name``: the number of a group and name in ``names``. ``lane``: see ``EventTable``.
     - ``sequence``: the sequence number; of device work, the number of the operator that launched it.
     - ``number``: that of an operator ("External id"); of a runtime call and of device work, the correlation ID; of a
       memory event, the address.
@@ -121,7 +108,6 @@ class Columns:
         return self.start, self.ns, self.name, self.lane, self.sequence, self.number, self.signature
 
     def in_order(self) -> Iterator[TraceRow]:
-        """The events in the order of their start."""
         for window in self.windows():
             yield from zip(*(map(column.__getitem__, window) for column in self._columns()))
 
@@ -162,8 +148,7 @@ class Columns:
             seen.add(event)
 
     def separate(self, threads: Sequence[int], is_left_out: Sequence[bool]) -> None:
-        """Let a range that ends shortly after the start of the next one on its thread end there: otherwise the next one
-        would be inside it::
+        """Cut a range that overlaps the start of the next one on its thread, which would otherwise be inside it::
 
             |first...........|                  |first..........|
                             |second....|   →                    |second....|

@@ -175,7 +175,7 @@ class EventTable:
         group = NO_WORK
         if kind in ("runtime", "driver") and device in RUNTIMES:
             group = RUNTIME_CALLS
-            self.device = RUNTIMES[device]
+            self.device = device
         self._groups[category] = group
         return group
 

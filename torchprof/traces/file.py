@@ -64,8 +64,7 @@ class TraceFile:
         Entries of the list that are not objects are ignored. ``progress`` is called now and then with the fraction of
         the file that was read, from 0 to 1; for a gzip file, the fraction of its compressed bytes.
 
-        Raises OSError if the file cannot be read, and TorchprofError if it is empty, is not a trace of torch.profiler,
-        or ends before its first event.
+        Raises OSError if the file cannot be read, TorchprofError if it is not a trace, or ends before its first event.
         """
         self.header, self.warnings = {}, []
         self._read = self._lost = self._first_lost = 0
@@ -177,8 +176,7 @@ class TraceFile:
 
     def _one_by_one(self, text: JsonText) -> list[TraceEvent]:
         """The complete events in the text that was read so far, each decoded separately: at the end of the list, and
-        where they cannot be decoded as one piece. Reads more if none is complete. Raises EOFError if the file ends
-        before."""
+        where they cannot be decoded as one piece. Reads more if none is complete. EOFError: the file ends before."""
         events: list[TraceEvent] = []
         while True:
             start = text.position

@@ -13,10 +13,8 @@ from contextlib import suppress
 from io import BufferedReader
 from typing import Any, NoReturn
 
-_CHUNK = 1 << 16
-"""How many bytes are read at a time: so few that the decoded objects fit into the cache of a core."""
-_LONGEST = 1 << 24
-"""How many characters an event or a value of the header may have. If it does not end by then, it is broken."""
+_CHUNK = 1 << 16  # bytes that are read at a time: so few that the decoded objects fit into the cache of a core
+_LONGEST = 1 << 24  # characters of an event or a value of the header: if it does not end by then, it is broken
 _LONGEST_GAP = 40  # characters between two events: no writer of traces uses more
 _LONGEST_MARK = 256  # characters: no match of a pattern for ``find`` is longer
 
@@ -61,8 +59,7 @@ class JsonText:
         return self._dropped + self.at
 
     def more(self) -> bool:
-        """Read more; False at the end of the file. Each call doubles the text, so that decoding a long value is not
-        repeated for each chunk of it."""
+        """Read more; False at the end of the file. Each call doubles the text, so that a long value needs few calls."""
         if self._ended:
             return False
         data = b""
@@ -191,8 +188,7 @@ class JsonText:
 
     def piece(self) -> list[TraceEvent] | None:
         """The events in the text, without the last one, which may be incomplete: of ``{…}, {…}, {"ph": "X", "na``, two.
-        All are decoded at once, for speed. None if the list ends in the text, an event is broken, or what looked like
-        the start of an event was not one."""
+        All are decoded at once, for speed. None if that fails: at the end of the list, or at a broken event."""
         cut = self._last_event()
         if not cut:
             return None

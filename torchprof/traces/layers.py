@@ -39,8 +39,7 @@ class ModuleCall(NamedTuple):
     """A module that was called in a trace.
 
     - ``name``: as in the trace, "nn.Module: Linear_0". The number counts the modules of a class by their first calls.
-    - ``parents``: the names of the modules whose calls are directly around its calls, each once, in the order of first
-      occurrence; "" for none.
+    - ``parents``: the modules whose calls are directly around its calls, each once, in the order of time; "" for none.
     """
 
     name: str
@@ -48,11 +47,7 @@ class ModuleCall(NamedTuple):
 
 
 class RangeCall(NamedTuple):
-    """A range that was set with ``record_function``.
-
-    - ``parents``: the names of the ranges directly around it, each once, in the order of first occurrence; "" for none.
-    - ``has_ops``: whether an operator ran inside it, at any depth.
-    """
+    """A range of ``record_function``. ``parents``: as of ``ModuleCall``. ``has_ops``: whether an operator ran in it."""
 
     name: str
     parents: tuple[str, ...]
@@ -89,8 +84,7 @@ def layers_of_labels(labels: Iterable[str], kinds: Mapping[str, str]) -> Hierarc
     module by its label, if the trace has it; the class of a model is in its path.
 
     A wrapper that its path shows for certain is the same layer as the module in it, as in a live run: the layer of
-    ``Net.block._orig_mod.linear`` is ``Net.block.linear``. A wrapped model has the name of the wrapper, because no path
-    contains the name of the model.
+    ``Net.block._orig_mod.linear`` is ``Net.block.linear``. A wrapped model has the name of its wrapper: no path has it.
     """
     path_by = {label: path_of_label(label) for label in filter(is_module_label, labels)}
     label_at = {path: label for label, path in path_by.items()}
@@ -120,8 +114,7 @@ def layers_of_modules(calls: Sequence[ModuleCall]) -> Hierarchy:
 
     - A module that no other module calls is a model. It is named by its class, if it is the only model of that class.
     - A module with several callers is a layer below each of them.
-    - If a module also has calls from outside of all modules, these make no layer: most of them are recomputation by
-      activation checkpointing.
+    - Calls of it from outside of all modules make no further layer: most are recomputation of checkpoints.
     - A wrapper is the same layer as the module in it.
     - A module with too many places is not a layer: a warning names it.
     """
@@ -148,8 +141,7 @@ def layers_of_modules(calls: Sequence[ModuleCall]) -> Hierarchy:
 def layers_of_ranges(calls: Sequence[RangeCall]) -> Hierarchy:
     """The layers from the ranges of users: each below the ranges around it. ``calls``: in the order of first calls.
 
-    - The ranges that torch sets itself (steps, optimizers, data loaders, collectives) and ranges without an operator
-      are not layers.
+    - Ranges of torch (steps, optimizers, data loaders, collectives) and ranges without an operator are not layers.
     - Names that differ only in a number are one layer, with N in place of the number, if there are more than 20 of
       them after a word that counts repetitions ("step 17"), or more than 128 after another word ("block 17").
     - A range with too many places is not a layer: a warning names it.
@@ -194,8 +186,7 @@ def _last(name: str, following: Mapping[str, str]) -> str:
 def _nearest_kept(
     parents: Iterable[str], kept: Mapping[str, str], around: Mapping[str, tuple[str, ...]]
 ) -> Iterator[str]:
-    """The nearest ranges around that are layers. A range that is not a layer is replaced by those around it. "" stands
-    for no range."""
+    """The nearest ranges around that are layers: those around any other range replace it. "" stands for no range."""
     waiting, replaced = list(reversed(tuple(parents))), set()
     while waiting:
         name = waiting.pop()
@@ -242,8 +233,7 @@ def _places(parents: Mapping[str, tuple[str, ...]]) -> dict[str, list[tuple[str,
         if not known:
             outermost.append(name)
     places: dict[str, list[tuple[str, ...]]] = {name: [] for name in parents}
-    # Names that only call each other have no outermost one. Start at one that is also called from outside, or else at
-    # the first.
+    # Names that only call each other have no outermost one: start at one that is also called from outside, or the first
     left = [name for name in parents if "" in parents[name]] + list(parents)
     for name in [*outermost, *left]:
         if places[name]:
@@ -260,7 +250,6 @@ def _places(parents: Mapping[str, tuple[str, ...]]) -> dict[str, list[tuple[str,
 
 
 def _about_crowded(names: Sequence[str]) -> Iterator[RunWarning]:
-    """The warning about modules or ranges that have too many places."""
     if names:
         yield RunWarning.of("too_many_places", most=_MOST_PLACES, modules=tuple(map(_strip_module_prefix, names)))
 

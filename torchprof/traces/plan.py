@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchprof.attribute.events import Event, Kind, Site
+from torchprof.attribute.events import Kind, Site
 from torchprof.attribute.launches import layers_by_fqn
 from torchprof.errors import TorchprofError, some
-from torchprof.measure.recording import Observations
+from torchprof.measure.recording import LayerPlan, Observations
 from torchprof.run.layers import Layer, kind_of_root, stage_of_root
 from torchprof.run.meta import RunWarning
 from torchprof.run.torch_names import OF_LAYERS
@@ -29,30 +29,13 @@ References = Sequence[Sequence[Reference]] | str
 
 
 @dataclass(frozen=True)
-class TracePlan:
-    """The layers of a trace, with the fields of ``LayerPlan``."""
-
-    sites: Mapping[str, Site]
-    layer_paths: Sequence[tuple[str, ...]]
-    callable_layers: Set[int]
-    fqns: Mapping[str, Sequence[int]]
-    replicated: Mapping[int, Set[int]] | None = None
-    selected: Set[int] | None = None
-    labels: Sequence[Event] = ()  # of layers that the trace does not name
-
-    @property
-    def selected_paths(self) -> tuple[tuple[str, ...], ...] | None:
-        return None if self.selected is None else tuple(self.layer_paths[layer] for layer in sorted(self.selected))
-
-
-@dataclass(frozen=True)
 class ModelPlan:
     """The plan of the model that was given. It holds no module, so that it can be sent to other processes. ``modules``:
     the layer of each module by its real path, which has the steps of wrappers, too. ``references``: finds, for each
     model, the orders that the operators of its forward may have; an error message if the model does not run. It is
     called only for a trace without labels, as it runs the models."""
 
-    plan: TracePlan
+    plan: LayerPlan
     layers: tuple[Layer, ...]
     modules: Mapping[tuple[str, ...], int]
     references: Callable[[], References]
@@ -60,15 +43,9 @@ class ModelPlan:
     @classmethod
     def of(cls, plan: Plan, references: Callable[[], References]) -> ModelPlan:
         """The plan of a model, with what its modules are now."""
-        layers = TracePlan(
-            plan.sites,
-            plan.layer_paths,
-            plan.callable_layers,
-            plan.fqns,
-            plan.replicated or None,  # the model may have been wrapped differently in the recording
-            plan.selected,
-        )
-        # The mode in the recording is unknown.
+        layers = plan.layer_plan()
+        # In the recording, the model may have been in another mode, and wrapped differently.
+        layers = replace(layers, replicated=layers.replicated or None)
         described = tuple(replace(layer, training=None) for layer in plan.layers())
         modules = {path: module.layer for path, module in plan.modules.items()}
         return cls(layers, described, modules, references)
@@ -120,7 +97,7 @@ class ModelPlan:
 
 def plan_trace(
     path: Path, events: TraceEvents, model: ModelPlan | None, seen: Observations
-) -> tuple[TracePlan, tuple[Layer, ...]]:
+) -> tuple[LayerPlan, tuple[Layer, ...]]:
     """The layers of a trace: those of the model, found by torchprof's labels, or else by the order of the operators.
     Without a model, they come from the best source in the trace: labels, else events of modules, else ranges of users.
     Warnings are added to ``seen``. Raises TorchprofError if the trace is of another model."""
@@ -131,7 +108,7 @@ def plan_trace(
     return _aligned(path, events, model, seen), model.layers
 
 
-def _named_in_trace(path: Path, events: TraceEvents, seen: Observations) -> tuple[TracePlan, tuple[Layer, ...]]:
+def _named_in_trace(path: Path, events: TraceEvents, seen: Observations) -> tuple[LayerPlan, tuple[Layer, ...]]:
     if labels := events.labels:
         hierarchy = layers_of_labels(labels, events.classes())
     elif modules := events.modules():
@@ -144,20 +121,17 @@ def _named_in_trace(path: Path, events: TraceEvents, seen: Observations) -> tupl
     if events.device is not None and not events.has_operators:
         seen.warnings.append(RunWarning.of("trace_without_operators", file=path.name))
     elif not hierarchy.layers:
-        has_stacks = events.table.has_call_stacks
-        seen.warnings.append(
-            RunWarning.of(
-                "trace_without_layers", file=path.name, has_call_stacks=has_stacks, kinds=_kinds_of_layers(events)
-            )
-        )
+        has_stacks, kinds = events.table.has_call_stacks, _kinds_of_layers(events)
+        about = RunWarning.of("trace_without_layers", file=path.name, has_call_stacks=has_stacks, kinds=kinds)
+        seen.warnings.append(about)
     paths = [layer.path for layer in hierarchy.layers]
     called = {layer for site in hierarchy.sites.values() for layer in site.layers}
-    return TracePlan(hierarchy.sites, paths, called, layers_by_fqn(paths)), hierarchy.layers
+    return LayerPlan(hierarchy.sites, paths, called, layers_by_fqn(paths)), hierarchy.layers
 
 
 def _labelled(
     path: Path, labels: Sequence[str], model: ModelPlan, seen: Observations
-) -> tuple[TracePlan, tuple[Layer, ...]]:
+) -> tuple[LayerPlan, tuple[Layer, ...]]:
     """The layers of the model that the labels name. A warning names the labels of other modules."""
     if set(labels).isdisjoint(model.plan.sites):
         given = ", ".join(path[0] for path in model.plan.layer_paths if len(path) == 1)
@@ -174,7 +148,7 @@ def _labelled(
     return model.plan, model.layers
 
 
-def _aligned(path: Path, events: TraceEvents, model: ModelPlan, seen: Observations) -> TracePlan:
+def _aligned(path: Path, events: TraceEvents, model: ModelPlan, seen: Observations) -> LayerPlan:
     no_layers = f"{path} names no layers{', only the classes of modules' if events.module_names else ''}."
     how_else = "With labels in the trace no alignment is needed: record it inside `torchprof.annotate(model)`."
     references = model.references()

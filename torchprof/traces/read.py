@@ -15,7 +15,7 @@ from torchprof.attribute.event_columns import BEYOND, EventColumns
 from torchprof.attribute.events import Detail
 from torchprof.attribute.launches import sole_group
 from torchprof.errors import TorchprofError
-from torchprof.measure.assemble import assemble, wanted_detail, with_warnings
+from torchprof.measure.assemble import assemble, with_warnings
 from torchprof.measure.recording import Observations, Options, Recording
 from torchprof.run.merge import add_cycle, merge
 from torchprof.run.meta import RunWarning
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-_WITH_SHAPES = Options(with_flops=True, record_shapes=True)
 _SUFFIXES = (".json", ".json.gz")
 _HOW_TO_ADD_A_RANK = (
     "A trace has its rank if torch.distributed was initialized before the recording; otherwise it counts as rank 0. "
@@ -185,12 +184,11 @@ class _FileRun:
     process: tuple[str, tuple[str, ...]]
 
 
-_detail_with_shapes = cache(partial(wanted_detail, _WITH_SHAPES))  # slow to import, so only if the trace has shapes
-
-
 def _detail(operator: str) -> Detail:
-    detail = _detail_with_shapes()
-    return detail(operator) if detail else Detail.NOTHING
+    # It imports torch: this is only called if the trace has shapes.
+    from torchprof.measure.flops.torch_registry import detail_for
+
+    return detail_for(operator, Detail.SHAPES)
 
 
 @paused_gc()

@@ -22,15 +22,11 @@ from torchprof.traces.aligned_calls import LayerCall, ReferenceOp
 from torchprof.traces.alignment import Reference
 
 _pytree = needed("torch.utils._pytree")
-_FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
-"""torch has fused operators for the inference of these."""
-_SMALL = 2**30
-"""The most bytes of a model that is copied and called on the CPU."""
-_IMAGE, _LENGTH = 224, 16
-"""The likely sizes of an image, and of a sequence."""
+_FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # torch has fused operators for inference
+_SMALL = 2**30  # the most bytes of a model that is copied and called on the CPU
+_IMAGE, _LENGTH = 224, 16  # the likely sizes of an image, and of a sequence
 _MODES = ((True, True), (False, False), (False, True))
-"""How a model is called, on which the operators of a forward may depend: in training mode or not, and with gradients or
-not."""
+"""How a model is called, on which its operators may depend: whether in training mode, and whether with gradients."""
 
 
 def references_of(
@@ -111,8 +107,7 @@ def _recorded(
     kwargs: Mapping[str, Any],
     with_gradients: bool,
 ) -> Reference | Exception:
-    """The operators of one call; or its error: inputs that were only likely may not fit. ``root``: the path of the
-    model that the labels begin with."""
+    """The operators of one call; or its error: likely inputs may not fit. ``root``: the beginning of its labels."""
     on_device = shape_of if device == "meta" else _zeros_on_cpu
     args, kwargs = _pytree.tree_map(on_device, (tuple(args), dict(kwargs)))
     plan = Plan([twin], None)

@@ -62,8 +62,7 @@ class TraceSignatures(SignatureTable):
         return number
 
     def _checked(self, shapes: Any, dtypes: Any, values: Any) -> Signature:
-        """The signature from an event's args, each a list with an entry for each input; what torch would not write is
-        unknown."""
+        """The signature from an event's args, with an entry for each input; what torch would not write is unknown."""
         if not isinstance(shapes, list):
             return self.all[0]
 
@@ -96,8 +95,7 @@ class TraceSignatures(SignatureTable):
 
 
 def encodable_text(value: Any) -> str:
-    """A string that UTF-8 can encode; "" for other values. JSON can escape half of a surrogate pair, which is not a
-    character: it is replaced by "?"."""
+    """A string that UTF-8 can encode; "" for other values. Half of a surrogate pair, which JSON can escape, is "?"."""
     return value.encode(errors="replace").decode() if isinstance(value, str) else ""
 
 

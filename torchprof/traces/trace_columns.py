@@ -246,8 +246,7 @@ def ranges_in(
     wanted: Sequence[bool],
     are_nodes: Sequence[bool],
 ) -> tuple[list[RangeCall], set[tuple[int, int, int]]]:
-    """The ranges of ``wanted`` names that may be layers, in the order of their first call; and those of backward, each
-    as (start, thread, number of the name).
+    """The ranges of ``wanted`` names that may be layers; and those of backward as (start, thread, number of the name).
 
     A range that opens inside an autograd node belongs to backward, even if a forward range has the same name. The
     exception is a recomputed forward, as under activation checkpointing: a range of that name ran in forward, and

@@ -15,10 +15,8 @@ from torchprof.measure.flops.operation import (
     windows_along,
 )
 
-SOFTMAX = 5
-"""For each element: maximum, difference, exponential, sum, quotient."""
-NORM = 5
-"""For each element: mean, difference, square, sum, product. One more for a weight, and one for a bias."""
+SOFTMAX = 5  # for each element: maximum, difference, exponential, sum, quotient
+NORM = 5  # for each element: mean, difference, square, sum, product. One more for a weight, and one for a bias
 
 # Elementwise: operations for each element of the result. A function of any kind counts as one operation.
 # In this file, the inputs of an op have the numbers of its schema: of mul(self, other), ``self`` is input 0.
@@ -39,14 +37,13 @@ _OF_TWO = """
     special_zeta tanh_backward threshold_backward true_divide xlogy
 """
 # If the second operand of these is None, it is a tensor without a shape: a nested tensor.
-_TAKES_TWO = """add sub subtract rsub div mul pow atan2 maximum minimum eq ne ge gt le lt"""
+_TAKES_TWO = "add sub subtract rsub div mul pow atan2 maximum minimum eq ne ge gt le lt"
 
 
 def _elementwise(tensors: int, times: int = 1) -> Flops:
     """The formula of ``times`` FLOPs for each element of the result.
 
-    ``tensors``: the number of first inputs that are broadcast to the shape of the result. The input after them may be
-    the ``out=`` tensor.
+    ``tensors``: how many inputs are broadcast to the shape of the result. The one after them may be ``out=``.
     """
 
     def flops(op: Operation) -> int:
@@ -196,27 +193,27 @@ def _rms_norm_backward(op: Operation) -> int:
 # Pooling: one operation for each element of each window
 
 
-def _pool(dims: int, average: bool) -> Flops:
-    """The formula of pooling in ``dims`` dimensions: (image, kernel, stride, padding, dilation of a maximum, round up).
-    Example: an image of 4 x 4, with a kernel of 2 x 2 and a stride of 2, has 4 windows of 4 elements: 16 FLOPs."""
-
-    def flops(op: Operation) -> int:
-        image = op.shape(0)
-        kernel = op.sizes(1, dims)
-        stride = op.sizes(2, dims) if op.scalar(2) else kernel
-        padding = op.sizes(3, dims) if op.scalar(3) is not None else (0,) * dims
-        dilation = (1,) * dims if average else op.sizes(4, dims)
-        round_up = bool(op.scalar(4 if average else 5))
-        windows = 1
-        for dim in range(dims):
-            length = image[dim - dims]
-            count = windows_along(length + 2 * padding[dim], kernel[dim], stride[dim], dilation[dim], round_up)
-            if round_up and (count - 1) * stride[dim] >= length + padding[dim]:
-                count -= 1  # a window must begin inside the image or its padding on the left
-            windows *= count
-        return prod(image[:-dims]) * windows * prod(kernel)
-
-    return flops
+@counts_flops("avg_pool1d", "avg_pool2d", "avg_pool3d", "max_pool1d", scalars=True)
+@counts_flops(*(f"max_pool{dims}d_with_indices" for dims in (1, 2, 3)), scalars=True)
+@counts_flops("mkldnn_max_pool2d", "mkldnn_max_pool3d", scalars=True)
+def _pool(op: Operation) -> int:
+    """The inputs are image, kernel, stride, padding, the dilation of a maximum, and whether to round up. Example: an
+    image of 4 x 4, with a kernel of 2 x 2 and a stride of 2, has 4 windows of 4 elements: 16 FLOPs."""
+    dims, average = _dims_of(op), "avg" in op.name
+    image = op.shape(0)
+    kernel = op.sizes(1, dims)
+    stride = op.sizes(2, dims) if op.scalar(2) else kernel
+    padding = op.sizes(3, dims) if op.scalar(3) is not None else (0,) * dims
+    dilation = (1,) * dims if average else op.sizes(4, dims)
+    round_up = bool(op.scalar(4 if average else 5))
+    windows = 1
+    for dim in range(dims):
+        length = image[dim - dims]
+        count = windows_along(length + 2 * padding[dim], kernel[dim], stride[dim], dilation[dim], round_up)
+        if round_up and (count - 1) * stride[dim] >= length + padding[dim]:
+            count -= 1  # a window must begin inside the image or its padding on the left
+        windows *= count
+    return prod(image[:-dims]) * windows * prod(kernel)
 
 
 def _adaptive(image: Shape, sizes: Shape) -> int:
@@ -234,12 +231,7 @@ def _dims_of(op: Operation) -> int:
     return next(int(letter) for letter in op.name if letter.isdigit())
 
 
-for _dims in (1, 2, 3):
-    counts_flops(f"avg_pool{_dims}d", scalars=True)(_pool(_dims, average=True))
-    counts_flops(f"max_pool{_dims}d_with_indices", scalars=True)(_pool(_dims, average=False))
-counts_flops("max_pool1d", scalars=True)(_pool(1, average=False))
 for _dims in (2, 3):
-    counts_flops(f"mkldnn_max_pool{_dims}d", scalars=True)(_pool(_dims, average=False))
     counts_flops(f"max_pool{_dims}d_with_indices_backward", f"adaptive_max_pool{_dims}d_backward")(per_element(0))
     counts_flops(f"mkldnn_max_pool{_dims}d_backward")(per_element(0))
 counts_flops("avg_pool2d_backward", "avg_pool3d_backward", scalars=True)(

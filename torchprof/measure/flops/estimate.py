@@ -12,15 +12,9 @@ from torchprof.attribute.events import Attributed, Kind, OpenRanges, Place
 from torchprof.attribute.op_groups import OpGroup, OpTree
 from torchprof.measure.flops.graphs import GraphCall, GraphCalls
 from torchprof.measure.flops.operation import Count, Operation, Work, does_no_arithmetic, formula_of, work_of
-from torchprof.measure.flops.torch_registry import (
-    calls_only_ops,
-    has_users_formula,
-    is_made_of_ops,
-    registered_work,
-)
+from torchprof.measure.flops.torch_registry import calls_only_ops, has_users_formula, is_made_of_ops, registered_work
 from torchprof.run.torch_names import FORWARD_ATTENTION, SAVES_RESULTS, VIEWS, KernelWork, aten, kind_of_work
-from torchprof.run.words import RANGES, REPLAY, REPLAYS, Frame, FrameKind, Signature
-from torchprof.run.words import is_generated as is_kernel_of_compile
+from torchprof.run.words import RANGES, REPLAY, REPLAYS, Frame, FrameKind, Signature, is_generated
 
 _DENSE_SHAPE = aten("_indices _nnz _values indices values crow_indices ccol_indices sparse_dim")
 """Only ops on sparse tensors call these. The recorded shapes are dense, and do not determine the work."""
@@ -28,8 +22,7 @@ _PADDING = FORWARD_ATTENTION | aten("matmul bmm _native_multi_head_attention _tr
 """Ops that pad nested tensors, which have no shape. The shapes of the ops inside are larger than the data."""
 _AROUND_OTHER_CODE = (*aten("empty new_empty resize_ detach to resolve_conj resolve_neg lift_fresh"), "detach")
 """Prefixes of ops that prepare work of code without ops: memory for a kernel; conversion to NumPy and back."""
-_PYTHON_BACKWARD = "Backward"
-"""Suffix of the backward node of a user's Function. The names of torch's own nodes end in a number."""
+_PYTHON_BACKWARD = "Backward"  # suffix of the node of a user's Function; the names of torch's own end in a number
 _HANDS_ON = aten("_trilinear _embedding_bag_backward embedding_renorm_ linalg_matrix_exp")
 """Ops with their own kernel that calls other ops for all its work."""
 _MAY_BE_EMPTY = ("aten::_trilinear", "Redistribute", "NestedRedistribute", "_NoopSaveInputs")
@@ -80,8 +73,8 @@ class _Open:
 
     def drop_all_but_parts(self) -> bool:
         """Whether the op calls itself on a part of its inputs, as that of a ``DTensor`` does. Then only the op inside
-        counts, and what has no products next to it (the arithmetic of an exchange). Other counts are dropped, as those
-        of trials, which run on fake tensors."""
+        counts, and what has no products next to it (the arithmetic of an exchange). Other counts, as of trials on fake
+        tensors, are dropped."""
         of_inner = [[count for _, count in self.counts[inner.start : inner.end]] for inner in self.inner]
         macs = [sum(count.macs for count in counts) for counts in of_inner]
         parts = [index for index, inner in enumerate(self.inner) if inner.is_same and not inner.is_trial]
@@ -118,8 +111,7 @@ class _Inner(NamedTuple):
 
 
 class _AlikeGroups(NamedTuple):
-    """Groups with equal counts. ``counts``: of each, by path. ``known``: the paths whose work is known. ``times``: how
-    many there are, by the place around them."""
+    """Groups with equal ``counts`` by path. ``known``: the paths whose work is known. ``times``: how many, by place."""
 
     counts: Mapping[int, Count]
     known: Sequence[int]
@@ -135,9 +127,8 @@ class Estimate:
     directly, or a CUDA graph replays it, or its launch was not recorded.
 
     Under ``torch.func.vmap``, an op has the shapes of one example, and inside it is the same op on the whole batch:
-    then the inner op counts. An op that a tensor subclass runs in Python counts as the ops inside it. At its
-    first call with some shapes, a ``DTensor`` also tries the op on fake tensors of the whole shape, to learn the shape
-    of the result: this is not work.
+    then the inner op counts. An op that a tensor subclass runs in Python counts as the ops inside it. At its first call
+    with some shapes, a ``DTensor`` also tries the op on fake tensors, to learn the shape of the result: no work.
 
     A compiled graph counts as the nodes in its text, whatever kernels they were fused into.
 
@@ -158,11 +149,9 @@ class Estimate:
         self._replays: Counter[Place] = Counter()  # calls that replay a graph of kernels
         self._graphs = graphs or GraphCalls({})
         self._idle_until: dict[int, int] = {}  # by thread: the end of an op without arithmetic
-        # By thread: not counted yet, because a mark after it may stop its last op.
-        self._last_groups: dict[int, OpGroup] = {}
+        self._last_groups: dict[int, OpGroup] = {}  # by thread: not counted yet, as a mark may stop its last op
         self._groups: dict[tuple[OpTree, bytes], _AlikeGroups] = {}
-        # Indices of places of groups in which there may be kernels.
-        self._known_in_groups: set[int] = set()
+        self._known_in_groups: set[int] = set()  # indices of places of groups in which there may be kernels
         self._uncounted_in_groups: set[int] = set()
         self.group_counts: dict[tuple[Place, OpTree], dict[int, Count]] = {}
 
@@ -201,7 +190,9 @@ class Estimate:
         group = self._last_groups.pop(thread, None)
         if group is None:
             return
-        key = _key(group)
+        sequences, functions = group.columns.sequence or (), group.tree.functions
+        # A function of the user's counts only if it may have a backward.
+        key = group.tree, bytes(sequences[group.first + index] >= 0 for index in functions if sequences)
         alike = self._groups.get(key)
         if alike is None:
             counts, self.counts = self.counts, {}
@@ -315,8 +306,8 @@ class Estimate:
                 around.is_dispatched = True
         elif name == _IN_MODE and stack:
             stack[-1].is_in_mode = True
-        is_generated = bool(stack) and stack[-1].name.startswith(CALL) and is_kernel_of_compile(name)
-        if "::" not in name and sequence < 0 and not name.startswith(CALL) and not is_generated:
+        is_of_graph = bool(stack) and stack[-1].name.startswith(CALL) and is_generated(name)
+        if "::" not in name and sequence < 0 and not name.startswith(CALL) and not is_of_graph:
             if name in REPLAYS:
                 self._replays[place] += calls
             return  # a call of the device's runtime, or a range of torch that is no op
@@ -332,7 +323,7 @@ class Estimate:
             if around.name == name:
                 around.has_same = True
         entered = _Open(start + ns, name, signature, place.index, work)
-        entered.is_opaque = is_generated or (work is None and (name, signature) in self._opaque_calls)
+        entered.is_opaque = is_of_graph or (work is None and (name, signature) in self._opaque_calls)
         if name.startswith(CALL):
             entered.call = self._graphs.next(name)
             if entered.call is not None:
@@ -413,8 +404,7 @@ class Estimate:
         """Whether all work of a user's Function is in its ops, if none of these count.
 
         If its ops only prepare work of other code, the work is in that code. A Function that returns its input makes a
-        view in forward and calls nothing in backward. But a Function that works in other code may also call nothing in
-        backward.
+        view in forward and calls nothing in backward; but one that works in other code may call nothing there, too.
         """
         name = function.name
         is_ops = function.has_work or (function.has_view and not function.has_preparation)
@@ -431,12 +421,3 @@ def _around(place: Place) -> Iterator[Place]:
     while inner is not None:
         yield inner
         inner = inner.outer or inner.within
-
-
-def _key(group: OpGroup) -> tuple[OpTree, bytes]:
-    """What makes the counts of groups equal. A function of the user's counts only if it may have a backward: others
-    without a namespace are not operators."""
-    sequences, first, functions = group.columns.sequence, group.first, group.tree.functions
-    if not functions or sequences is None:
-        return group.tree, b""
-    return group.tree, bytes(sequences[first + index] >= 0 for index in functions)

@@ -25,8 +25,7 @@ from torchprof.measure.recording import CalledGraph
 from torchprof.run.torch_names import DTYPES
 from torchprof.run.words import Signature, is_generated
 
-_Counts = list[tuple[int, Count]]
-"""Of places, by their index."""
+_Counts = list[tuple[int, Count]]  # of places, by their index
 _TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<sizes>[^\]]*)\]")
 _NUMBER = re.compile(r"Sym\((?P<value>.*)\)")
 """Annotations of a tensor, such as ``f32[s0, 16][16, 1]cpu``, and of a number, such as ``Sym(s0)``."""
@@ -143,7 +142,7 @@ def work_of_nodes(graph: GraphText, symbols: Mapping[str, int]) -> dict[str, Wor
     return {
         node.name: _work_of_node(node, symbols)
         for node in graph.nodes.values()
-        if node.is_call and not (node.operator and (does_no_arithmetic(node.operator) or node.operator in _FREE))
+        if node.is_call and not (does_no_arithmetic(node.operator) or node.operator in _FREE)
     }
 
 
@@ -282,12 +281,10 @@ class GraphCall:
         ``place``: of the call. ``found``: the counts of each op directly in it, in their order. Library ops keep
         theirs; those of a node whose work is unknown are all that is known of it. A kernel whose layers are known has
         the work of its nodes, a node of several kernels in the first of them; any other kernel in a layer is not
-        counted. The rest of the graph's work is at the call itself. If the ops have more than the whole graph, all of
-        it is at the call.
+        counted. The rest of the graph's work, or all of it if the ops have more, is at the call itself.
 
-        Example: the nodes of a graph are a product of 100 MACs and a ``relu`` of 10 FLOPs. An ``addmm`` of 100 MACs ran
-        in it, and a generated kernel. The ``addmm`` keeps 100 MACs; the 10 FLOPs are at the kernel if its layers are
-        known, else at the call.
+        Example: the nodes of a graph are a product of 100 MACs and a ``relu`` of 10 FLOPs. An ``addmm`` of 100 MACs and
+        a generated kernel ran in it. The 10 FLOPs are at the kernel if its layers are known, else at the call.
         """
         of_ops: _Counts = []
         of_unknown: _Counts = []
@@ -328,10 +325,9 @@ class GraphCall:
 
 
 class GraphCalls:
-    """The calls of compiled graphs, one after the other."""
+    """The calls of compiled graphs, one after the other. ``graphs``: by key. ``layers``: of their kernels, if known."""
 
     def __init__(self, graphs: Mapping[str, CalledGraph], layers: CompiledGraphs | None = None) -> None:
-        """``graphs``: by their keys. ``layers``: what is known of the layers of their kernels."""
         self._graphs = graphs
         self._layers = layers
         self._texts: dict[str, GraphText | None] = {}  # None: it cannot be read

@@ -94,24 +94,20 @@ def _convolution(op: Operation) -> tuple[int, int]:
     if type(transposed) is not bool:
         raise Unknown
     if transposed:
-        return op.numel(0) * prod(op.shape(1)[1:]), _transposed(op) if op.has(2) else 0
+        result = _transposed(op, op.shape(1)[1] * int(op.scalar(8)), (3, 4, 5, 7)) if op.has(2) else 0
+        return op.numel(0) * prod(op.shape(1)[1:]), result
     result = _convolved(op, stride=3, padding=4, dilation=5)
     return result * prod(op.shape(1)[1:]), result if op.has(2) else 0
 
 
-def _transposed(op: Operation) -> int:
-    """The number of elements of the result of a transposed convolution."""
+def _transposed(op: Operation, outputs: int, sizes: tuple[int, int, int, int]) -> int:
+    """The number of elements of the result of a transposed convolution with so many output channels. ``sizes``: the
+    indices of stride, padding, dilation, and the additional size of the result."""
     image, weight = op.shape(0), op.shape(1)
     dims = len(weight) - 2
-    sizes = (op.sizes(index, dims) for index in (3, 4, 5, 7))
-    return prod(image[: -dims - 1]) * weight[1] * int(op.scalar(8)) * _upsampled(image[-dims:], weight[2:], *sizes)
-
-
-def _upsampled(image: Shape, kernel: Shape, *sizes: Shape) -> int:
-    """The number of positions in the result of a transposed convolution. ``sizes``: stride, padding, dilation, and the
-    additional size of the result."""
-    result = 1
-    for length, window, stride, padding, dilation, more in zip(image, kernel, *sizes):
+    along = zip(image[-dims:], weight[2:], *(op.sizes(index, dims) for index in sizes))
+    result = prod(image[: -dims - 1]) * outputs
+    for length, window, stride, padding, dilation, more in along:
         result *= (length - 1) * stride - 2 * padding + dilation * (window - 1) + more + 1
     return result
 
@@ -134,9 +130,8 @@ def _frozen_transposed_convolution(op: Operation) -> tuple[int, int]:
     """The packed weights have the output channels first. Not counted: several groups, and an activation."""
     if op.scalar(7) != 1 or op.scalar(8) != "none":
         raise Unknown
-    image, weight = op.shape(0), op.shape(1)
-    sizes = (op.sizes(index, len(weight) - 2) for index in (5, 3, 6, 4))
-    result = weight[0] * prod(image[: -len(weight) + 1]) * _upsampled(image[2:], weight[2:], *sizes)
+    weight = op.shape(1)
+    result = _transposed(op, weight[0], (5, 3, 6, 4))
     return op.numel(0) * weight[0] * prod(weight[2:]), result if op.has(2) else 0
 
 
@@ -230,10 +225,8 @@ def _solve_triangular(op: Operation) -> int:
 # Recurrent layers
 # For each token (a step of one sequence): weights · (input, state), then the gates.
 
-_LSTM_GATES = 13
-"""For each hidden unit: 4 sums, 4 gates, 3 products, 1 sum, 1 tanh."""
-_GRU_GATES = 10
-"""For each hidden unit: 2 sums, 2 gates; product, sum, tanh; and 3 to mix old state and new."""
+_LSTM_GATES = 13  # for each hidden unit: 4 sums, 4 gates, 3 products, 1 sum, 1 tanh
+_GRU_GATES = 10  # for each hidden unit: 2 sums, 2 gates; product, sum, tanh; and 3 to mix old state and new
 _GATES = {0: (2, 1), 1: (2, 1), 2: (_LSTM_GATES, 4), 3: (_GRU_GATES, 3)}
 """By mode of cuDNN (RNN with ReLU, RNN with tanh, LSTM, GRU): operations for each hidden unit, number of gates."""
 
@@ -282,8 +275,7 @@ counts_flops("_thnn_fused_gru_cell_backward")(per_element(0, 2 * _GRU_GATES))
 def _attention(query: Shape, key: Shape, value: Shape) -> tuple[int, int, int]:
     """(multiply-accumulates of Q·Kᵀ, those of scores·V, number of scores) for [*, heads, length, width] inputs.
 
-    Key and value may have fewer heads (grouped queries) and a smaller batch (broadcasting). All scores are counted:
-    masks and ``is_causal`` skip nothing.
+    Key and value may have fewer heads (grouped queries) and a smaller batch (broadcasting). Masks skip nothing.
     """
     heads = max(query[-3], key[-3], value[-3]) if len(query) > 2 else 1
     batch = prod(broadcast([query[:-3], key[:-3], value[:-3]]))

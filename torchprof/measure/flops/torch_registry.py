@@ -20,14 +20,12 @@ from torchprof.measure.flops.operation import Work, detail_of, does_no_arithmeti
 from torchprof.run.torch_names import DTYPES, NO_TENSORS
 from torchprof.run.words import Signature
 
-_TORCHS_MODULE = "torch.utils.flop_counter"
-"""The module of torch's own formulas."""
+_TORCHS_MODULE = "torch.utils.flop_counter"  # of torch's own formulas
 _outside_of_modes: Callable[[], AbstractContextManager[Any]] = getattr(
     _python_dispatch, "_disable_current_modes", nullcontext
 )
 """Runs an op without the modes of the user, which would see it."""
-_DTYPES = {recorded: dtype.name for dtype in DTYPES for recorded in dtype.recorded}
-"""By recorded type: its name in torch."""
+_DTYPES = {recorded: dtype.name for dtype in DTYPES for recorded in dtype.recorded}  # names in torch
 
 
 def registered_formula(name: str) -> Callable[..., Any] | None:

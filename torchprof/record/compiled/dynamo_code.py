@@ -98,8 +98,7 @@ def about_left_out_stacks(modules: Sequence[nn.Module]) -> RunWarning:
 
 
 class StackWarning:
-    """From ``on`` to ``off``, one warning when torch.compile begins to compile while source lines are recorded; none if
-    it was not used before ``on``."""
+    """From ``on`` to ``off``, one warning when torch.compile compiles; none if it was not used before ``on``."""
 
     def __init__(self) -> None:
         self._handler: Any = None
@@ -129,8 +128,7 @@ class StackWarning:
 _RESUME = re.compile(r"__resume_at_(\d+)_\d+")
 """The function that a compiled one calls after a graph break, with the offset at which it continues."""
 _BRANCH = "generic_jump "
-"""How torch begins its reason for a graph break at an ``if`` or a loop on the value of a tensor
-(``torch/_dynamo/symbolic_convert.py``)."""
+"""The start of the reason of ``torch/_dynamo/symbolic_convert.py`` for an ``if`` or a loop on the value of a tensor."""
 _ON_A_VALUE = """Data-dependent branching
   Explanation: which code runs depends on the value of a tensor
   Hint: Compute both branches, and select with `torch.where`; or use `torch.cond`."""
@@ -192,8 +190,7 @@ def _reason_and_hint(message: str) -> tuple[str, str]:
 
 # Compilations
 
-_VERSION = re.compile(r"[!\d/]+: ")
-"""The version of a region that a reason is about; torch puts it first."""
+_VERSION = re.compile(r"[!\d/]+: ")  # the version of a region that a reason is about; torch puts it first
 _ADDRESS = re.compile(r", \d{9,}")
 _CACHE_HITS = tuple(
     f"{cache}_{place}_cache_hit_count" for cache in ("inductor_fx", "aotautograd") for place in ("local", "remote")
@@ -294,8 +291,7 @@ _NO_STEPS = frozenset({"__dict__", "_modules", "_parameters", "_buffers"})
 
 
 class TakenTensor(NamedTuple):
-    """A graph input of a compiled function that is a tensor of a module: the number of the input, and the function's
-    name for the module (see ``TracedModule``)."""
+    """A graph input that is a tensor of a module: its number, and Dynamo's name for the module (``TracedModule``)."""
 
     number: int
     root: str

@@ -20,10 +20,8 @@ from torchprof.record.compiled.kept_graph import TANGENTS, KeptGraph, SourceKern
 from torchprof.run.torch_names import PRODUCTS_AND_SUMS, VIEWS, aten
 from torchprof.run.words import IN_CPP
 
-_CPP_WRAPPER = "aoti_torch_"
-"""What the source of a graph contains that was made with ``torch._inductor.config.cpp_wrapper``."""
-_Parameters = frozenset[str]
-"""Names of inputs of a forward graph, of which each is a parameter of a module."""
+_CPP_WRAPPER = "aoti_torch_"  # in the source of a graph that was made with ``torch._inductor.config.cpp_wrapper``
+_Parameters = frozenset[str]  # names of inputs of a forward graph, of which each is a parameter of a module
 _KernelsOfGraphs = dict[str, "tuple[CompiledKernel, ...] | str"]
 
 
@@ -32,25 +30,18 @@ def kernels_by_parameters(called: Mapping[str, KeptGraph], why_unknown: str) -> 
     which some kernels have no events. ``why_unknown``: why the modules of the others are, see ``CompiledGraphs``."""
     kernels: _KernelsOfGraphs = {key: IN_CPP for key, graph in called.items() if _CPP_WRAPPER in graph.code}
     readable = {key: graph for key, graph in called.items() if graph.is_readable}
-    forwards = [GraphFlow(graph) for graph in readable.values() if not graph.source.is_backward]
-    flow_of = {id(flow.graph): flow for flow in forwards}
+    forwards = {key: GraphFlow(graph) for key, graph in readable.items() if not graph.source.is_backward}
+    hiding = set()
     for key, graph in readable.items():
-        if not graph.source.is_backward:
-            if graph.roots:
-                kernels[key] = tuple(_kernels(flow_of[id(graph)], why_unknown))
-            continue
-        by_forward = {
-            tuple(_kernels(GraphFlow(graph, forward), why_unknown))
-            for forward in forwards
-            if forward.graph.roots and saves_for(forward.text, graph.text)
-        }
-        if len(by_forward) == 1:
-            kernels[key] = by_forward.pop()
-    hiding = {
-        key
-        for key, graph in readable.items()
-        if any(kernel.name and not kernel.has_event for kernel in graph.source.kernels)
-    }
+        if key in forwards:
+            flows = [forwards[key]]
+        else:  # a backward, perhaps of several forwards
+            flows = [GraphFlow(graph, forward) for forward in forwards.values() if saves_for(forward.text, graph.text)]
+        possible = {tuple(_kernels(flow, why_unknown)) for flow in flows if flow.roots}
+        if len(possible) == 1:
+            kernels[key] = possible.pop()
+        if any(kernel.name and not kernel.has_event for kernel in graph.source.kernels):
+            hiding.add(key)
     return kernels, hiding
 
 
@@ -77,9 +68,6 @@ def _kernels(flow: GraphFlow, why_unknown: str) -> Iterator[CompiledKernel]:
                 repeated=repeated,
                 between=frozenset(Span(roots_of(before), roots_of(after), is_own) for before, after, is_own in between),
             )
-
-
-# The values of a graph
 
 
 class GraphFlow:
@@ -125,11 +113,9 @@ class GraphFlow:
         return frozenset().union(*(self.made_of.get(name, frozenset()) for name in node.given))
 
     def works_for(self, call: GraphNode) -> _Parameters:
-        """The parameters that a call works for: those that it reads, else those whose gradients it computes.
-
-        The gradient of a parameter that is added to the input of a layer is computed by that layer. Only a call whose
-        forward multiplies two parameters reads one and computes the gradient of the other.
-        """
+        """The parameters that a call works for: those that it reads, else those whose gradients it computes. The
+        gradient of a parameter that is added to the input of a layer is computed by that layer. Only a call whose
+        forward multiplies two parameters reads one and computes the gradient of the other."""
         reads, gradients = self.reads(call), frozenset(self._gradients.get(call.name, ()))
         if not reads or not gradients or self._forward is None:
             return reads or gradients
@@ -285,10 +271,7 @@ def _work_after(reads_of: Mapping[str, Set[str]], own: Mapping[str, _Work]) -> M
     return after
 
 
-# The kernels of a graph
-
-_MOST_NODES = 500
-"""Of more nodes in one kernel nothing is known: it is not between layers, and the search would take long."""
+_MOST_NODES = 500  # of more nodes in one kernel nothing is known: it is not between layers, and the search takes long
 
 
 class KernelNodes:
@@ -300,8 +283,7 @@ class KernelNodes:
         relu = aten.relu(add)
         mm_1 = aten.mm(relu, w2)      2: extern_kernels.mm(buf1, w2, out=buf2)
 
-    Calls of libraries have their nodes: mm is in buf0, relu in buf1, mm_1 in buf2. So kernel 1 computes relu from mm.
-    What is between these, it computes too: add.
+    By the calls of libraries, mm is in buf0, relu in buf1, mm_1 in buf2. Kernel 1 computes relu from mm: so add, too.
     """
 
     def __init__(self, flow: GraphFlow) -> None:

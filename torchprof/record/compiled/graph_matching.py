@@ -12,10 +12,7 @@ from torchprof.measure.flops.graphs import GraphNode, GraphTensor, GraphText, Gr
 from torchprof.record.compiled.kept_graph import TANGENTS, GraphSource, SourceKernel, plain_kernel_name
 from torchprof.run.torch_names import VIEWS
 
-# Calls of libraries and their nodes
-
-_SAME_KERNELS = {"bias_addmm": "addmm"}
-"""Kernels of Inductor's with another name than their operator (``torch/_inductor/kernel/mm.py``)."""
+_SAME_KERNELS = {"bias_addmm": "addmm"}  # a kernel with another name than its operator (torch/_inductor/kernel/mm.py)
 
 
 class _LibraryCall(NamedTuple):
@@ -93,9 +90,6 @@ def _paired_by_inputs(
         if len(readers) == len(rivals) == 1:
             pairs.append((call, readers[0]))
     return pairs
-
-
-# A backward and its forward
 
 
 def saves_for(forward: GraphText, backward: GraphText) -> bool:

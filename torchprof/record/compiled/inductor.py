@@ -1,7 +1,5 @@
 """Which operators and layers each kernel of torch.compile's graphs was made from: recorded while Inductor compiles. And
 the graphs that are called while a session records: their texts, the sizes of their inputs, the layers of their kernels.
-
-``_Inductor`` names all private functions that are replaced while it compiles, and checks that this torch has them.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from threading import Lock, local
+from threading import local
 from typing import Any, ClassVar
 from uuid import uuid4
 
@@ -40,7 +38,7 @@ _RANGE = re.compile(r'RAIIAtenRecordFunctionHandle \S+\("graph_\d+_(\S+)"')
 
 
 class _Inductor:
-    """The private API of Inductor that is used here. Raises ImportError or AttributeError if this torch lacks any."""
+    """All private API of Inductor that is used here. Raises ImportError or AttributeError if this torch lacks any."""
 
     def __init__(self) -> None:
         from torch._functorch import config as functorch_config
@@ -99,11 +97,9 @@ class _State(local):
 
 class Provenance:
     """From ``on`` to ``off``, records which operators and layers each kernel was made from that torch.compile compiles.
-
     Graphs are then compiled and not taken from caches, because a cached graph has no provenance. C++ kernels get ranges
     in the profiler's events, and keep them afterwards. An error while a graph is read leaves its layers unknown and the
-    compiled code unchanged. Raises ImportError or AttributeError if this torch lacks the private API that is needed.
-    """
+    compiled code unchanged. Raises ImportError or AttributeError if this torch lacks the private API that is needed."""
 
     known: ClassVar[dict[str, tuple[CompiledKernel, ...] | str]] = {}
     """The kernels of all graphs that were compiled while any ``Provenance`` was on, or the reason why they are unknown.
@@ -209,16 +205,15 @@ class Provenance:
 
 def _noting_calls(compiled: Callable[..., Any], taken: tuple[TakenTensor, ...]) -> Callable[..., Any]:
     """A function that calls the graphs of a compiled function and notes which tensors of modules it was called with:
-    one graph serves all modules for which the guards hold. The function stays in the compiled code; unless calls are
-    noted, it only passes the call on."""
+    one graph serves all modules for which the guards hold. It stays in the compiled code after the recording."""
 
     @functools.wraps(compiled)
     def noted(*args: Any, **kwargs: Any) -> Any:
-        noting = CalledGraphs.all_on[-1:]
-        if not noting or not is_observed():
+        noting = CalledGraphs.current
+        if noting is None or not is_observed():
             return compiled(*args, **kwargs)
         try:
-            number = noting[0].calls.number_of(taken, args[0] if len(args) == 1 and isinstance(args[0], list) else args)
+            number = noting.calls.number_of(taken, args[0] if len(args) == 1 and isinstance(args[0], list) else args)
         except (IndexError, TypeError):  # not the inputs of the compiled graph: nothing is noted
             return compiled(*args, **kwargs)
         with record(f"{COMPILED_INPUTS}{number}"):
@@ -231,8 +226,7 @@ def _noting_calls(compiled: Callable[..., Any], taken: tuple[TakenTensor, ...]) 
 
 
 def _range_of(wrapper: Any, kernel: str, is_called_by_name: bool) -> str:
-    """The name of a kernel's range in the profiler's events. It is the name of the kernel, except for a template: its
-    source still has placeholders for the name."""
+    """The name of a kernel's range in the profiler's events: its own. The source of a template has placeholders."""
     for source, name in reversed(getattr(wrapper, "src_to_kernel", {}).items()):
         if name == kernel:
             match = _RANGE.search(str(source))
@@ -273,45 +267,32 @@ def replace(undo: ExitStack, place: tuple[Any, str], ours: Callable[..., Any]) -
     undo.callback(switch_off)
 
 
-# The graphs that are called while a session records
-
-
 class CalledGraphs:
     """From ``on`` to ``off``, notes each call of a graph of Inductor, whenever it was compiled. A range around the call
-    tells with which parameters it was called, unless a ``Provenance`` knows the layers of the graph.
+    tells with which parameters it was called, unless a ``Provenance`` knows the layers of the graph. A method of
+    Inductor's class of graphs is replaced for that. A process that did not use torch.compile before ``on`` is left as
+    it is. ``by_key``: the graphs by the key in the profiler's range around each call."""
 
-    A method of Inductor's class of graphs is replaced for that, and restored by the last one that goes off. A process
-    that did not use torch.compile before ``on`` is left as it is. ``by_key``: the graphs by the key in the profiler's
-    range around each call.
-    """
-
-    _lock: ClassVar[Lock] = Lock()
-    all_on: ClassVar[list[CalledGraphs]] = []
-    _undo: ClassVar[ExitStack] = ExitStack()
+    current: ClassVar[CalledGraphs | None] = None  # the one that is on: a process has one session at a time
 
     def __init__(self) -> None:
+        self._undo = ExitStack()
         self.by_key: dict[str, CalledGraph] = {}
         self.calls = NotedCalls()
         self._kept: dict[str, KeptGraph] = {}  # by key, read when their kernels are asked for
 
     def on(self) -> None:
-        with CalledGraphs._lock:
-            if CalledGraphs.all_on:
-                self.calls = CalledGraphs.all_on[0].calls  # the numbers of calls stand in the events of all
-            else:
-                # A process without this module has compiled nothing: torch.compile imports it.
-                graphs: Any = optional(_GRAPHS) if _GRAPHS.rpartition(".")[0] in sys.modules else None
-                if graphs is not None and "__call__" in vars(graphs):
-                    replace(CalledGraphs._undo, (graphs, "__call__"), _noting)
-            CalledGraphs.all_on.append(self)
+        # A process without this module has compiled nothing: torch.compile imports it.
+        graphs: Any = optional(_GRAPHS) if _GRAPHS.rpartition(".")[0] in sys.modules else None
+        if graphs is not None and "__call__" in vars(graphs):
+            replace(self._undo, (graphs, "__call__"), self._call)
+        CalledGraphs.current = self
 
     def off(self) -> None:
         """Note no more calls. Does nothing the second time."""
-        with CalledGraphs._lock:
-            if self in CalledGraphs.all_on:
-                CalledGraphs.all_on.remove(self)
-                if not CalledGraphs.all_on:
-                    CalledGraphs._undo.close()
+        self._undo.close()
+        if CalledGraphs.current is self:
+            CalledGraphs.current = None
 
     @property
     def knows_parameters(self) -> bool:
@@ -329,6 +310,17 @@ class CalledGraphs:
         given = self.calls.given(plan.holders_of)
         return CompiledGraphs(kernels, plan.modules, plan.is_alone, given, hiding, why_unknown)
 
+    def _call(self, original: Callable[..., Any], graph: Any, inputs: Sequence[Any]) -> Any:
+        """Call a graph, and note the call."""
+        key = getattr(graph, "_fx_graph_cache_key", "")
+        if key is None:  # no cache has it; the range around the call needs a key
+            key = graph._fx_graph_cache_key = f"torchprof-called-{next(_NUMBERS)}"
+        number = self._note(key, graph, inputs) if isinstance(key, str) else None
+        if number is None:
+            return original(graph, inputs)
+        with record(f"{COMPILED_INPUTS}{number}"):
+            return original(graph, inputs)
+
     def _note(self, key: str, graph: Any, inputs: Sequence[Any]) -> int | None:
         """Note a call. Its number, for the range around it; None if the graph is known, or has no parameters."""
         text = getattr(graph, "inductor_post_grad_graph_str", None)
@@ -342,16 +334,3 @@ class CalledGraphs:
         if key not in self._kept:
             self._kept[key] = KeptGraph.of(graph, inputs)
         return self._kept[key].number_of(graph, inputs, self.calls)
-
-
-def _noting(original: Callable[..., Any], graph: Any, inputs: Sequence[Any]) -> Any:
-    """Call a graph, and have the call noted."""
-    key = getattr(graph, "_fx_graph_cache_key", "")
-    if key is None:  # no cache has it; the range around the call needs a key
-        key = graph._fx_graph_cache_key = f"torchprof-called-{next(_NUMBERS)}"
-    numbers = [noting._note(key, graph, inputs) for noting in CalledGraphs.all_on if isinstance(key, str)]
-    number = numbers[-1] if numbers else None  # all have the same
-    if number is None:
-        return original(graph, inputs)
-    with record(f"{COMPILED_INPUTS}{number}"):
-        return original(graph, inputs)

@@ -1,5 +1,4 @@
-"""A compiled graph as Inductor keeps it, the Python source of its calls and the text of its nodes; and the tensors of
-modules that compiled code was called with.
+"""A compiled graph as Inductor keeps it, as source and as text; and the tensors of modules that it was called with.
 
 The source has a function ``call`` with one statement for each kernel, such as
 ``extern_kernels.addmm(primals_2, primals_3, reinterpret_tensor(primals_1, …), out=buf0)``. It is parsed and never run.
@@ -27,8 +26,7 @@ from torchprof.record.compiled.dynamo_code import TakenTensor
 _FROZEN = re.compile(r"(\w+): \"[^\"]*\" = self\.(_frozen_param\d+)")
 """The line of a tensor that is a part of the graph, with ``torch._inductor.config.freezing``: its node, its name."""
 _BUFFER = re.compile(r"buf(\d+)")
-TANGENTS = "tangents_"
-"""The prefix of the inputs of a backward graph that are gradients of the outputs of the forward."""
+TANGENTS = "tangents_"  # the prefix of the inputs of a backward graph that are gradients of the forward's outputs
 
 
 class SourceKernel(NamedTuple):
@@ -130,15 +128,10 @@ class KeptGraph:
         return {names[taken.number]: taken.root for taken in self.taken}
 
 
-# The calls of graphs
-
-
 class NotedCalls:
-    """The tensors of modules that compiled functions were called with, as weak references.
-
-    Calls with the same tensors share one number. After ``MOST`` numbers only parameters are noted, because a forward
-    may replace a buffer in each call; after ``2 * MOST``, no tensors: one number for each function.
-    """
+    """The tensors of modules that compiled functions were called with, as weak references. Calls with the same tensors
+    share one number. After ``MOST`` numbers only parameters are noted, because a forward may replace a buffer in each
+    call; after ``2 * MOST``, no tensors: one number for each function."""
 
     MOST: ClassVar[int] = 10_000
 
@@ -185,7 +178,6 @@ class NotedCalls:
 # Reading a source
 
 _LIBRARY = re.compile(r"(inductor_)?extern_kernels\.\w+|(torch\.ops\.)?aten\.\w+(\.\w+)?|torch\.ops\.\w+\.\w+\.\w+")
-"""The calls of libraries."""
 _HAVE_EVENTS = ("RAIIAtenRecordFunctionHandle", "@triton")
 """What the source of a generated kernel with an event contains: C++ that opens a range, or Triton."""
 
@@ -229,28 +221,27 @@ class _Reader:
 
     def read(self, call: ast.FunctionDef) -> GraphSource:
         for statement in _flat(call.body):
-            if isinstance(statement, ast.Assign):
-                self._assign(statement.targets[0], statement.value)
-            elif isinstance(statement, ast.Return) and isinstance(statement.value, ast.Tuple):
-                self._returned = tuple(next(iter(self._names(element)), "") for element in statement.value.elts)
-            elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-                called = statement.value
-                is_kernel = self._call(called, None)
-                if not is_kernel and self._names(called) and not ast.unparse(called.func).startswith("assert_"):
-                    raise ValueError(f"an unknown statement: {ast.unparse(statement)}")
+            match statement:
+                case ast.Assign(targets=[ast.Tuple(elts=elements), *_], value=ast.Name(id="args")):
+                    self._inputs = tuple(element.id for element in elements if isinstance(element, ast.Name))
+                case ast.Assign(targets=[ast.Name(id=name), *_], value=value):
+                    self._assign(name, value)
+                case ast.Return(value=ast.Tuple(elts=elements)):
+                    self._returned = tuple(next(iter(self._names(element)), "") for element in elements)
+                case ast.Expr(value=ast.Call() as called):
+                    is_known = self._call(called, None) or ast.unparse(called.func).startswith("assert_")
+                    if not is_known and self._names(called):
+                        raise ValueError(f"an unknown statement: {ast.unparse(statement)}")
         return GraphSource(self._inputs, tuple(self._kernels), self._returned)
 
-    def _assign(self, target: ast.expr, value: ast.expr) -> None:
-        if isinstance(target, ast.Tuple) and isinstance(value, ast.Name) and value.id == "args":
-            self._inputs = tuple(element.id for element in target.elts if isinstance(element, ast.Name))
-        elif isinstance(target, ast.Name):
-            if isinstance(value, ast.Call) and self._call(value, target.id):
-                return
-            names = self._names(value)
-            if isinstance(value, ast.Subscript) and names:
-                self._part_of[target.id] = names[0]
-            elif names:  # the name stands for what is written to this memory from here on
-                self._kernels.append(SourceKernel("", reads=frozenset(names), writes=frozenset([target.id])))
+    def _assign(self, target: str, value: ast.expr) -> None:
+        if isinstance(value, ast.Call) and self._call(value, target):
+            return
+        names = self._names(value)
+        if isinstance(value, ast.Subscript) and names:
+            self._part_of[target] = names[0]
+        elif names:  # the name stands for what is written to this memory from here on
+            self._kernels.append(SourceKernel("", reads=frozenset(names), writes=frozenset([target])))
 
     def _call(self, call: ast.Call, result: str | None) -> bool:
         """Read a call of a kernel; False if it is not one."""

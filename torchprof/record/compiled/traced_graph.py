@@ -1,8 +1,5 @@
 """A graph of torch.compile before Inductor's own passes: the modules that each node was traced in, and the nodes that
-each kernel was made from.
-
-All is read from the ``target``, the arguments and the ``meta`` of each ``torch.fx.Node``.
-"""
+each kernel was made from. All is read from the ``target``, the arguments and the ``meta`` of ``torch.fx.Node``."""
 
 from __future__ import annotations
 
@@ -17,8 +14,7 @@ from torchprof.record.compiled.kept_graph import TANGENTS, plain_kernel_name
 from torchprof.run.layers import common_prefix
 from torchprof.run.words import GRAPH_NOT_READ, NESTED_GRAPHS
 
-_GRADIENT_SUM = "Gradient addition node"
-"""The stack trace that torch gives a node that sums gradients (``torch/fx/traceback.py``)."""
+_GRADIENT_SUM = "Gradient addition node"  # the stack trace of a node that sums gradients (``torch/fx/traceback.py``)
 _SAME_GRADIENT = frozenset({"aten.add.Tensor", "aten.sub.Tensor", "aten.clone.default", "aten.alias.default"})
 """Ops, other than views, with the same gradient for input and output: their backward may need no node."""
 
@@ -124,11 +120,9 @@ class _WrittenKernel(NamedTuple):
 
 
 class TracedGraph:
-    """A graph that is being compiled, and the kernels made from it so far.
-
-    ``forward``: the graph whose backward this graph is, None if unknown. ``why_unknown``: why its kernels are unknown.
-    ``written``: its kernels in the order in which Inductor writes them.
-    """
+    """A graph that is being compiled, and the kernels made from it so far. ``forward``: the graph whose backward this
+    graph is, None if unknown. ``why_unknown``: why its kernels are unknown. ``written``: its kernels in the order in
+    which Inductor writes them."""
 
     def __init__(self, forward: TracedGraph | None = None, is_backward: bool = False) -> None:
         self._is_backward = is_backward
@@ -185,11 +179,9 @@ class TracedGraph:
         self._lowering, self._lowered = None, {}
 
     def add(self, name: str, nodes: Sequence[Any], template: Sequence[Any] = (), prologue: Sequence[Any] = ()) -> None:
-        """Add a kernel that was made from some nodes of the graph. Views and constants are not work.
-
-        Inductor also lists the nodes that made the inputs of a library op: only the last node, the op itself, counts.
-        So it is with a ``template``, but the nodes that are computed in it before (``prologue``) count, too.
-        """
+        """Add a kernel that was made from some nodes of the graph. Views and constants are not work. Inductor also
+        lists the nodes that made the inputs of a library op: only the last node, the op itself, counts. So it is with a
+        ``template``, but the nodes that are computed in it before (``prologue``) count, too."""
         plain_name = plain_kernel_name(name)
         called = [node for node in nodes if "." in name and _last_name(node.target) == plain_name][-1:]
         made_for = {node.name for node in (*called, *template)}

@@ -150,8 +150,7 @@ def cells(sources: Sequence[ShownRun], layers: int, columns: Sequence[Column], *
     ``bounds`` has the bound of each node's figure: ``of``, by source and column, is an index in ``vectors``; a vector
     is a list of (number, count): the next ``count`` nodes have this bound (0 to 3 as in ``Bound``, 4: no such row).
 
-    ``are_ranks``: the sources are ranks of one run. A layer that a rank does not have, because it is of another stage
-    of a pipeline, has no row there. In other runs it has one.
+    ``are_ranks``: the sources are ranks of one run. A layer of another stage of a pipeline has no row in a rank.
     """
     everything = layers + len(_OF_NO_LAYER)
     phases = [phase for phase in PHASES if any(phase in run.phases() for run, _ in sources)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
@@ -19,28 +19,14 @@ from torchprof.ranks.pipeline_bubble import judged_pipelines
 from torchprof.ranks.pipeline_report import section_of_replicas
 from torchprof.ranks.report import table_of_ranks
 from torchprof.ranks.sentences import name_of, sentences, unit_of
-from torchprof.run.formats import (
-    Cell,
-    ReportCell,
-    format_count,
-    format_memory,
-    format_number,
-    format_share,
-    format_time,
-    ranks_in_words,
-)
+from torchprof.run.formats import FORMATS, Cell, ReportCell, format_number, format_share, format_time, ranks_in_words
 from torchprof.run.measures import SampleKey, Spread, quantile
 from torchprof.run.rows import Rows, rows_of_lines
 from torchprof.run.run import Run
 from torchprof.run.timeline import ACTIONS, KINDS, DeviceTime, Memory, Timeline
 from torchprof.run.words import FORWARD, NO_LAYERS, PHASES
 
-_USUAL: Mapping[str, Callable[[float], ReportCell]] = {
-    "ns": format_time,
-    "bytes": format_memory,
-    "count": format_count,
-    "share": format_share,
-}
+_USUAL = {**{unit.value: text_of for unit, text_of in FORMATS.items()}, "share": format_share}
 """The format of each unit that the page's script has, too."""
 
 
@@ -123,17 +109,15 @@ def memory_of(run: Run, nodes: Mapping[int, int]) -> Iterator[tuple[Memory, dict
         if memory.peak_bytes > 0 or memory.held or course:
             of_device = samples.get((memory.rank, memory.device), ())
             about = stacked(about_peak(run, memory, of_device, depth=None, shown=_LIVE_SHOWN))
-            yield (
-                memory,
-                {
-                    "device": memory.device,
-                    "peakBytes": memory.peak_bytes,
-                    "peakNs": memory.peak_ns,
-                    "report": report_data(about, nodes),
-                    "course": course,
-                    "dropped": 0 if timeline is None else timeline.dropped,
-                },
-            )
+            data = {
+                "device": memory.device,
+                "peakBytes": memory.peak_bytes,
+                "peakNs": memory.peak_ns,
+                "report": report_data(about, nodes),
+                "course": course,
+                "dropped": 0 if timeline is None else timeline.dropped,
+            }
+            yield memory, data
 
 
 def _course(timeline: Timeline, device: str) -> dict[str, Any] | None:
