@@ -93,9 +93,12 @@ def waiting_for_data(evidence: Evidence) -> Iterator[Advice]:
         return
     in_steps = [spread for _, spread in evidence.samples["step_data_ns"]]
     steps = sum(spread.count for spread in in_steps)
-    each = f" ({format_time(sum(spread.sum for spread in in_steps) / steps)} per step on average)" if steps else ""
-    waits = f"{format_time(loading.ns)}{each}"
-    gain = loading.ns
+    gain, each = loading.ns, ""
+    if steps:  # the pass before the first step may start the workers: it counts as an average one
+        of_step = sum(spread.sum for spread in in_steps) / steps
+        gain = min(gain, round(of_step * max(evidence.passes, steps)))
+        each = f" ({format_time(of_step)} per step on average)"
+    waits = f"{format_time(gain)}{each}"
     details = options = ""
     if "MultiProcessing" in loading.label:
         if not in_steps and loading.fetches < _FEWEST_FETCHES:

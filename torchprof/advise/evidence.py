@@ -74,22 +74,28 @@ class Evidence:
             return marked
         return sum(spread.count for _, spread in self.samples["step_ns"])
 
-    def per_step(self, ns: int) -> float | None:
-        """A part of the recorded time per step, as the same share of a step; None with fewer than two steps.
+    @cached_property
+    def passes(self) -> float:
+        """The number of steps, and the part of another one before them.
 
         In a loop that marks no steps, the pass in which the recording begins is in no step. It counts by its length, as
-        one step at most: what is longer is work before or after the loop. No part is longer than the average step.
+        one step at most: what is longer is work before or after the loop.
         """
-        if self.steps < 2:
-            return None
         passes: float = self.steps
         unmarked = {meta.rank: meta.wall_ns for meta in self.run.metas if not meta.marked_steps}
         for key, spread in self.samples["step_ns"]:
             if key.rank in unmarked and spread.sum:
                 passes += min(max(unmarked[key.rank] / spread.sum - 1, 0) * spread.count, 1)
-        steps = [spread for _, spread in self.samples["step_ns"]]
-        average = sum(spread.sum for spread in steps) / max(sum(spread.count for spread in steps), 1)
-        return min(ns / passes, average) if steps else ns / passes
+        return passes
+
+    def per_step(self, ns: int) -> float | None:
+        """A part of the recorded time per step, as the same share of a step, and no longer than the average step; None
+        with fewer than two steps."""
+        if self.steps < 2:
+            return None
+        in_steps = [spread for _, spread in self.samples["step_ns"]]
+        steps = sum(spread.count for spread in in_steps)
+        return min(ns / self.passes, sum(spread.sum for spread in in_steps) / steps) if steps else ns / self.passes
 
     @cached_property
     def ops_recorded(self) -> bool:
