@@ -90,6 +90,15 @@ def test_the_largest_gain_comes_first_and_unknown_gains_last(monkeypatch) -> Non
     assert [one.layer for one in advise(microseconds(100))] == ["a", "b", "c"]
 
 
+def test_gains_on_a_place_are_together_at_most_the_recorded_time(monkeypatch) -> None:
+    finds(monkeypatch, one=[gain(90_000, "(outside)"), gain(83_000, "(outside)")], two=[gain(70_000, "Net.b")])
+    assert [(one.layer, one.gain_ns) for one in advise(microseconds(100))] == [
+        ("(outside)", 90_000),
+        ("Net.b", 70_000),
+        ("(outside)", 10_000),
+    ]
+
+
 def test_shares_of_time_and_of_memory_have_equal_weight(monkeypatch) -> None:
     run = replace(microseconds(100), memory=(Memory("cpu", peak_bytes=800, before=(("parameters", 200),)),))
     finds(monkeypatch, one=[gain(20_000, "time")], two=[gain(None, "memory", 210)], three=[gain(0, "less", 190)])
@@ -378,7 +387,7 @@ def test_the_data_of_the_report_has_every_finding_as_a_row(monkeypatch) -> None:
 
 
 def test_the_limit_says_how_many_are_not_shown(monkeypatch) -> None:
-    finds(monkeypatch, **{f"rule{at}": [gain(10_000 - at)] for at in range(30)})
+    finds(monkeypatch, **{f"rule{at}": [gain(3_000 - at)] for at in range(30)})
     run = microseconds(100)
     assert "\n20. Saves" in run.report("advice")
     assert "\n\n10 more findings are not shown: top=None shows all.\n\n" in run.report("advice")

@@ -311,9 +311,9 @@ def test_a_device_that_waits_for_launches_is_reported() -> None:
     [advice] = of(on_cuda(launches(), idle_ns=80 * MS), "launches_slower_than_the_device")
     assert advice.layer == "Net" and advice.gain_ns == 60 * MS  # the CPU's time; idle were 80
     assert advice.finding == (
-        "cuda is idle for 80% of the recorded time: the program is launch-bound. On average of 1,000 kernels, the CPU "
-        "takes 60.000us per kernel, and a kernel runs for 20.000us. The profiler slows down the CPU: without it, the "
-        "device is idle for less time."
+        "cuda is idle for 80% of the time from its first to its last work: the program is launch-bound. On average of "
+        "1,000 kernels, the CPU takes 60.000us per kernel, and a kernel runs for 20.000us. The profiler slows down the "
+        "CPU: without it, the device is idle for less time."
     )
 
 

@@ -107,7 +107,7 @@ def test_without_work_on_a_device_there_are_none() -> None:
     attribution = Attribution({}, [("Net",)])
     device_times = DeviceTimes()
     list(device_times.observe(walk_of(attribution, [Event(Kind.OP, "aten::mm", 0, 10, 1)])))
-    assert device_times.result() == {"device_times": ()}
+    assert device_times.result() == {"device_times": (), "overlapping": (0, 0)}
 
 
 NAMES = {GEMM: "compute", REDUCE: "communication", COPY: "copy"}
@@ -245,7 +245,7 @@ def recorded(stream_of_reduce: int = 20) -> Run:
     events = events_of(sorted(raws, key=lambda raw: raw.start_ns()))
     rows, samples, busy = fold(device_times.observe(walk_of(attribution, events)), attribution.places.all, layers)
     meta = Meta(("Model",), wall_ns=6500, busy_ns=tuple(busy.items()), **CUDA)
-    return Run((meta,), layers, rows, samples, **device_times.result())
+    return Run((meta,), layers, rows, samples, device_times=device_times.result()["device_times"])
 
 
 @MARKED

@@ -105,6 +105,24 @@ def test_it_records_the_same_as_a_profile_of_the_model() -> None:
     assert run.tree().total.flops > 0 and run.tree().total.cpu_allocated > 0
 
 
+def test_what_was_noted_of_calls_lives_longer_than_the_model() -> None:
+    """As in a script whose model lives in ``def main()``."""
+
+    def main() -> None:
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+        for rows in (2, 2, 3):
+            model(torch.ones(rows, 4)).sum().backward()
+        with torch.no_grad():
+            model(torch.ones(2, 4))
+
+    with Program() as block:
+        main()
+        gc.collect()
+    root, linear, relu = block.run.layers
+    assert (root.input_shapes, root.same_shapes, root.grad_calls) == (((2, 4),), False, 3)
+    assert (linear.input_shapes, linear.output_shapes, relu.input_shapes) == (((2, 4),), ((2, 8),), ((2, 8),))
+
+
 def test_two_models_are_found_and_their_submodules_are_not_models() -> None:
     def gan() -> None:
         generator = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 4))

@@ -173,8 +173,8 @@ def test_sessions_at_the_same_time_are_refused(second: float, process: int, tmp_
             torchprof.from_trace(order)
 
 
-@pytest.mark.parametrize(("lasted", "wall_ns"), [(100, 300_000), (None, 15_000)], ids=["whole", "without their ends"])
-def test_a_session_may_begin_when_the_previous_one_ends(lasted: float | None, wall_ns: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lasted", [100, None], ids=["whole", "without their ends"])
+def test_a_session_may_begin_when_the_previous_one_ends(lasted: float | None, tmp_path: Path) -> None:
     files = []
     for start in (100, 200, 300):
         events = [
@@ -183,7 +183,7 @@ def test_a_session_may_begin_when_the_previous_one_ends(lasted: float | None, wa
         ]
         files.append(write(tmp_path / f"{start}.json", {"traceEvents": events}))
     run = torchprof.from_trace(files)
-    assert (run.meta.cycles, run.meta.wall_ns, sum(row.cost.cpu_ns for row in run.rows)) == (3, wall_ns, wall_ns)
+    assert (run.meta.cycles, run.meta.wall_ns, sum(row.cost.cpu_ns for row in run.rows)) == (3, 15_000, 15_000)
 
 
 def test_the_warnings_of_several_cycles_use_their_sums(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from build.hand_made import kernel, label, op, row, run_of
 import torchprof
 from torchprof import Run, TorchprofError
 from torchprof.advise import advise, judge
+from torchprof.advise.python import UNKNOWN_REASON
 from torchprof.cli import main
 from torchprof.reports import known
 from torchprof.run.layers import Layer
@@ -361,7 +362,7 @@ def test_unknown_numbers_of_calls_are_not_shown_as_0() -> None:
     rows = [row(0, cpu_ns=900_000_000, calls=2), row(0, op("aten::mul"), cpu_ns=1, calls=2)]
     run = traced(rows, (unknown("step", kind="Step"),), wall_ns=900_000_001)
     [found] = [one for one in advise(run) if one.rule == "python_in_layers"]
-    assert found.finding == "No operator runs for 900.000ms: this is Python between operators."
+    assert found.finding == f"No operator runs for 900.000ms: {UNKNOWN_REASON}."
 
 
 def test_unknown_memory_before_the_start_is_not_shown_as_0() -> None:

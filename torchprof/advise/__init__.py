@@ -253,8 +253,9 @@ def _within_place(findings: Iterable[Advice], evidence: Evidence) -> list[Advice
     limited = []
     for advice in findings:
         if advice.gain_ns:
-            advice = advice._replace(gain_ns=min(advice.gain_ns, left[advice.layers]))
-            left[advice.layers] -= advice.gain_ns or 0
+            place = advice.layers or (advice.layer,)
+            advice = advice._replace(gain_ns=min(advice.gain_ns, left[place]))
+            left[place] -= advice.gain_ns or 0
         limited.append(advice)
     return limited
 

@@ -285,8 +285,9 @@ def _outcomes(
         yield from (read(file, progress=partial(report, number)) for number, file in enumerate(files))
 
 
-_MUCH_OUTSIDE = 0.05
-"""The time of a session outside of all events is a warning if it is longer than this share of what was recorded."""
+_MUCH_OUTSIDE, _LONG_OUTSIDE_NS = 0.05, 5_000_000
+"""The time of a session outside of all events is a warning if it is longer than this share of what was recorded, and than
+this: starting and stopping the profiler takes some milliseconds."""
 
 
 def _warnings(path: Path, events: TraceEvents, duplicates: int) -> Iterator[RunWarning]:
@@ -296,7 +297,7 @@ def _warnings(path: Path, events: TraceEvents, duplicates: int) -> Iterator[RunW
     if table.unread:
         yield RunWarning.of("trace_events_missing", file=path.name, count=table.unread)
     before_ns, after_ns = events.outside_ns
-    if before_ns + after_ns > _MUCH_OUTSIDE * events.wall_ns:
+    if before_ns + after_ns > max(_MUCH_OUTSIDE * events.wall_ns, _LONG_OUTSIDE_NS):
         yield RunWarning.of("session_outside", before_ns=before_ns, after_ns=after_ns)
     if len(table.processes) > 1:
         yield RunWarning.of("trace_of_processes", file=path.name, count=len(table.processes))

@@ -1,0 +1,137 @@
+"""Calls of Python that wait for other threads or ranks, as a stopwatch around them sees it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from build.torchrun import torchrun
+from torch import nn
+
+import torchprof
+from torchprof.run.words import FORWARD, OUTSIDE, WAITS_FOR_THREADS, FrameKind
+
+MS = 1_000_000
+
+
+class Threaded(nn.Module):
+    """Two layers on two threads; ``waited_ns``: how long the forward waited for them, by a stopwatch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.waited_ns = 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs = []
+
+        def job(layer: nn.Module) -> None:
+            time.sleep(0.01)
+            outputs.append(layer(inputs))
+
+        threads = [threading.Thread(target=job, args=(layer,)) for layer in (self.a, self.b)]
+        for thread in threads:
+            thread.start()
+        began = time.perf_counter_ns()
+        for thread in threads:
+            thread.join()
+        self.waited_ns += time.perf_counter_ns() - began
+        return outputs[0] + outputs[1]
+
+
+def waits_in(run: torchprof.Run, layer: int, name: str) -> tuple[int, int]:
+    """The time and the number of waits of a layer itself."""
+    rows = run.rows.summed(
+        "layer",
+        ("cpu_ns", "calls"),
+        frames=lambda frames: bool(frames) and frames[-1].kind == FrameKind.WAIT and frames[-1].name == name,
+    )
+    return rows.get(layer, (0, 0))
+
+
+def test_a_forward_waits_for_its_own_threads() -> None:
+    model = Threaded()
+    with torch.no_grad(), torchprof.Profile(model) as prof:
+        for _ in range(3):
+            model(torch.ones(4, 64))
+    ns, calls = waits_in(prof.run, 0, WAITS_FOR_THREADS)
+    assert calls >= 6 and 30 * MS <= model.waited_ns <= ns + MS
+    assert ns <= model.waited_ns + 20 * MS  # a thread also waits for another to start
+    figures = {layer.name: prof.run.tree(FORWARD, 0) for layer in prof.run.layers}
+    assert figures and not any("Python" in finding.finding for finding in torchprof.advise(prof.run))
+    rows = {line.split("|")[0].strip("├─└ ").split(" ")[0]: line for line in str(prof).splitlines()}
+    assert rows["a"].split("|")[1:] == rows["b"].split("|")[1:]
+    assert [cell.strip() for cell in rows["a"].split("|")[1:]] == ["–", "–", "3"]
+
+
+def test_queues_events_and_futures_are_waits_outside_of_layers() -> None:
+    model, items, done = nn.Linear(4, 4), queue.Queue(), threading.Event()
+
+    def later() -> None:
+        time.sleep(0.02)
+        items.put(1)
+        time.sleep(0.02)
+        done.set()
+
+    with torchprof.Profile(model) as prof, ThreadPoolExecutor(1) as pool:
+        model(torch.ones(4, 4))
+        future = pool.submit(later)
+        began = time.perf_counter_ns()
+        items.get()
+        done.wait()
+        future.result()
+        waited_ns = time.perf_counter_ns() - began
+    ns, _ = waits_in(prof.run, OUTSIDE, WAITS_FOR_THREADS)
+    assert 35 * MS <= waited_ns <= ns + 2 * MS
+    assert "waiting for other threads" in str(prof.run)
+
+
+def test_nothing_of_threading_is_left_changed() -> None:
+    before = threading.Condition.wait, threading.Thread.join
+    with torchprof.Profile(nn.Linear(2, 2)):
+        assert (threading.Condition.wait, threading.Thread.join) != before
+    assert (threading.Condition.wait, threading.Thread.join) == before
+
+
+JOB = """
+import time, torch, torchprof
+import torch.distributed as dist
+from torch import nn
+from torchprof.run.words import FrameKind, WAITS_FOR_RANKS
+
+dist.init_process_group("gloo")
+rank, model, waited = dist.get_rank(), nn.Linear(8, 8), 0
+with torchprof.Profile(model) as prof:
+    for _ in range(3):
+        model(torch.ones(4, 8))
+        if rank == 0:
+            time.sleep(0.03)
+            dist.send(torch.ones(2), 1)
+        else:
+            began = time.perf_counter_ns()
+            dist.recv(torch.ones(2), 0)
+            waited += time.perf_counter_ns() - began
+        began = time.perf_counter_ns()
+        dist.barrier()
+        waited += time.perf_counter_ns() - began
+def waits(frames):
+    return bool(frames) and frames[-1].kind == FrameKind.WAIT and frames[-1].name == WAITS_FOR_RANKS
+ns = prof.run.rows.total("cpu_ns", frames=waits)
+assert 0.5 * waited < ns <= waited + 1_000_000, (ns, waited)
+assert rank == 0 or ns > 60_000_000, ns
+said = [finding.finding for finding in torchprof.advise(prof.run)]
+assert rank == 0 or not any("Python" in text or "nothing" in text for text in said), said
+print("right")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.jobs
+def test_receiving_and_a_barrier_are_waits_for_other_ranks(tmp_path: Path) -> None:
+    job = torchrun(tmp_path, 2, JOB)
+    assert job.code == 0 and all("right" in out for out in job.out), str(job)

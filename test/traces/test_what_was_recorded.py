@@ -1,0 +1,131 @@
+"""What a trace has of a device, and what it lacks: extents, lost kernels, kernels that cannot be. A second program,
+``build.intervals``, counts the same without torchprof."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from build.intervals import events_of, interval, length
+from build.trace_files import kernel, op, session, trace_event, write
+
+import torchprof
+from torchprof import Run
+from torchprof.advise import advise
+
+A100 = Path(__file__).parents[3] / "shared" / "traces" / "a100_ddp_train_rank0_of_2.json.gz"
+ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+
+
+def launches(count: int, start: float = 0, ns: float = 41, every: float = 100) -> list[dict[str, Any]]:
+    """Operators that launch a kernel each, one every 100 us."""
+    events = []
+    for number in range(1, count + 1):
+        at = start + every * (number - 1)
+        events += [
+            op("aten::mm", at, 60, External_id=number),
+            trace_event("cuda_runtime", "cudaLaunchKernel", at + 10, 8, External_id=number, correlation=number),
+            kernel("gemm", at + 25, ns, device=0, stream=7, correlation=number, External_id=number),
+        ]
+    return events
+
+
+def read(folder: Path, events: list[dict[str, Any]]) -> Run:
+    return torchprof.from_trace(write(folder / "trace.json", {"traceEvents": events}))
+
+
+def warned(run: Run, code: str) -> list[dict[str, Any]]:
+    return [dict(warning.facts) for warning in run.warnings if warning.code == code]
+
+
+def test_time_of_the_session_outside_of_all_events_is_in_no_figure(tmp_path: Path) -> None:
+    """A session of 30 ms has one step of 3.77 ms, in which the device works for 41 us of each 100."""
+    marks = [session(0, 30_000), trace_event("user_annotation", "ProfilerStep#0", 11_900, 3_770)]
+    run = read(tmp_path, [*marks, *launches(37, 11_910)])
+    [time] = run.device_use
+    assert run.meta.wall_ns == 3_770_000
+    assert (time.busy_ns, time.span_ns) == (37 * 41_000, 36 * 100_000 + 41_000)
+    assert warned(run, "session_outside") == [{"before_ns": 11_900_000, "after_ns": 30_000_000 - 15_670_000}]
+    share = f"{time.idle_ns / time.span_ns:.0%}"
+    for report in ("headline", "device", "top"):
+        assert share in run.report(report) or f"{time.idle_ns / time.span_ns:.1%}" in run.report(report)
+    gains = [finding.gain_ns or 0 for finding in advise(run)]
+    assert gains and sum(gains) <= run.meta.wall_ns
+
+
+def test_kernels_without_their_launch_in_the_trace_are_counted(tmp_path: Path) -> None:
+    events = launches(100)
+    kept = [event for event in events if event["cat"] != "kernel" or event["args"]["correlation"] % 10]
+    run = read(tmp_path, kept)
+    assert warned(run, "kernels_lost") == [{"lost": 10, "launched": 100, "unknown": True}]
+    assert "device_ns" not in run.meta.measured and not run.device_use
+    assert "idle" not in str(run)
+    nearly = [event for event in launches(200) if event["cat"] != "kernel" or event["args"]["correlation"] != 3]
+    run = read(tmp_path, nearly)
+    assert warned(run, "kernels_lost") == [{"lost": 1, "launched": 200, "unknown": False}]
+    assert "device_ns" in run.meta.measured
+    assert not warned(read(tmp_path, launches(100)), "kernels_lost")
+
+
+def test_launches_while_a_graph_is_captured_run_no_kernel(tmp_path: Path) -> None:
+    captured = [event for event in launches(50, 20_000) if event["cat"] != "kernel"]
+    for event in captured:
+        event["args"] = {name: number + 1000 for name, number in event["args"].items()}
+    capture = [
+        trace_event("cuda_runtime", "cudaStreamBeginCapture", 19_990, 5, correlation=900),
+        trace_event("cuda_runtime", "cudaStreamEndCapture", 25_100, 5, correlation=901),
+    ]
+    run = read(tmp_path, [*launches(20), *captured, *capture])
+    assert not warned(run, "kernels_lost") and "device_ns" in run.meta.measured
+
+
+def test_kernels_that_overlap_on_their_stream_cannot_be_right(tmp_path: Path) -> None:
+    """The fifth of 20 kernels takes 1.6 s, and covers the 15 after it."""
+    events = launches(20)
+    [fifth] = [event for event in events if event["cat"] == "kernel" and event["args"]["correlation"] == 5]
+    fifth["dur"] = 1_600_000
+    run = read(tmp_path, events)
+    assert warned(run, "kernels_overlap") == [{"overlapping": 15, "kernels": 20, "unknown": True}]
+    assert "device_ns" not in run.meta.measured and "100.0%" not in run.report("headline")
+    fifth["dur"] = 100 + 5  # it ends 5 us after the next one has begun: programmatic dependent launch
+    assert not warned(read(tmp_path, events), "kernels_overlap")
+
+
+def test_kernels_of_nccl_show_their_collective(tmp_path: Path) -> None:
+    """As torch records all_to_all: the launch is inside of nccl's range, which is in record_param_comms."""
+    call = op("c10d::alltoall_base_", 0, 100, External_id=1)
+    comms = op("record_param_comms", 10, 80, External_id=2)
+    named = trace_event("user_annotation", "nccl:all_to_all", 20, 60, External_id=3)
+    launch = trace_event("cuda_runtime", "cudaLaunchKernelExC", 30, 8, External_id=2, correlation=9)
+    work = kernel("ncclDevKernel_SendRecv", 50, 500, device=0, stream=20, correlation=9, External_id=2)
+    run = read(tmp_path, [call, comms, named, launch, work])
+    top = run.report("top")
+    assert "nccl:all_to_all" in top.split("CPU time")[0] and "(between ops)" not in top.split("CPU time")[0]
+
+
+@pytest.mark.skipif(not A100.exists(), reason="needs the recorded trace")
+def test_a_second_program_counts_the_same_in_a_recorded_trace() -> None:
+    run = torchprof.from_trace(A100)
+    events = events_of(A100)
+    work = [interval(event) for event in events if event.get("cat") in ON_DEVICE]
+    [time] = run.device_use
+    assert abs(time.busy_ns - length(work)) < 1000
+    assert abs(time.span_ns - (max(end for _, end in work) - min(start for start, _ in work))) < 1000
+    inside = [*ON_DEVICE, "cpu_op", "user_annotation", "cuda_runtime"]
+    every = [interval(event) for event in events if event.get("cat") in inside]
+    assert abs(run.meta.wall_ns - (max(end for _, end in every) - min(start for start, _ in every))) < 1000
+
+
+@pytest.mark.skipif(not A100.exists(), reason="needs the recorded trace")
+@pytest.mark.parametrize("share", [0.001, 0.3, 0.9, 1.0])
+def test_lost_kernels_never_raise_idle_without_a_warning(share: float, tmp_path: Path) -> None:
+    events = events_of(A100)
+    dice = random.Random(5)
+    kept = [event for event in events if event.get("cat") not in ON_DEVICE or dice.random() >= share]
+    lost = len(events) - len(kept)
+    whole, some = torchprof.from_trace(A100), read(tmp_path, kept)
+    idle = {name: sum(time.idle_ns for time in run.device_use) for name, run in (("all", whole), ("some", some))}
+    assert lost and (idle["some"] <= idle["all"] or warned(some, "kernels_lost"))
+    assert share < 0.1 or not some.device_use
