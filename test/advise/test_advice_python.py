@@ -238,9 +238,7 @@ def test_the_figures_of_a_loop() -> None:
     [advice] = of(lasting(loop(15, 10, 10, 10), 20 * left), "python_in_the_loop")
     assert of(lasting(loop(15, 10, 10, 10), 20 * left + 20), "python_in_the_loop") == []
     assert advice.gain_ns == 45 * MS
-    assert advice.finding == (
-        f"No operator and no layer runs for 45.000ms (11.250ms per step): {UNKNOWN_REASON}."
-    )
+    assert advice.finding == (f"No operator and no layer runs for 45.000ms (11.250ms per step): {UNKNOWN_REASON}.")
 
 
 def test_the_gain_of_a_loop_is_at_most_the_idle_time_of_the_device() -> None:

@@ -36,6 +36,7 @@ from torch import Tensor, nn
 
 import torchprof
 from torchprof import Profile, Run
+from torchprof.attribute.event_names import WAITS
 from torchprof.attribute.events import PREFIX, Attributed, Event, Kind, Site
 from torchprof.attribute.rule import Attribution
 from torchprof.measure import assemble
@@ -464,7 +465,9 @@ def check(prof: Profile, *, called_inside_parents: bool = True) -> Spans:
     assert calls
     assert calls == Counter((one.start, one.end) for one in ours if one.phase != BACKWARD and one.name is None)
     labels = Counter(
-        (name, start, end) for name, scope, start, end, _ in raws if scope == 7 and not name.startswith(PREFIX)
+        (f"({name.removeprefix(WAITS)})" if name.startswith(WAITS) else name, start, end)
+        for name, scope, start, end, _ in raws
+        if (scope == 7 and not name.startswith(PREFIX)) or name.startswith(WAITS)
     )
     assert labels == Counter((one.name, one.start, one.end) for one in ours if one.name is not None)
 

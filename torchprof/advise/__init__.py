@@ -247,15 +247,22 @@ def judge(run: Run) -> Judgement:
     return Judgement(sorted(worth_it, key=share, reverse=True), failed)
 
 
+_OF_ANY_CAUSE = ("launches_slower_than_the_device", "python_in_the_loop")
+"""The rules whose gain is all time of a kind, whatever the cause: findings that name a cause have theirs first."""
+
+
 def _within_place(findings: Iterable[Advice], evidence: Evidence) -> list[Advice]:
-    """The findings, the largest gain first, with gains of at most the recorded time together on each place."""
+    """The findings, the largest gain first, with gains of at most the recorded time together on each place. The gain of
+    one for which nothing is left is unknown."""
     left: defaultdict[tuple[str, ...], int] = defaultdict(lambda: evidence.recorded_ns)
+    least = WORTH * evidence.recorded_ns
     limited = []
-    for advice in findings:
-        if advice.gain_ns:
+    for advice in sorted(findings, key=lambda advice: advice.rule in _OF_ANY_CAUSE):
+        if advice.gain_ns is not None and advice.gain_ns >= least:
             place = advice.layers or (advice.layer,)
-            advice = advice._replace(gain_ns=min(advice.gain_ns, left[place]))
-            left[place] -= advice.gain_ns or 0
+            gain_ns = min(advice.gain_ns, left[place])
+            left[place] -= gain_ns
+            advice = advice._replace(gain_ns=gain_ns if gain_ns >= least else None)
         limited.append(advice)
     return limited
 

@@ -94,10 +94,13 @@ def waiting_for_data(evidence: Evidence) -> Iterator[Advice]:
     in_steps = [spread for _, spread in evidence.samples["step_data_ns"]]
     steps = sum(spread.count for spread in in_steps)
     gain, each = loading.ns, ""
-    if steps:  # the pass before the first step may start the workers: it counts as an average one
+    if steps:
         of_step = sum(spread.sum for spread in in_steps) / steps
-        gain = min(gain, round(of_step * max(evidence.passes, steps)))
         each = f" ({format_time(of_step)} per step on average)"
+        if (
+            "MultiProcessing" in loading.label
+        ):  # the pass before the first step starts them: it counts as an average one
+            gain = min(gain, round(of_step * max(evidence.passes, steps)))
     waits = f"{format_time(gain)}{each}"
     details = options = ""
     if "MultiProcessing" in loading.label:

@@ -152,6 +152,8 @@ is_step = in_label(OPTIMIZER_STEP, is_optimizer)
 """It is in the step of an optimizer."""
 is_loading = in_label(LOADING)
 """It is inside the label that torch puts around each batch of a DataLoader or a DataPipe."""
+is_wait_in_the_loop = Among(is_wait, lambda frames: not is_loading(frames))
+"""Its thread waits, but not for data."""
 
 
 def depth_of_label(frames: Frames, beginning: str) -> int:

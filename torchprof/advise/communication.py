@@ -17,7 +17,7 @@ from torchprof.advise.chains import (
     is_interruption,
     is_loading,
     is_op,
-    is_wait,
+    is_wait_in_the_loop,
 )
 from torchprof.advise.evidence import Evidence, MatchingRow
 from torchprof.run.collectives import collective_of, shows_collective
@@ -163,7 +163,7 @@ def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
     loading = evidence.whole_of(is_loading).cpu_ns
     unusual = evidence.beyond_median_ns(*evidence.run.layers.roots)
     interrupted = evidence.whole_of(is_interruption).cpu_ns
-    waiting += evidence.whole_of(is_wait).cpu_ns
+    waiting += evidence.whole_of(is_wait_in_the_loop).cpu_ns
     launching = evidence.run.rows.total("cpu_ns") - waiting - loading - unusual - interrupted
     idle, span = evidence.idle_ns, evidence.span_ns
     gain = min(idle - loading - unusual - interrupted, launching)

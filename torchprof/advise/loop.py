@@ -24,7 +24,7 @@ from torchprof.advise.evidence import Evidence
 from torchprof.advise.python import FEWEST_SAMPLES, FIND_THE_LINE, UNKNOWN_REASON, Function, Spent, functions, most_of
 from torchprof.run.formats import format_time
 from torchprof.run.torch_names import DATA, GARBAGE, OPTIMIZER, purpose_of
-from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, FrameKind
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, WAITS_FOR_THREADS, FrameKind
 
 _LEAST_SHARE_ON_DATA = 0.1  # of the recorded time
 _SMALL_NS = 30_000  # an operator of less time is small
@@ -66,6 +66,16 @@ _CONCATENATES = _Kind(
     "If a tensor grows by it, collect the parts in a list, and concatenate them once, after the loop: "
     "`torch.cat(parts)`.",
 )
+_WAITS = _Kind(
+    re.compile(
+        r"(.*\.)?(acquire|recv|\w*_?lock)|(.*\.)?\w*(queue|thread|worker|process|future|event|condition)s?"
+        r"\.(get|put|join|wait|result)",
+        re.IGNORECASE,
+    ),
+    "it waits for a lock or another thread",
+    "Hold the lock for less time: copy the data under the lock, and work without it; or pass data through a "
+    "`queue.Queue`.",
+)
 _KINDS = (
     _Kind(
         re.compile(r"(.*\.)?DataLoader\.__iter__"),
@@ -101,16 +111,7 @@ _KINDS = (
         "it prints or logs",
         f"{_LESS_OFTEN}, and print numbers (`loss.item()`) instead of tensors.",
     ),
-    _Kind(
-        re.compile(
-            r"(.*\.)?(acquire|recv|\w*_?lock)|(.*\.)?\w*(queue|thread|worker|process|future|event|condition)s?"
-            r"\.(get|put|join|wait|result)",
-            re.IGNORECASE,
-        ),
-        "it waits for a lock or another thread",
-        "Hold the lock for less time: copy the data under the lock, and work without it; or pass data through a "
-        "`queue.Queue`.",
-    ),
+    _WAITS,
     _Kind(
         re.compile(
             r"(.*\.)?(load|loads|read|readline|readlines|read_\w+|imread|open|urlopen|listdir|glob)|requests\.\w+"
@@ -253,6 +254,7 @@ def _by_kind(function: Function) -> dict[_Kind, Counter[Spent]]:
     by_kind: dict[_Kind, Counter[Spent]] = {_PYTHON: Counter()}
     for spent, ns in function.spent.items():
         kind = next((kind for kind in _KINDS if kind.calls.fullmatch(spent.line.calls)), _PYTHON)
+        kind = _WAITS if spent.op == WAITS_FOR_THREADS else kind
         if kind is not _PYTHON or not spent.op:
             by_kind.setdefault(kind, Counter())[spent] += ns
     return by_kind

@@ -154,18 +154,20 @@ def kernels_report(
 
 
 def about_use(run: Run, what: str) -> Iterator[str]:
-    """A sentence for each device: for how long it was "busy" or "idle" between its first and its last work. Work of
-    several streams at the same time counts once."""
+    """A sentence for each device: for how long it was "busy" or "idle" between its first and its last work; of the
+    recorded time, if a file has no more. Work of several streams at the same time counts once."""
     walls = {meta.rank: meta.wall_ns for meta in run.metas}
     for time in run.device_use:
-        of_rank = f" of rank {time.rank}" if len(walls) > 1 else ""
-        ns = time.busy_ns if what == "busy" else time.idle_ns
-        span, wall = time.span_ns, walls[time.rank]
-        rest = f", of {format_time(wall)} recorded" if wall > span else ""
-        yield (
-            f"{time.device}{of_rank} was {what} for {_with_share(ns, span)} of {format_time(span)} from its first to "
-            f"its last work{rest}."
-        )
+        which = f"{time.device} of rank {time.rank}" if len(walls) > 1 else time.device
+        ns, span, wall = time.busy_ns if what == "busy" else time.idle_ns, time.span_ns, walls[time.rank]
+        if time.streams:
+            rest = f", of {format_time(wall)} recorded" if wall > span else ""
+            share = f"{_with_share(ns, span)} of {format_time(span)} from its first to its last work{rest}"
+            yield f"{which} was {what} for {share}."
+        elif wall:
+            yield f"{which} was {what} for {_with_share(ns, span)} of {format_time(span)} recorded."
+        elif what == "busy":
+            yield f"{which} was busy for {format_time(ns)}."
 
 
 def _about_busy_devices(run: Run) -> Iterator[str]:

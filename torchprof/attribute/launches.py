@@ -97,7 +97,7 @@ _ENOUGH_KERNELS = 1000  # if no correlation ID of so many is that of a call, non
 
 def launches_of(calls: Iterable[tuple[int, int, str, int]]) -> set[int]:
     """The correlation IDs of the calls that launch a kernel, from start, thread, name and correlation ID of calls.
-    While a thread captures a graph, its launches run no kernel."""
+    While any thread captures a graph, launches may run no kernel: autograd's thread captures what it launches, too."""
     launches: set[int] = set()
     capturing: set[int] = set()
     for _, thread, name, correlation in sorted(calls):
@@ -108,7 +108,7 @@ def launches_of(calls: Iterable[tuple[int, int, str, int]]) -> set[int]:
             capturing.add(thread)
         elif match["captured"]:
             capturing.discard(thread)
-        elif thread not in capturing:
+        elif not capturing:
             launches.add(correlation)
     return launches
 

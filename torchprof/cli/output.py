@@ -139,7 +139,7 @@ def sections_of(
         yield section("The layers", _layers(run, arguments, color))
     if all_findings:
         yield section("Findings", _first_findings(run, all_findings, command, is_trace))
-    if run.device_times:
+    if run.device_use and run.device_times:
         yield section("The devices", _without_warnings(run, "device"))
     if any(time.communication_ns for time in run.device_times):
         yield section("Communication", _without_warnings(run, "collectives"))

@@ -168,7 +168,8 @@ def _subject(run: Run) -> tuple[str, _Measured]:
         if idle > _MOSTLY_IDLE:
             least = "" if len(used) == 1 else "at least "
             share = _share(idle, 1) if len(used) == 1 else f"{int(100 * idle)}%"
-            return f"{which} was idle for {least}{share} of the time from its first to its last work. ", cpu
+            extent = "from its first to its last work" if all(time.streams for time in used) else "that was recorded"
+            return f"{which} was idle for {least}{share} of the time {extent}. ", cpu
         recorded = max(of_rank.wall_ns for of_rank in run.metas)
         if used and max(time.span_ns for time in used) < (1 - _MOSTLY_IDLE) * recorded:
             return f"{which} had no work yet, or no more, for most of the recorded time. ", cpu

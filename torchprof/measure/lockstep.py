@@ -25,7 +25,17 @@ from torchprof.measure.waiting import (
 from torchprof.run.collectives import POINT_TO_POINT, Collective, collective_of, name_of_collective
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import EXCHANGES, GAP, NOT_RECORDED, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
-from torchprof.run.words import BEFORE, FORWARD, INTERRUPTIONS, OUTSIDE, Frame, FrameKind, Signature, is_host_collective
+from torchprof.run.words import (
+    BEFORE,
+    FORWARD,
+    INTERRUPTIONS,
+    OUTSIDE,
+    WAITS_FOR_THREADS,
+    Frame,
+    FrameKind,
+    Signature,
+    is_host_collective,
+)
 
 _CallTimes = tuple[int, int, int]
 """Of a call of a collective: how long it took, during how much of that an earlier one was running, and its step."""
@@ -188,7 +198,8 @@ class Locksteps:
             # A Function of the user may call code that waits, like all Python. So may the engine's range around it.
             is_op = place.kind == FrameKind.OP and "::" in place.name and not is_node_range(place.name)
             never_waits = is_op or place.kind in INTERRUPTIONS
-            is_own = place.kind != FrameKind.WAIT and not is_communication(place.frames)
+            waits = place.kind == FrameKind.WAIT and place.name != WAITS_FOR_THREADS  # which work for this rank
+            is_own = not waits and not is_communication(place.frames)
             work = self._work_in[place] = _WorkIn(is_own, never_waits)
         return work
 

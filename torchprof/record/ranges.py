@@ -312,14 +312,16 @@ class WaitRanges(SharedChange):
                 self._put(owner, name, _in_range_of_wait(getattr(owner, name), WAITS + what))
 
 
-def _in_range_of_wait(wait: Any, label: str) -> Any:
+def _in_range_of_wait(function: Any, label: str) -> Any:
+    # pybind11 finds out by the name and the first argument of the caller that a subclass in Python calls this method of
+    # its base, and then does not call the subclass again: so this function is named after it.
     @never_compiled
-    @functools.wraps(wait)
-    def in_a_range(*args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(function)
+    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
         with record(label) if is_observed() else nullcontext():
-            return wait(*args, **kwargs)
+            return function(self, *args, **kwargs)
 
-    return in_a_range
+    return wait
 
 
 class CollectionRanges(SharedChange):

@@ -185,6 +185,7 @@ class Meta:
             compilations.setdefault(key(compilation), compilation._replace(step=step))
         return replace(
             cycle,
+            measured=tuple(name for name in self.measured if name in cycle.measured),
             wall_ns=self.wall_ns + cycle.wall_ns,
             process_cpu_ns=sum_if_known(self.process_cpu_ns, cycle.process_cpu_ns),
             run_delay_ns=sum_if_known(self.run_delay_ns, cycle.run_delay_ns),

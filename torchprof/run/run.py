@@ -97,7 +97,8 @@ class Run:
 
     @cached_property
     def device_use(self) -> tuple[DeviceTime, ...]:
-        """``device_times``; of a device without, as in old files, how long it was busy of the recorded time."""
+        """``device_times``; of a device without, as in old files, how long it was busy of the recorded time. None of a
+        rank whose device times are unknown."""
         known = {(time.device, time.rank) for time in self.device_times}
         others = (
             DeviceTime(device, meta.rank, max(meta.wall_ns, busy), busy, busy, 0, 0, 0, ())
@@ -105,7 +106,8 @@ class Run:
             for device, busy in meta.busy_devices.items()
             if (device, meta.rank) not in known
         )
-        return (*self.device_times, *others)
+        measured = {meta.rank for meta in self.metas if "device_ns" in meta.measured}
+        return tuple(time for time in (*self.device_times, *others) if time.rank in measured)
 
     @property
     def choice(self) -> RunWarning | None:

@@ -60,9 +60,10 @@ class TraceEvents:
         return None if self.table.session is None else self.base_ns + self.table.session[0]
 
     @property
-    def first_ns(self) -> int:
-        """When the session began; if the trace does not have it, the start of the first event."""
-        return self.base_ns + (self._extent[0] if self.table.session is None else self.table.session[0])
+    def session(self) -> tuple[int, int]:
+        """The start and the end of the session; of the recording, if the trace does not have it."""
+        start, end = self.table.session or self._recorded or self._extent
+        return self.base_ns + start, self.base_ns + end
 
     @property
     def wall_ns(self) -> int:

@@ -174,13 +174,14 @@ def traces_in(paths: Iterable[str | PathLike[str]]) -> list[Path]:
 
 @dataclass(frozen=True)
 class _FileRun:
-    """The run of one file, without its warnings, which are in ``seen``. ``start_ns``: the start of its session.
-    ``process``: the name of the machine, and the IDs of its processes."""
+    """The run of one file, without its warnings, which are in ``seen``. ``start_ns``, ``end_ns``: the start and the end
+    of its session. ``process``: the name of the machine, and the IDs of its processes."""
 
     path: Path
     run: Run
     seen: Observations
     start_ns: int
+    end_ns: int
     process: tuple[str, tuple[str, ...]]
 
 
@@ -237,7 +238,7 @@ def _read(
         from_first_mark=events.from_first_mark,
     )
     run = assemble(recording, planned, options)
-    return _FileRun(path, run, seen, events.first_ns, (run.meta.machine, table.processes))
+    return _FileRun(path, run, seen, *events.session, (run.meta.machine, table.processes))
 
 
 _Outcome: TypeAlias = "_FileRun | TorchprofError"
@@ -286,8 +287,8 @@ def _outcomes(
 
 
 _MUCH_OUTSIDE, _LONG_OUTSIDE_NS = 0.05, 5_000_000
-"""The time of a session outside of all events is a warning if it is longer than this share of what was recorded, and than
-this: starting and stopping the profiler takes some milliseconds."""
+"""The time of a session outside of all events is a warning if it is longer than this share of what was recorded, and
+than this: starting and stopping the profiler takes some milliseconds."""
 
 
 def _warnings(path: Path, events: TraceEvents, duplicates: int) -> Iterator[RunWarning]:
@@ -311,7 +312,7 @@ def _combined(runs: Iterable[_FileRun]) -> Run:
     by_rank = [[*cycles] for _, cycles in groupby(in_order, lambda cycle: cycle.run.meta.rank)]
     for cycles in by_rank:
         for cycle, after in pairwise(cycles):
-            if after.start_ns < cycle.start_ns + cycle.run.meta.wall_ns:
+            if after.start_ns < cycle.end_ns:
                 raise TorchprofError(
                     f"{cycle.path} and {after.path} are of the same time: one recording twice, or two processes "
                     f"without a rank. Give each recording once, and read each process separately. {_HOW_TO_ADD_A_RANK}"

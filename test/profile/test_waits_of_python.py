@@ -14,6 +14,7 @@ from build.torchrun import torchrun
 from torch import nn
 
 import torchprof
+from torchprof.advise import advise
 from torchprof.run.words import FORWARD, OUTSIDE, WAITS_FOR_THREADS, FrameKind
 
 MS = 1_000_000
@@ -63,7 +64,7 @@ def test_a_forward_waits_for_its_own_threads() -> None:
     assert calls >= 6 and 30 * MS <= model.waited_ns <= ns + MS
     assert ns <= model.waited_ns + 20 * MS  # a thread also waits for another to start
     figures = {layer.name: prof.run.tree(FORWARD, 0) for layer in prof.run.layers}
-    assert figures and not any("Python" in finding.finding for finding in torchprof.advise(prof.run))
+    assert figures and not any("Python" in finding.finding for finding in advise(prof.run))
     rows = {line.split("|")[0].strip("├─└ ").split(" ")[0]: line for line in str(prof).splitlines()}
     assert rows["a"].split("|")[1:] == rows["b"].split("|")[1:]
     assert [cell.strip() for cell in rows["a"].split("|")[1:]] == ["–", "–", "3"]
@@ -102,6 +103,7 @@ JOB = """
 import time, torch, torchprof
 import torch.distributed as dist
 from torch import nn
+from torchprof.advise import advise
 from torchprof.run.words import FrameKind, WAITS_FOR_RANKS
 
 dist.init_process_group("gloo")
@@ -111,12 +113,11 @@ with torchprof.Profile(model) as prof:
         model(torch.ones(4, 8))
         if rank == 0:
             time.sleep(0.03)
+        began = time.perf_counter_ns()
+        if rank == 0:
             dist.send(torch.ones(2), 1)
         else:
-            began = time.perf_counter_ns()
             dist.recv(torch.ones(2), 0)
-            waited += time.perf_counter_ns() - began
-        began = time.perf_counter_ns()
         dist.barrier()
         waited += time.perf_counter_ns() - began
 def waits(frames):
@@ -124,7 +125,7 @@ def waits(frames):
 ns = prof.run.rows.total("cpu_ns", frames=waits)
 assert 0.5 * waited < ns <= waited + 1_000_000, (ns, waited)
 assert rank == 0 or ns > 60_000_000, ns
-said = [finding.finding for finding in torchprof.advise(prof.run)]
+said = [finding.finding for finding in advise(prof.run)]
 assert rank == 0 or not any("Python" in text or "nothing" in text for text in said), said
 print("right")
 dist.destroy_process_group()
