@@ -76,9 +76,7 @@ def times_of(path: Path) -> Times:
                 synchronizing += event["dur"] * 1000
     waits: dict[Any, int] = {}
     for thread, own in ran.items():
-        if thread in nodes:
-            continue
-        by_others = sorted(node for of_thread in nodes.values() for node in of_thread)
+        by_others = sorted(node for other, of_thread in nodes.items() if other != thread for node in of_thread)
         cuts = union([*own, *((start, start) for start in begins[thread])])
         waits[thread] = 0
         for (_, free), (until, _) in pairwise(cuts):

@@ -51,10 +51,10 @@ def test_many_times_are_exact() -> None:
 
 def test_the_duration_is_that_of_the_events_and_not_of_the_session() -> None:
     ops = [op("aten::a", 10, 5), op("aten::b", 20, 7.5), memory_event(40, 512), kernel("k", 25, 10)]
-    assert (read(ops).wall_ns, read(ops).start_ns, read(ops).outside_ns) == (40_000 - 10_000, 10_000, (0, 0))
+    assert (read(ops).wall_ns, read(ops).start_ns, read(ops).outside_ns) == (40_000 - 10_000, None, (0, 0))
     session = trace_event("Trace", "PyTorch Profiler (0)", 8, 50.25, pid="Spans", tid="PyTorch Profiler")
     trace = read([*ops, session])
-    assert (trace.wall_ns, trace.start_ns, trace.outside_ns) == (40_000 - 10_000, 10_000, (2_000, 18_250))
+    assert (trace.wall_ns, trace.start_ns, trace.outside_ns) == (40_000 - 10_000, 8_000, (2_000, 18_250))
 
 
 # Signatures
@@ -264,7 +264,7 @@ def test_a_broken_arrow_is_counted(number: Any) -> None:
 def test_a_broken_session_is_ignored(change: dict[str, Any]) -> None:
     session = trace_event("Trace", "PyTorch Profiler (0)", 8, 50, pid="Spans", tid="PyTorch Profiler")
     trace = read([GOOD, {**session, **change}])
-    assert (trace.table.unread, trace.start_ns, trace.wall_ns) == (1, GOOD["ts"] * 1000, 100_000)
+    assert (trace.table.unread, trace.start_ns, trace.wall_ns) == (1, None, 100_000)
 
 
 def test_args_may_be_missing() -> None:

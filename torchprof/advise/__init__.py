@@ -225,7 +225,10 @@ def advise(run: Run) -> list[Advice]:
 
 
 def judge(run: Run) -> Judgement:
-    """The findings of ``advise``, and the rules that failed."""
+    """The findings of ``advise``, and the rules that failed. None of a run that lacks kernels: what its device waits
+    for is unknown."""
+    if any(meta.lacks_kernels for meta in run.metas):
+        return Judgement([], {})
     evidence = Evidence(run)
     findings: list[Advice] = []
     failed: dict[str, Exception] = {}

@@ -7,7 +7,15 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from torchprof.advise import Advice, rule
-from torchprof.advise.chains import depth_of_label, is_interruption, is_loading, is_op, is_optimizer, is_own_time
+from torchprof.advise.chains import (
+    depth_of_label,
+    is_interruption,
+    is_loading,
+    is_op,
+    is_optimizer,
+    is_own_time,
+    is_wait,
+)
 from torchprof.advise.evidence import Evidence
 from torchprof.advise.python import functions, own_time_of_slow_python
 from torchprof.run.formats import format_time
@@ -44,7 +52,7 @@ def tiny_batches(evidence: Evidence) -> Iterator[Advice]:
             long_ns += row.cpu_ns
             long_steps_ns += row.cpu_ns if is_optimizer(row.frames) else 0
     outside_ns = evidence.took_outside(is_own_time, FORWARD).cpu_ns
-    interrupted_ns = evidence.whole_of(is_interruption).cpu_ns
+    interrupted_ns = evidence.whole_of(is_interruption).cpu_ns + evidence.whole_of(is_wait).cpu_ns
     python_ns = sum(own_time_of_slow_python(evidence).values())
     short_ns = evidence.recorded_ns - long_ns - interrupted_ns - python_ns - outside_ns
     if not ops or short_ns < _LEAST_SHARE * evidence.recorded_ns:

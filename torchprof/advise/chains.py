@@ -14,6 +14,7 @@ from torchprof.run.words import (
     OPTIMIZER_RANGE,
     OPTIMIZER_STEP,
     WAITS_FOR_RANKS,
+    WAITS_FOR_THREADS,
     Frame,
     FrameKind,
 )
@@ -111,10 +112,12 @@ is_op = Having(innermost_kind, frozenset({FrameKind.OP}))
 """It is the self of an operator, or of an autograd node."""
 is_line = Having(innermost_kind, frozenset({FrameKind.PYTHON}))
 """It is a sampled line of Python."""
-is_wait = Having(kinds_in, frozenset({FrameKind.WAIT}))
+is_wait = Having(innermost_kind, frozenset({FrameKind.WAIT}))
 """Its thread runs nothing, and waits."""
-is_wait_for_ranks = Among(is_wait, lambda frames: any(frame.name == WAITS_FOR_RANKS for frame in frames))
+is_wait_for_ranks = Among(is_wait, lambda frames: frames[-1].name == WAITS_FOR_RANKS)
 """It waits for other ranks."""
+is_wait_for_threads = Among(is_wait, lambda frames: frames[-1].name == WAITS_FOR_THREADS)
+"""It waits for other threads."""
 has_label = Having(kinds_in, frozenset({FrameKind.LABEL}))
 """It is in a label, of the user's or of torch."""
 is_interruption = Having(kinds_in, frozenset(INTERRUPTIONS))

@@ -166,7 +166,9 @@ def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
     waiting += evidence.whole_of(is_wait_in_the_loop).cpu_ns
     launching = evidence.run.rows.total("cpu_ns") - waiting - loading - unusual - interrupted
     idle, span = evidence.idle_ns, evidence.span_ns
-    gain = min(idle - loading - unusual - interrupted, launching)
+    # Loading and start-up may be before the first kernel: they take from the idle time of the whole recording.
+    busy = sum(max(meta.busy_devices.values(), default=0) for meta in evidence.run.metas)
+    gain = min(idle, evidence.recorded_ns - busy - loading - unusual - interrupted, launching)
     if gain <= _LEAST_IDLE * span or launching > _LONGEST_LAUNCH_NS * launches:
         return
     launched_by: Counter[str] = Counter()

@@ -89,13 +89,14 @@ class Evidence:
         return passes
 
     def per_step(self, ns: int) -> float | None:
-        """A part of the recorded time per step, as the same share of a step, and no longer than the average step; None
-        with fewer than two steps."""
+        """A part of the recorded time per step, as the same share of a step; None with fewer than two steps, or if that
+        is longer than the average step: then most of it is in none."""
         if self.steps < 2:
             return None
         in_steps = [spread for _, spread in self.samples["step_ns"]]
         steps = sum(spread.count for spread in in_steps)
-        return min(ns / self.passes, sum(spread.sum for spread in in_steps) / steps) if steps else ns / self.passes
+        is_in_steps = not steps or ns / self.passes <= sum(spread.sum for spread in in_steps) / steps
+        return ns / self.passes if is_in_steps else None
 
     @cached_property
     def ops_recorded(self) -> bool:

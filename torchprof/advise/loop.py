@@ -15,8 +15,11 @@ from torchprof.advise.chains import (
     inside,
     is_direct,
     is_in_op,
+    is_line,
+    is_loading,
     is_own_time,
     is_wait_for_ranks,
+    is_wait_for_threads,
     node_of,
     outermost_op,
 )
@@ -24,7 +27,16 @@ from torchprof.advise.evidence import Evidence
 from torchprof.advise.python import FEWEST_SAMPLES, FIND_THE_LINE, UNKNOWN_REASON, Function, Spent, functions, most_of
 from torchprof.run.formats import format_time
 from torchprof.run.torch_names import DATA, GARBAGE, OPTIMIZER, purpose_of
-from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, WAITS_FOR_THREADS, FrameKind
+from torchprof.run.words import (
+    BACKWARD,
+    FORWARD,
+    OUTSIDE,
+    PHASES,
+    WAITS_FOR_THREADS,
+    FrameKind,
+    SourceLine,
+    sampled_line,
+)
 
 _LEAST_SHARE_ON_DATA = 0.1  # of the recorded time
 _SMALL_NS = 30_000  # an operator of less time is small
@@ -66,16 +78,6 @@ _CONCATENATES = _Kind(
     "If a tensor grows by it, collect the parts in a list, and concatenate them once, after the loop: "
     "`torch.cat(parts)`.",
 )
-_WAITS = _Kind(
-    re.compile(
-        r"(.*\.)?(acquire|recv|\w*_?lock)|(.*\.)?\w*(queue|thread|worker|process|future|event|condition)s?"
-        r"\.(get|put|join|wait|result)",
-        re.IGNORECASE,
-    ),
-    "it waits for a lock or another thread",
-    "Hold the lock for less time: copy the data under the lock, and work without it; or pass data through a "
-    "`queue.Queue`.",
-)
 _KINDS = (
     _Kind(
         re.compile(r"(.*\.)?DataLoader\.__iter__"),
@@ -111,7 +113,16 @@ _KINDS = (
         "it prints or logs",
         f"{_LESS_OFTEN}, and print numbers (`loss.item()`) instead of tensors.",
     ),
-    _WAITS,
+    _Kind(
+        re.compile(
+            r"(.*\.)?(acquire|recv|\w*_?lock)|(.*\.)?\w*(queue|thread|worker|process|future|event|condition)s?"
+            r"\.(get|put|join|wait|result)",
+            re.IGNORECASE,
+        ),
+        "it waits for a lock or another thread",
+        "Hold the lock for less time: copy the data under the lock, and work without it; or pass data through a "
+        "`queue.Queue`.",
+    ),
     _Kind(
         re.compile(
             r"(.*\.)?(load|loads|read|readline|readlines|read_\w+|imread|open|urlopen|listdir|glob)|requests\.\w+"
@@ -212,6 +223,31 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
             yield _finding(evidence, most_of(rest), rest.total(), _PYTHON)
 
 
+@rule
+def waits_for_threads(evidence: Evidence) -> Iterator[Advice]:
+    """A loop, or a layer, that waits for other threads of its own, such as one that prepares batches. The line is the
+    one that was sampled most (``torchprof run``)."""
+    lines: defaultdict[int, Counter[SourceLine]] = defaultdict(Counter)
+    for row in evidence.rows(_is_line_of_wait, phases=(FORWARD,)):
+        if (line := sampled_line(row.frames)) is not None:
+            lines[row.layer][line] += row.calls
+    for layer, took in evidence.took(_waits_for_threads, phases=(FORWARD,)).items():
+        if took.cpu_ns >= evidence.notable_ns:
+            most = "".join(f", most often at {line}" for line, _ in lines[layer].most_common(1))
+            yield Advice(
+                evidence.name_of(layer),
+                f"It waits {format_time(took.cpu_ns)} for its own threads{most}.",
+                "Do less in these threads, or let more of them, or processes, do it.",
+                evidence.while_idle(took.cpu_ns),
+                layers=(evidence.name_of(layer),) if layer >= 0 else (),
+                details="Threads that run Python share its interpreter lock.",
+            )
+
+
+_waits_for_threads = Among(is_wait_for_threads, lambda frames: not is_loading(frames))
+_is_line_of_wait = Among(is_line, lambda frames: len(frames) > 1 and frames[-2].kind == FrameKind.WAIT)
+
+
 def _time_in_no_operator(evidence: Evidence) -> tuple[int, int]:
     """The time of the loop in which no operator runs, and the part of it that the calls of operators take, or that is
     unusual."""
@@ -250,12 +286,11 @@ def _finding(evidence: Evidence, line: str, ns: int, kind: _Kind) -> Advice:
 
 def _by_kind(function: Function) -> dict[_Kind, Counter[Spent]]:
     """The time of a function by what it calls, with the operators in that. ``_PYTHON``: all other time, without
-    operators."""
+    operators. Waits for threads have a rule of their own."""
     by_kind: dict[_Kind, Counter[Spent]] = {_PYTHON: Counter()}
     for spent, ns in function.spent.items():
         kind = next((kind for kind in _KINDS if kind.calls.fullmatch(spent.line.calls)), _PYTHON)
-        kind = _WAITS if spent.op == WAITS_FOR_THREADS else kind
-        if kind is not _PYTHON or not spent.op:
+        if spent.op != WAITS_FOR_THREADS and (kind is not _PYTHON or not spent.op):
             by_kind.setdefault(kind, Counter())[spent] += ns
     return by_kind
 

@@ -39,7 +39,7 @@ class Figures:
     own_params: int | None = None
     has_params: bool = False  # whether a row of this kind has parameters
     unknown: bool = False  # never called: its cost is unknown
-    inlined: bool = False  # it, or one of several, may have run in code compiled around it, or on other threads as well
+    inlined: bool = False  # it, or one of several, was never called itself, but may have run in code compiled around it
     incomplete: Set[str] = frozenset()  # phases in which its work, or that of layers below, counts for a layer above
     incomplete_self: Set[str] = frozenset()  # phases in which that is its self
     left_over: bool = False  # launched before the recording began: not part of shares
@@ -133,7 +133,7 @@ def figures_of_layers(run: Run, phases: Sequence[str]) -> dict[_Path, Figures]:
     for root in range(len(run.roots)):
         for nodes in zip(*(run.tree(phase, root).walk() for phase in phases)):
             layer, recorded = nodes[0].layer, nodes[0].calls
-            calls = recorded or on_other_threads[layer.name]
+            calls = recorded + on_other_threads[layer.name]
             figures_of[layer.path] = Figures()
             if selected is None or layer.path in selected:
                 totals, selves = incomplete.get(layer.path, (frozenset(), frozenset()))
@@ -145,9 +145,9 @@ def figures_of_layers(run: Run, phases: Sequence[str]) -> dict[_Path, Figures]:
                     own_params=layer.params,
                     has_params=True,
                     unknown=not any(node.calls or node.total for node in nodes),
-                    inlined=(layer.compiled and not calls) or (recorded > 0 and layer.name in on_other_threads),
-                    incomplete=totals,
-                    incomplete_self=selves,
+                    inlined=layer.compiled and not calls,
+                    incomplete=frozenset(phases) if 0 < recorded < calls else totals,
+                    incomplete_self=frozenset(phases) if 0 < recorded < calls else selves,
                 )
     return figures_of
 

@@ -18,7 +18,7 @@ from torchprof.analyze.top import parts_of, source_lines
 from torchprof.run.formats import UNKNOWN, Cell, ReportCell, format_number, format_share, format_time
 from torchprof.run.measures import Cost
 from torchprof.run.run import Run
-from torchprof.run.words import BETWEEN_OPS, FORWARD, FrameKind
+from torchprof.run.words import FORWARD, FrameKind
 
 
 @report("tree", "every layer, with self and total of all that was measured", answers="time", suffix=".txt")
@@ -102,7 +102,7 @@ def python(run: Run, *, top: int | None = 10, lines: int | None = 3) -> Part:
     """
     parts = parts_of(run, "cpu_ns")
     whole = sum(parts.values())
-    between_ops = Counter({work.at(layer): ns for (layer, work), ns in parts.items() if work.name == BETWEEN_OPS})
+    between_ops = Counter({work.at(layer): ns for (layer, work), ns in parts.items() if work.has_lines})
     shown = between_ops.most_common(top)
     sampled = source_lines(run)
     cells = []

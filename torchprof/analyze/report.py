@@ -273,7 +273,7 @@ def check_device(run: Run, lacks: str) -> None:
             "ProfilerActivity.CUDA in the activities of torch.profiler.profile."
         )
     if all("device_ns" not in meta.measured for meta in run.metas):
-        why = f"{run.meta.device_heading} was requested, but could not be recorded. run.warnings says why."
+        why = f"{run.meta.device_heading} was requested, but its times are unknown. run.warnings says why."
         raise TorchprofError(f"This run {lacks}: {why}")
 
 

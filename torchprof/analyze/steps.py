@@ -225,7 +225,9 @@ def _parts(loop: _Loop) -> ReportTable:
 
 def _parts_of_no_layer(loop: _Loop) -> list[_Part]:
     has_device = bool(loop.accelerators)
+    names = {frame.name for chain in loop.run.rows.frames for frame in chain[-1:] if frame.kind == FrameKind.WAIT}
     waits = ", waiting for ranks" if any(meta.world_size > 1 for meta in loop.run.metas) else ""
+    waits += ", waiting for threads" if WAITS_FOR_THREADS in names else ""
     are_ranges = bool(loop.run.roots) and not loop.run.meta.model
     twice = "several threads, or in ranges" if are_ranges else "several threads"
     return [

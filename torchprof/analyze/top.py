@@ -37,6 +37,7 @@ from torchprof.run.words import (
     OTHER_MODULE,
     OUTSIDE,
     PHASES,
+    WAITS_FOR_THREADS,
     Frame,
     FrameKind,
     SourceLine,
@@ -52,6 +53,7 @@ from torchprof.run.words import (
 
 _OWN_WORK = "(torch.compile's own work)"
 """The name of all that torch.compile does around its graphs, such as checking guards."""
+_WAITS_FOR_THREADS = range_in_words(FrameKind.WAIT, WAITS_FOR_THREADS)
 _NAMED_RANGES = {FrameKind.REGION, FrameKind.WAIT, *INTERRUPTIONS}
 """The kinds of ranges that are the work of a row if nothing else is inside them."""
 _UNKNOWN_LAUNCH = Frame(FrameKind.LABEL, LAUNCH_NOT_RECORDED)
@@ -59,11 +61,12 @@ _UNKNOWN_LAUNCH = Frame(FrameKind.LABEL, LAUNCH_NOT_RECORDED)
 
 class Where(NamedTuple):
     """A layer by its index (negative: no layer), a phase by its number, and the innermost label of the user's ("": no
-    label)."""
+    label). ``waits``: only the time in which it waits for other threads."""
 
     layer: int
     phase: int
     label: str
+    waits: bool = False
 
     @property
     def phase_name(self) -> str:
@@ -76,7 +79,7 @@ class Where(NamedTuple):
         if known and self.layer == OUTSIDE:
             return known
         label = known or f"{self.label} (label)"
-        return printable(f"{name}, {label}" if self.label else name)
+        return printable(", ".join([name, *[label] * bool(self.label), *[_WAITS_FOR_THREADS] * self.waits]))
 
 
 class KindOfWork(NamedTuple):
@@ -90,7 +93,12 @@ class KindOfWork(NamedTuple):
 
     def at(self, layer: int) -> Where:
         """The place of this work in a layer."""
-        return Where(layer, self.phase, self.label)
+        return Where(layer, self.phase, self.label, self.name == _WAITS_FOR_THREADS)
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether lines of Python that were sampled in it say what it is."""
+        return self.name in (BETWEEN_OPS, _WAITS_FOR_THREADS)
 
     @property
     def may_be_below(self) -> bool:
@@ -161,17 +169,19 @@ _NEARLY_ALL_SAMPLES = 0.9  # of a line
 
 
 def source_lines(run: Run) -> dict[Where, Counter[SourceLine]]:
-    """The number of samples of each source line between operators, by place."""
+    """The number of samples of each source line between operators, and in waits for other threads, by place."""
 
     def is_between_ops(frames: Sequence[Frame]) -> bool:
-        return sampled_line(frames) is not None and all(frame.kind == FrameKind.LABEL for frame in frames[:-1])
+        around = (FrameKind.LABEL, FrameKind.WAIT)
+        return sampled_line(frames) is not None and all(frame.kind in around for frame in frames[:-1])
 
     lines: defaultdict[Where, Counter[SourceLine]] = defaultdict(Counter)
     sampled = run.rows.summed(("layer", "phase", "frames"), "calls", frames=is_between_ops)
     for (layer, phase, chain), samples in sampled.items():
         frames = run.rows.frames[chain]
         if (line := sampled_line(frames)) is not None:
-            lines[Where(layer, phase, _label(frames))][line] += samples
+            waits = any(frame.kind == FrameKind.WAIT for frame in frames)
+            lines[Where(layer, phase, _label(frames), waits)][line] += samples
     return dict(lines)
 
 
@@ -348,7 +358,7 @@ def _type_of(run: Run, layer: int) -> str:
 
 def _with_line(row: _Row, lines: Mapping[Where, Counter[SourceLine]], whole: int) -> str:
     """The name of the work; between operators with the source line that takes most, and its share of the whole."""
-    sampled_layers = [layer for layer in row.layers if row.is_between and row.work.at(layer) in lines]
+    sampled_layers = [layer for layer in row.layers if row.work.has_lines and row.work.at(layer) in lines]
     sampled = most_sampled(sum((lines[row.work.at(layer)] for layer in sampled_layers), Counter[SourceLine]()))
     if sampled is None:
         return row.work.name

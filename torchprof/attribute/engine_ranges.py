@@ -176,14 +176,15 @@ class _Pass:
             waits                    [....]    [.......]
         """
         thread = self._caller if self.call is None else self.call.thread
-        if thread is None or thread in self.spans or not self.spans:
+        events_of = {events.thread: events for events in columns.threads}
+        others = [span for of_thread, span in self.spans.items() if of_thread != thread]
+        if thread not in events_of or not others:
             return
-        began = min(span.start_ns for span in self.spans.values())
-        last = max(span.end_ns for span in self.spans.values())
+        began, last = min(span.start_ns for span in others), max(span.end_ns for span in others)
         free = max(began, self.in_op.get(thread, 0))
         if self.call is not None:
             began, free, last = self.call.start_ns, max(free, self.call.start_ns), min(last, self.call.end_ns)
-        first, after = next(((first, after) for name, first, after in columns.threads if name == thread), (0, 0))
+        _, first, after = events_of[thread]
         for index in range(bisect_left(columns.start, began, first, after), after):
             start, end = columns.start[index], columns.end[index]
             if start >= last:

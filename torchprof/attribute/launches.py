@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import accumulate, islice
-from math import prod
+from math import inf, prod
 from typing import Any
 
 from torchprof.attribute.events import Attributed, Event, Place, Places
@@ -97,20 +97,22 @@ _ENOUGH_KERNELS = 1000  # if no correlation ID of so many is that of a call, non
 
 def launches_of(calls: Iterable[tuple[int, int, str, int]]) -> set[int]:
     """The correlation IDs of the calls that launch a kernel, from start, thread, name and correlation ID of calls.
-    While any thread captures a graph, launches may run no kernel: autograd's thread captures what it launches, too."""
-    launches: set[int] = set()
-    capturing: set[int] = set()
-    for _, thread, name, correlation in sorted(calls):
+    While any thread captures a graph, launches may run no kernel: autograd's thread captures what it launches, too. A
+    capture without an end does not count; one without a beginning began before all calls."""
+    launches: list[tuple[int, int]] = []
+    begun: dict[int, int] = {}  # by thread
+    captures: list[tuple[float, int]] = []
+    for start, thread, name, correlation in sorted(calls):
         match = LAUNCHING.fullmatch(name)
         if match is None:
             continue
-        if match["captures"]:
-            capturing.add(thread)
-        elif match["captured"]:
-            capturing.discard(thread)
-        elif not capturing:
-            launches.add(correlation)
-    return launches
+        if match["launch"]:
+            launches.append((start, correlation))
+        elif match["captures"]:
+            begun[thread] = start
+        else:
+            captures.append((begun.pop(thread, -inf), start))
+    return {correlation for start, correlation in launches if not any(begin < start < end for begin, end in captures)}
 
 
 def first_correlation_id(calls: Iterable[int], launched: Iterable[int]) -> int:

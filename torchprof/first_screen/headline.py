@@ -165,14 +165,14 @@ def _subject(run: Run) -> tuple[str, _Measured]:
         if not parts_of(run, "device_ns"):
             return f"Nothing that was recorded launched any work on {device}. ", cpu
         which = f"`{printable(used[0].device)}`" if len(used) == 1 else "Every device"
+        recorded = max(of_rank.wall_ns for of_rank in run.metas)
         if idle > _MOSTLY_IDLE:
             least = "" if len(used) == 1 else "at least "
             share = _share(idle, 1) if len(used) == 1 else f"{int(100 * idle)}%"
             extent = "from its first to its last work" if all(time.streams for time in used) else "that was recorded"
             return f"{which} was idle for {least}{share} of the time {extent}. ", cpu
-        recorded = max(of_rank.wall_ns for of_rank in run.metas)
         if used and max(time.span_ns for time in used) < (1 - _MOSTLY_IDLE) * recorded:
-            return f"{which} had no work yet, or no more, for most of the recorded time. ", cpu
+            return f"From its first to its last work, {which} takes less than half of the recorded time. ", cpu
         return "", on_device
     if "cpu_ns" in meta.measured or "flops" not in meta.measured:
         return "", _Measured("cpu_ns", "time", plain=True)
@@ -262,7 +262,7 @@ def _largest_work(run: Run, measured: _Measured, parts: Parts) -> list[_Clause]:
     sampled = {
         work.at(layer): amount
         for (layer, work), amount in by_phrase[largest].items()
-        if work.name == BETWEEN_OPS and work.at(layer) in lines
+        if work.has_lines and work.at(layer) in lines
     }
     line = most_sampled(sum((lines[where] for where in sampled), Counter[SourceLine]()))
     if line is not None:

@@ -250,6 +250,8 @@ def _no_finding(run: Run) -> str:
     format makes shorter."""
     if "cpu_ns" not in run.meta.measured and "device_ns" not in run.meta.measured:
         return ""
+    if any(meta.lacks_kernels for meta in run.metas):
+        return "What would help is unknown, as device times are: many kernels are missing, or cannot be right."
     nothing = f"No change was found that saves {FIRST_SHARE:.0%} of the time."
     field = next(measures_of(run), ("cpu_ns", ""))[0]
     whole = run.rows.of_recording.total(field)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
@@ -89,6 +90,8 @@ def assemble(recording: Recording, plan: LayerPlan, options: Options) -> Run:
     if not _device_times_are_right(recording, columns, *parts.pop("overlapping", (0, 0))):
         meta = replace(meta, measured=tuple(name for name in meta.measured if name != "device_ns"))
         busy_ns = {device: ns for device, ns in busy_ns.items() if device == "cpu"}
+        rows = replace(rows, columns={**rows.columns, "device_ns": array("q", bytes(8 * len(rows)))})
+        parts["samples"] = {key: spread for key, spread in parts["samples"].items() if key.device == "cpu"}
         del parts["device_times"]
     meta = replace(
         meta,
@@ -102,14 +105,15 @@ def assemble(recording: Recording, plan: LayerPlan, options: Options) -> Run:
     return Run((meta,), Layers.of(rows.layers), rows, **parts)
 
 
-_FEW_WRONG = 0.01
-"""Up to this share of launches without a kernel, or of kernels that overlap, the times of devices are shown."""
+_FEW_WRONG, _SOME_WRONG = 0.01, 3
+"""Up to this share of launches without a kernel, or of kernels that overlap, or this number, device times are shown."""
 
 
 def _device_times_are_right(recording: Recording, columns: EventColumns, overlapping: int, kernels: int) -> bool:
     """Whether nearly all kernels were recorded, and do not overlap on their stream. Adds the warnings about others."""
     warnings = recording.observations.warnings
-    is_lost, is_wrong = columns.lost > _FEW_WRONG * columns.launched, overlapping > _FEW_WRONG * kernels
+    is_lost = columns.lost > max(_FEW_WRONG * columns.launched, _SOME_WRONG)
+    is_wrong = overlapping > max(_FEW_WRONG * kernels, _SOME_WRONG)
     if columns.lost:
         warnings.append(RunWarning.of("kernels_lost", lost=columns.lost, launched=columns.launched, unknown=is_lost))
     if overlapping:
@@ -265,7 +269,7 @@ def _observers_of_steps(recording: Recording, options: Options, step_end: StepEn
             source.signatures,
             recording.group,
             from_first_mark=from_first_mark,
-            ended_ns=None if source.start_ns is None else source.start_ns + source.wall_ns,
+            ended_ns=source.ended_ns,
             is_cycle=is_cycle,
             before=before,
         )

@@ -70,7 +70,8 @@ class EventSource(Protocol):
     """The source of events: a session of ours, a ``torch.profiler.profile``, or a trace file.
 
     ``device``: the kind of device whose work was recorded, None for the CPU alone. ``signatures``: the inputs of ops,
-    by number. ``start_ns``: when the recording began, on the clock of the events; None if this is unknown.
+    by number. ``start_ns``, ``ended_ns``: when the recording began and ended, on the clock of the events; None
+    if this is unknown.
     ``torchs_steps``: the number of ranges of steps of ``torch.profiler.profile``. ``loop``: valid after the events were
     asked for. ``cpu_time``: of the process during the recording, None if unknown. ``called_from``: see ``Attribution``.
     """
@@ -83,6 +84,9 @@ class EventSource(Protocol):
 
     @property
     def start_ns(self) -> int | None: ...
+
+    @property
+    def ended_ns(self) -> int | None: ...
 
     @property
     def torchs_steps(self) -> int: ...

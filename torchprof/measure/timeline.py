@@ -12,7 +12,7 @@ from torchprof.attribute.events import Attributed, Kind, OpenRanges
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.timeline import Lane, Spans, Timeline
-from torchprof.run.words import BACKWARD, FORWARD, PHASES, range_in_words
+from torchprof.run.words import BACKWARD, FORWARD, INTERRUPTIONS, PHASES, FrameKind, range_in_words
 
 _NONE = -1
 
@@ -25,6 +25,10 @@ class _OpenSpan:
     end_ns: float
     layer: int = _NONE
     row: int = _NONE
+
+
+_WITH_SPANS = {*INTERRUPTIONS, FrameKind.WAIT}
+"""The kinds of ranges with spans of their own that end no stretch of backward."""
 
 
 class OpenSpans:
@@ -97,7 +101,7 @@ class OpenSpans:
                     self._on_node(item)
             elif kind is kernel:
                 self._on_kernel(item)
-            elif (kind is interruption or kind is wait) and place.kind is not None:  # ends no stretch of backward
+            elif (kind is interruption or kind is wait) and place.kind in _WITH_SPANS:  # ends no stretch of backward
                 name = self._number_of(range_in_words(place.kind, place.name))
                 lane = self._lane_of(event.thread)
                 self._add(event.start_ns, event.start_ns + item.ns, lane, place.layer, place.phase, name)

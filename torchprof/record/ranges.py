@@ -318,7 +318,9 @@ def _in_range_of_wait(function: Any, label: str) -> Any:
     @never_compiled
     @functools.wraps(function)
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with record(label) if is_observed() else nullcontext():
+        if not is_observed():
+            return function(self, *args, **kwargs)
+        with record(label):
             return function(self, *args, **kwargs)
 
     return wait

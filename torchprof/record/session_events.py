@@ -94,6 +94,10 @@ class SessionEvents:
         results = self._profiler.kineto_results
         return None if results is None else int(results.trace_start_ns())
 
+    @property
+    def ended_ns(self) -> int | None:
+        return None if self.start_ns is None else self.start_ns + self.wall_ns
+
     @paused_gc()
     def columns(self, detail: Callable[[str], Detail] | None = None, addresses: bool = False) -> EventColumns:
         """All events of the session. ``detail``: for the name of an op, what is read of its inputs; None for nothing.

@@ -169,6 +169,12 @@ class Meta:
         )
 
     @property
+    def lacks_kernels(self) -> bool:
+        """Whether so many kernels were lost, or cannot be right, that device times are unknown."""
+        codes = ("kernels_lost", "kernels_overlap")
+        return any(warning.code in codes and bool(warning.facts.get("unknown")) for warning in self.warnings)
+
+    @property
     def marked_steps(self) -> int:
         """The number of steps that ``prof.step()`` or torch's profiler marked."""
         return self.steps if self.step_end == StepEnd.MARK else 0

@@ -91,8 +91,8 @@ _TEXTS = {
     "the layer around them.",
     "labelled_in_trace_only": "Labeled in the trace, but not in the model: {layers}. Their work counts in the layer "
     "that called them.",
-    "session_outside": "The profiler's session lasted {before_ns} before the first event and {after_ns} after the "
-    "last. These are in no figure.",
+    "session_outside": "The session of the profiler began {before_ns} before the first event and ended {after_ns} "
+    "after the last. This time is in no figure.",
     "trace_left_out": "{file} is left out: {why}",
     # What follows from the run
     "inside_compiled": "The times of layers inside compiled code are unknown: compiled code does not call them one by "
@@ -144,9 +144,9 @@ def calls_not_recorded(layers: list[str], calls: int) -> str:
 
 @_sentence
 def kernels_lost(layers: list[str], lost: int, launched: int, unknown: bool) -> str:
-    consequence = "Device times and idle time are unknown" if unknown else "Device times are a little too short"
+    consequence = "Device times and idle time are unknown" if unknown else "Device times are lower bounds"
     return (
-        f"{lost:,} of {_counted(launched, 'launched kernel')} were not recorded, as if the profiler's buffers had been "
+        f"{lost:,} of {_counted(launched, 'launched kernel')} were not recorded: probably the profiler's buffers were "
         f"full. {consequence}. Record fewer steps."
     )
 

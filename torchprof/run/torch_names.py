@@ -9,7 +9,7 @@ from enum import Enum
 from functools import cache
 from typing import NamedTuple
 
-from torchprof.run.words import BACKWARD, LOADING, OPTIMIZER_RANGE, Frame, FrameKind
+from torchprof.run.words import BACKWARD, LOADING, OPTIMIZER_RANGE, WAITS_FOR_AUTOGRAD, Frame, FrameKind
 
 
 def aten(names: str) -> frozenset[str]:
@@ -254,9 +254,9 @@ def purpose_of(phase: str, frames: Sequence[Frame]) -> str:
     if frames and frames[0].kind == FrameKind.GC:
         return GARBAGE
     labels = [frame.name for frame in frames if frame.kind == FrameKind.LABEL]
-    waits = bool(frames) and frames[-1].kind == FrameKind.WAIT
+    waits_for = frames[-1].name if frames and frames[-1].kind == FrameKind.WAIT else ""
     is_own_time = len(labels) == len(frames)
-    if not is_own_time and not waits:
+    if not is_own_time and not waits_for:
         kind, name, _ = frames[-1]
         if WAITING.fullmatch(name):
             return WAIT
@@ -267,6 +267,6 @@ def purpose_of(phase: str, frames: Sequence[Frame]) -> str:
     for label in labels:
         if label.startswith(LOADING):
             return DATA
-        if label.startswith(OPTIMIZER_RANGE) and not waits:  # in a closure, it may wait for backward
+        if label.startswith(OPTIMIZER_RANGE) and waits_for != WAITS_FOR_AUTOGRAD:  # as in a closure
             return OPTIMIZER
-    return NO_OP if is_own_time or waits else OTHER_WORK
+    return NO_OP if is_own_time or waits_for else OTHER_WORK

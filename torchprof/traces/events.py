@@ -54,10 +54,14 @@ class TraceEvents:
 
     @property
     def start_ns(self) -> int | None:
-        """When the recording began, on the clock of the events; None if a trace of torchprof has no session."""
-        if self._recorded is None:
-            return self.base_ns + self._extent[0]
+        """When the session began, on the clock of the events; None if the trace does not have it."""
         return None if self.table.session is None else self.base_ns + self.table.session[0]
+
+    @property
+    def ended_ns(self) -> int | None:
+        """When a recording of torchprof ended; None in a trace of others: with its last event."""
+        known = self._recorded is not None and self.start_ns is not None
+        return (self.start_ns or 0) + self.wall_ns if known else None
 
     @property
     def session(self) -> tuple[int, int]:
