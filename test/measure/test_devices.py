@@ -346,7 +346,7 @@ def test_the_report_on_devices(golden: Callable[..., None]) -> None:
     ("run", "options", "says"),
     [
         (lambda: run_of([row(0)]), {}, "recorded no device"),
-        (lambda: reported(measured=("cpu_ns",)), {}, "could not be recorded"),
+        (lambda: reported(measured=("cpu_ns",)), {}, "its times are unknown"),
         (lambda: run_of([row(0, device="cuda:0", device_ns=5)], **CUDA), {}, "has no times by stream"),
         (lambda: reported(OF_STEP), {"tablefmt": "bold"}, "no format"),
     ],

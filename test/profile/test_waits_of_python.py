@@ -15,7 +15,7 @@ from torch import nn
 
 import torchprof
 from torchprof.advise import advise
-from torchprof.run.words import FORWARD, OUTSIDE, WAITS_FOR_THREADS, FrameKind
+from torchprof.run.words import OUTSIDE, WAITS_FOR_THREADS, FrameKind
 
 MS = 1_000_000
 
@@ -63,8 +63,9 @@ def test_a_forward_waits_for_its_own_threads() -> None:
     ns, calls = waits_in(prof.run, 0, WAITS_FOR_THREADS)
     assert calls >= 6 and 30 * MS <= model.waited_ns <= ns + MS
     assert ns <= model.waited_ns + 20 * MS  # a thread also waits for another to start
-    figures = {layer.name: prof.run.tree(FORWARD, 0) for layer in prof.run.layers}
-    assert figures and not any("Python" in finding.finding for finding in advise(prof.run))
+    [finding] = [finding for finding in advise(prof.run) if finding.rule == "waits_for_threads"]
+    assert (finding.layer, finding.gain_ns) == ("Threaded", ns)
+    assert not any("between operators" in finding.finding or "larger batch" in finding.remedy for finding in advise(prof.run))
     rows = {line.split("|")[0].strip("├─└ ").split(" ")[0]: line for line in str(prof).splitlines()}
     assert rows["a"].split("|")[1:] == rows["b"].split("|")[1:]
     assert [cell.strip() for cell in rows["a"].split("|")[1:]] == ["–", "–", "3"]
@@ -123,7 +124,7 @@ with torchprof.Profile(model) as prof:
 def waits(frames):
     return bool(frames) and frames[-1].kind == FrameKind.WAIT and frames[-1].name == WAITS_FOR_RANKS
 ns = prof.run.rows.total("cpu_ns", frames=waits)
-assert 0.5 * waited < ns <= waited + 1_000_000, (ns, waited)
+assert 0 < ns <= waited + 1_000_000, (ns, waited)
 assert rank == 0 or ns > 60_000_000, ns
 said = [finding.finding for finding in advise(prof.run)]
 assert rank == 0 or not any("Python" in text or "nothing" in text for text in said), said

@@ -300,7 +300,7 @@ def exposed_communication(evidence: Evidence) -> Iterator[Advice]:
     name = max(calls_of, key=lambda name: calls_of[name].ns)
     communication = sum(time.communication_ns for time in times)
     of_layers = sum((calls.layers for calls in calls_of.values()), Counter[int]())
-    [(layer, most)] = of_layers.most_common(1)
+    layer, most = max(of_layers.items(), key=lambda item: item[1], default=(OUTSIDE, 0))
     roots = {evidence.run.layers.lineage(number)[0] if number >= 0 else number for number in of_layers}
     if most < _NEARLY_ALL * of_layers.total():  # the time is that of all communication
         layer = roots.pop() if len(roots) == 1 else OUTSIDE
