@@ -10,20 +10,9 @@ from typing import NamedTuple
 from torchprof.analyze.device import short_kernel_name
 from torchprof.analyze.report import Part, ReportTable, phase_cell, printable, report, spaced, stacked
 from torchprof.analyze.sentences import about_sums, warnings_below
+from torchprof.run import formats
 from torchprof.run.collectives import Collective, collective_of, shows_collective
-from torchprof.run.formats import (
-    UNKNOWN,
-    Bound,
-    Cell,
-    Figure,
-    ReportCell,
-    as_lower_bound,
-    format_count,
-    format_memory,
-    format_number,
-    format_share,
-    format_time,
-)
+from torchprof.run.formats import UNKNOWN, Bound, Cell, Figure, ReportCell
 from torchprof.run.rows import Row
 from torchprof.run.run import Run
 from torchprof.run.torch_names import KernelWork, kind_of_work
@@ -92,23 +81,23 @@ class _Line:
     def bytes_text(self) -> Cell:
         if not self.sized:
             return UNKNOWN
-        return Figure(self.nbytes, _bound(self.counted == self.calls)).text(format_memory)
+        return Figure(self.nbytes, _bound(self.counted == self.calls)).text(formats.format_memory)
 
     @property
     def bandwidth_text(self) -> Cell:
         if not self.ns or not self.nbytes or self.timed < self.calls:
             return UNKNOWN
         rate = self.nbytes * 1e9 / self.ns
-        return as_lower_bound(ReportCell(f"{format_count(rate)}B/s", rate, "bytes per second"))
+        return formats.as_lower_bound(ReportCell(f"{formats.format_count(rate)}B/s", rate, "bytes per second"))
 
     @property
     def calls_and_time(self) -> list[Cell]:
         """The cells of calls, time, average and share of a whole."""
         if not self.timed:
-            return [format_number(self.calls), *[UNKNOWN] * 3]
-        time = Figure(self.ns, _bound(self.timed == self.calls)).text(format_time)
-        share = format_share(self.ns / (self.whole_ns or 1))
-        return [format_number(self.calls), time, format_time(self.ns / self.timed), share]
+            return [formats.format_number(self.calls), *[UNKNOWN] * 3]
+        time = Figure(self.ns, _bound(self.timed == self.calls)).text(formats.format_time)
+        share = formats.format_share(self.ns / (self.whole_ns or 1))
+        return [formats.format_number(self.calls), time, formats.format_time(self.ns / self.timed), share]
 
 
 def _bound(is_complete: bool) -> Bound:
@@ -119,7 +108,7 @@ def _size_text(sizes: Set[int]) -> Cell:
     """A size, or the smallest and the largest."""
     if not sizes:
         return UNKNOWN
-    low, high = format_memory(min(sizes)), format_memory(max(sizes))
+    low, high = formats.format_memory(min(sizes)), formats.format_memory(max(sizes))
     return high if len(sizes) == 1 else high.written(f"{low} to {high}")
 
 
@@ -178,7 +167,9 @@ class _Tables:
         return sorted(lines.values(), key=lambda line: (line.ns, line.nbytes), reverse=True)
 
     def sentences(self) -> Iterator[str]:
-        wholes = [f"{format_time(ns)} {self._names[on_host]} time" for on_host, ns in self._wholes.items() if ns]
+        wholes = [
+            f"{formats.format_time(ns)} {self._names[on_host]} time" for on_host, ns in self._wholes.items() if ns
+        ]
         if wholes:
             yield f"100 % is all communication: {', '.join(wholes)}."
         if self._wholes[True]:
@@ -228,7 +219,7 @@ def _what(use: _Use) -> tuple[Cell, ...]:
     return (
         printable(collective.name),
         printable(group) or UNKNOWN,
-        UNKNOWN if collective.size is None else format_number(collective.size),
+        UNKNOWN if collective.size is None else formats.format_number(collective.size),
         printable(collective.dtype) or UNKNOWN,
     )
 

@@ -25,20 +25,8 @@ from torchprof.ranks import Balance, balance_of
 from torchprof.ranks.compared import IN_NO_OP, OneCollective, OneLayer, OneRank, OverRanks, Times
 from torchprof.ranks.pipeline import stages_of
 from torchprof.ranks.sentences import name_of, often, sentences, unit_of
-from torchprof.run.formats import (
-    AT_LEAST,
-    UNKNOWN,
-    Cell,
-    Figure,
-    ReportCell,
-    as_lower_bound,
-    format_count,
-    format_memory,
-    format_number,
-    format_time,
-    numbers_in_words,
-    ranks_in_words,
-)
+from torchprof.run import formats
+from torchprof.run.formats import AT_LEAST, UNKNOWN, Cell, Figure, ReportCell, format_number, format_time
 from torchprof.run.lockstep import GroupOfRanks, Lockstep
 from torchprof.run.run import Run
 from torchprof.run.words import phase_of
@@ -75,7 +63,7 @@ def _of_one_rank(run: Run) -> str:
     """The sentence in place of the report of a run of one rank."""
     meta = run.meta
     of = f", of the {meta.world_size} of the job" if meta.world_size > 1 else ""
-    missing = f" {ranks_in_words(run.missing_ranks).capitalize()} gave no run, or was not merged." if of else ""
+    missing = f" {formats.ranks_in_words(run.missing_ranks).capitalize()} gave no run, or was not merged." if of else ""
     return (
         f"This run has only rank {meta.rank}{of}: there is no other rank to compare.{missing} torchprof.merge, or "
         "`torchprof show` with the files of all ranks, makes one run of them; prof.gather() does so inside of the job."
@@ -143,7 +131,7 @@ def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:
         return figures(
             f"{printable(kind).upper()} peak",
             lambda rank: dict(rank.peaks).get(kind),
-            lambda nbytes: UNKNOWN if nbytes is None else format_memory(round(nbytes)),
+            lambda nbytes: UNKNOWN if nbytes is None else formats.format_memory(round(nbytes)),
         )
 
     def positions_in(dim: str) -> _RankColumn:
@@ -288,7 +276,7 @@ def _layer_columns(run: Run, balance: Balance) -> list[_LayerColumn]:
         columns.append(waiting._replace(text=lambda row: _waiting_cell(row) if row.has_collectives else ""))
         columns.append(text_column("Waits most", lambda row: _highest_cell(row.waiting) if row.has_collectives else ""))
     if any(layer.ranks for layer in run.layers):
-        ranks_of = [layer.ranks and numbers_in_words(layer.ranks) for layer in run.layers]
+        ranks_of = [layer.ranks and formats.numbers_in_words(layer.ranks) for layer in run.layers]
         columns.append(text_column("Ranks", lambda row: (row.layer >= 0 and ranks_of[row.layer]) or "all"))
     return columns
 
@@ -346,12 +334,12 @@ def _sentences_of_collectives(listed: Sequence[OneCollective], limit: int) -> It
 
 
 def _count_cell(count: float | None, is_bound: bool) -> Cell:
-    return UNKNOWN if count is None else Figure.of_sum(count, not is_bound).text(format_count)
+    return UNKNOWN if count is None else Figure.of_sum(count, not is_bound).text(formats.format_count)
 
 
 def _bounded(text: Cell, is_bound: bool) -> Cell:
     """A figure, shown as a lower bound if it is one."""
-    return as_lower_bound(text) if is_bound and isinstance(text, ReportCell) else text
+    return formats.as_lower_bound(text) if is_bound and isinstance(text, ReportCell) else text
 
 
 def _ratio_cell(value: float) -> ReportCell:

@@ -15,16 +15,8 @@ from torchprof.attribute.events import Event
 from torchprof.errors import TorchprofError
 from torchprof.run.torch_names import INSIDE_LAYERS, OF_LAYERS, aten
 from torchprof.run.words import Signature
-from torchprof.traces.aligned_calls import (
-    AlignedCalls,
-    AlignedForward,
-    ComputedAgain,
-    OpSpan,
-    ReferenceOp,
-    TracedOp,
-    TracedOps,
-    traced_ops,
-)
+from torchprof.traces import aligned_calls
+from torchprof.traces.aligned_calls import AlignedCalls, AlignedForward, OpSpan, ReferenceOp, TracedOp, TracedOps
 
 Reference = tuple[ReferenceOp, ...]  # the operators of one forward of a model, in their order
 
@@ -49,7 +41,7 @@ def align(
 ) -> list[AlignedCalls]:
     """The calls of the layers of each model in a trace. ``references``: for each model, the orders of operators that
     its forward may have. Raises TorchprofError if no forward of a model is found."""
-    traced = traced_ops(events)
+    traced = aligned_calls.traced_ops(events)
     of_models: list[AlignedCalls] = []
     taken: set[tuple[int, int]] = set()  # the operators of the models before: thread and start
     for of_model in references:
@@ -122,7 +114,9 @@ class _Search:
             forwards.append(self.calls.add_forward(thread, ops, matched, self._places, range(before, after)))
         return forwards
 
-    def _add_computed_again(self, again: ComputedAgain, traced: TracedOps, forwards: Sequence[AlignedForward]) -> None:
+    def _add_computed_again(
+        self, again: aligned_calls.ComputedAgain, traced: TracedOps, forwards: Sequence[AlignedForward]
+    ) -> None:
         on = traced.by_thread.get(again.forward_thread)
         compared = self._compared(again.ops)
         if on is None or not compared:
