@@ -364,9 +364,7 @@ def _verdict(change: Change, noise: Noise | None, rate: float | None, tests: int
     """Whether a difference of times is more than noise. ``rate``: the smallest false discovery rate at which it counts;
     ``tests``: the number of tests of this quantity.
 
-    A difference counts if ``rate`` is at most ``ALPHA``, and if the medians differ by more than the spread, with the
-    same sign as the sums. The rank test alone is not enough: calls in one process are not independent, and it would
-    find differences in times that drift. If sums and medians disagree in sign, a few calls made the difference.
+    docs/compare.md says why the rank test alone is not enough.
     """
     if change.difference == 0:
         return diff.SAME

@@ -12,7 +12,7 @@ from torchprof.analyze.report import Part, ReportTable, phase_cell, printable, r
 from torchprof.analyze.sentences import about_sums, warnings_below
 from torchprof.run import formats
 from torchprof.run.collectives import Collective, collective_of, shows_collective
-from torchprof.run.formats import UNKNOWN, Bound, Cell, Figure, ReportCell
+from torchprof.run.formats import UNKNOWN, Bound, Cell, Figure, ReportCell, format_number, format_time
 from torchprof.run.rows import Row
 from torchprof.run.run import Run
 from torchprof.run.torch_names import KernelWork, kind_of_work
@@ -94,10 +94,10 @@ class _Line:
     def calls_and_time(self) -> list[Cell]:
         """The cells of calls, time, average and share of a whole."""
         if not self.timed:
-            return [formats.format_number(self.calls), *[UNKNOWN] * 3]
-        time = Figure(self.ns, _bound(self.timed == self.calls)).text(formats.format_time)
+            return [format_number(self.calls), *[UNKNOWN] * 3]
+        time = Figure(self.ns, _bound(self.timed == self.calls)).text(format_time)
         share = formats.format_share(self.ns / (self.whole_ns or 1))
-        return [formats.format_number(self.calls), time, formats.format_time(self.ns / self.timed), share]
+        return [format_number(self.calls), time, format_time(self.ns / self.timed), share]
 
 
 def _bound(is_complete: bool) -> Bound:
@@ -167,9 +167,7 @@ class _Tables:
         return sorted(lines.values(), key=lambda line: (line.ns, line.nbytes), reverse=True)
 
     def sentences(self) -> Iterator[str]:
-        wholes = [
-            f"{formats.format_time(ns)} {self._names[on_host]} time" for on_host, ns in self._wholes.items() if ns
-        ]
+        wholes = [f"{format_time(ns)} {self._names[on_host]} time" for on_host, ns in self._wholes.items() if ns]
         if wholes:
             yield f"100 % is all communication: {', '.join(wholes)}."
         if self._wholes[True]:
@@ -219,7 +217,7 @@ def _what(use: _Use) -> tuple[Cell, ...]:
     return (
         printable(collective.name),
         printable(group) or UNKNOWN,
-        UNKNOWN if collective.size is None else formats.format_number(collective.size),
+        UNKNOWN if collective.size is None else format_number(collective.size),
         printable(collective.dtype) or UNKNOWN,
     )
 

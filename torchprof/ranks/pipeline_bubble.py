@@ -157,9 +157,7 @@ def simulated(orders: Sequence[Order], took: Mapping[Action, float], stages: int
     """When each action ends in a simulated step of a pipeline with so many ``stages``, in ns after the start of the
     step. ``orders``: the actions of each rank, different ones on each. ``took``: the duration of each action in ns.
 
-    All ranks start together. An action starts when the one before it on its rank has ended, and what it needs is there:
-    F of a stage the F of the stage before; B and I the F of their stage and the B or I of the stage after; W the I of
-    its stage; all of the same microbatch. What is sent arrives at once.
+    All ranks start together; docs/pipelines.md says what an action waits for. What is sent arrives at once.
 
     None if an action needs one that no rank has, or one that would run only after it.
 

@@ -21,7 +21,7 @@ from torchprof.analyze.sentences import warnings_below
 from torchprof.ranks.pipeline import OnePipeline, ReplicaPipelines, StageTimes
 from torchprof.ranks.pipeline_bubble import FEW_STEPS, Bubble, Judged, SlowStages, judged_pipelines
 from torchprof.run import formats
-from torchprof.run.formats import UNKNOWN, Cell, format_number, ranks_in_words
+from torchprof.run.formats import UNKNOWN, Cell, format_number, format_time, numbers_in_words, ranks_in_words
 from torchprof.run.layers import Layers
 from torchprof.run.run import Run
 
@@ -114,8 +114,8 @@ def _about_slow_stages(slow: SlowStages) -> str:
     up_to = "up to " if slow.ranks_per_pipeline > 1 else ""
     may_be_chance = _MAY_BE_CHANCE if slow.may_be_chance else ""
     return (
-        f"{which} {are}{often}: a microbatch takes {up_to}{formats.format_time(slow.own_ns)} there, "
-        f"{formats.format_time(slow.others_ns)} on the other ranks (median){may_be_chance}."
+        f"{which} {are}{often}: a microbatch takes {up_to}{format_time(slow.own_ns)} there, "
+        f"{format_time(slow.others_ns)} on the other ranks (median){may_be_chance}."
     )
 
 
@@ -225,10 +225,10 @@ def _table_of_stages(run: Run, number: int, replicas: ReplicaPipelines) -> Secti
         slowest: list[Cell] = [UNKNOWN, UNKNOWN]
         if len(times.ranks) > 1:
             rank, differ = times.slowest_rank, len({*times.of_rank.values()}) > 1
-            slowest = [format_number(rank) if differ else "", formats.format_time(times.of_rank[rank])]
+            slowest = [format_number(rank) if differ else "", format_time(times.of_rank[rank])]
         return [
             format_number(stage),
-            formats.numbers_in_words(times.ranks),
+            numbers_in_words(times.ranks),
             layers_of_stage(run, times.root) or UNKNOWN,
             time_cell(times.by_what.get("F")),
             time_cell(times.backward_ns),
@@ -269,7 +269,7 @@ def _table_of_pipelines(number: int, judged: Judged) -> Section:
         shares: list[Cell] = [*map(formats.format_share, bubble)] if isinstance(bubble, Bubble) else [UNKNOWN] * 5
         steps = {member.steps for member in pipeline.members}
         return [
-            formats.numbers_in_words(pipeline.ranks or [member.rank for member in pipeline.members]),
+            numbers_in_words(pipeline.ranks or [member.rank for member in pipeline.members]),
             printable(first.schedule) or UNKNOWN,
             format_number(pipeline.stages) if pipeline.stages else UNKNOWN,
             format_number(pipeline.microbatches),

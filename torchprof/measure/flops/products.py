@@ -304,10 +304,8 @@ def _heads_first(shape: Shape) -> Shape:
 
 @counts("_flash_attention_forward", "_efficient_attention_forward", "flash_attn::_flash_attn_forward")
 def _forward_attention_heads_last(op: Operation) -> tuple[int, int]:
-    lengths = {"_flash_attention_forward": (3, 4), "_efficient_attention_forward": (4, 5)}.get(
-        operation.bare(op.name), ()
-    )
-    if any(op.has(index) for index in lengths):
+    lengths = {"_flash_attention_forward": (3, 4), "_efficient_attention_forward": (4, 5)}
+    if any(op.has(index) for index in lengths.get(operation.bare(op.name), ())):
         raise Unknown  # packed sequences: their lengths are in the data, which is not recorded
     return _attend(*(_heads_first(op.shape(index)) for index in range(3)))
 
