@@ -47,8 +47,6 @@ def as_run(run: object, name: str, function: str) -> Run:
     )
 
 
-# The figures of one run
-
 _NEARLY_ALL_TIME = 0.99  # times of steps and of calls differ slightly by the cost of measuring them
 
 
@@ -129,9 +127,6 @@ class _Side:
         spreads = [spread for meta in self.run.metas for spread in self._spreads[index, phase, meta.rank, "cpu_ns"]]
         count = sum(spread.count for spread in spreads)
         return [value * count for spread in spreads for value in spread.sample]
-
-
-# Two runs, layer by layer
 
 
 class _IndexedPair(NamedTuple):

@@ -137,10 +137,10 @@ def get_model_profile(
 
     ``input_res``: the shape of one example. The model is called on a batch with one example, a tensor of ones with the
     dtype and the device of the model's parameters. With ``input_constructor``, the call is
-    ``model(**input_constructor(input_res))``. ``depth`` and ``top_num`` are for the aggregated profile: depth 0 is the
-    model itself, -1 the innermost modules. ``warm_up`` calls come first and are not measured. ``as_strings`` returns
-    text (``"429.25 KMac"``, ``"61.71 k"``). ``ignore_modules``: modules, or classes of modules, whose own work does not
-    count. Gradients are recorded if the caller has them enabled.
+    ``model(**input_constructor(input_res))``. ``depth``, ``top_num``: see ``print_model_aggregated_profile``.
+    ``warm_up`` calls come first and are not measured. ``as_strings`` returns text (``"429.25 KMac"``, ``"61.71 k"``).
+    ``ignore_modules``: modules, or classes of modules, whose own work does not count. Gradients are recorded if the
+    caller has them enabled.
 
     Afterwards, every module is in the mode (train or eval) that it had before. Raises TorchprofError for bad arguments;
     errors of the model pass through.
@@ -171,9 +171,6 @@ def get_model_profile(
     if as_strings:
         return _macs_text(figures.whole, precision=2), params_to_string(figures.params)
     return figures.whole.work, figures.params
-
-
-# The text
 
 
 def tree_lines(figures: ModelFigures) -> Iterator[str]:
@@ -316,10 +313,9 @@ class StepProfiler:
 def from_config(config: Mapping[str, Any] | str | PathLike[str]) -> StepProfiler:
     """Make a profiler for one step of any training loop from a DeepSpeed configuration: a dict or a JSON file's path.
 
-    With the section ``flops_profiler`` (``enabled``, ``profile_step``, ``module_depth``, ``top_modules``, ``detailed``,
-    ``output_file``, ``recompute_fwd_factor``) the text of ``torchprof.integrations.flops_profiler`` is printed. With
-    the older keys ``pytorch_profiler``, ``profile_step``, ``profile_depth`` and ``profile_top_num`` the text of this
-    package is printed. DeepSpeed's other keys are ignored; without any of these keys, nothing is profiled. Use it as::
+    With the section ``flops_profiler`` the text of ``torchprof.integrations.flops_profiler`` is printed, with the older
+    keys (``pytorch_profiler``, …) that of this module. DeepSpeed's other keys are ignored; without any of these keys,
+    nothing is profiled. docs/coming-from-deepspeed.md has all keys. Use it as::
 
         profiler = from_config("ds_config.json")
         for batch in loader:

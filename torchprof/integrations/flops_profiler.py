@@ -122,9 +122,8 @@ def get_model_profile(
     """Profile one call of a model in eval mode, after ``warm_up`` calls. Returns (flops, MACs, parameters).
 
     ``input_shape``: call the model on one tensor of this shape, in place of ``args``, with the dtype and the device of
-    the model's parameters. ``func_name``, or ``mode``: the method to call, such as ``generate``. ``module_depth``,
-    ``top_modules``, ``detailed`` and ``output_file`` are for the text: see ``FlopsProfiler.print_model_profile``.
-    ``as_string``: return text such as ``"22.36 G"``. ``ignore_modules``: see ``FlopsProfiler.start_profile``.
+    the model's parameters. ``func_name``, or ``mode``: the method to call, such as ``generate``. ``as_string``: return
+    text such as ``"22.36 G"``. For the others see ``FlopsProfiler.print_model_profile`` and ``start_profile``.
 
     Gradients are recorded if the caller has them enabled. Afterwards, every module is in the mode (train or eval) that
     it had before. Raises TorchprofError for bad arguments; errors of the model pass through.

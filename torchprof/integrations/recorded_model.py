@@ -156,9 +156,6 @@ def check_model(model: Any) -> None:
         raise TorchprofError(f"The model has to be a torch.nn.Module, not {model!r:.80}.{hint}")
 
 
-# Figures
-
-
 @dataclass
 class LayerFigures:
     """Sums of one layer, or of several: calls of their forwards, nanoseconds, calls of operators that could not be

@@ -116,11 +116,8 @@ def _size_text(sizes: Set[int]) -> Cell:
 def collectives(run: Run) -> Part:
     """Communication between ranks: a table by collective, group and size, and a table by layer and phase.
 
-    *In* and *Out* are the bytes of one call on one rank. All-to-alls of a group share a row, with their smallest and
-    largest size. A call is a kernel, or a range of a backend that runs on the CPU (gloo); the column *On* says which if
-    a run has both. *Bandwidth* is the algorithm bandwidth of NCCL's tests, S/t, where S is the larger of In and Out
-    (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). It is a lower bound, because the time
-    includes waiting for the slowest rank. In the second table *Bytes* are S times the calls.
+    docs/collectives.md describes the columns. *Bandwidth* is the larger of In and Out, divided by the time: a lower
+    bound, because the time includes waiting for the slowest rank.
     """
     warnings: list[Part] = [*about_sums(run), warnings_below(run)]
     uses = [*_uses(run)]

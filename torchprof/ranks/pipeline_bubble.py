@@ -24,11 +24,8 @@ _Stages = tuple[int, ...]  # of a rank, ascending
 class Bubble(NamedTuple):
     """The shares of the time of all ranks in which they are idle, in a step. The last four add up to ``measured``.
 
-    - ``measured``: 1 - the time of all actions / (ranks x the length of the step).
-    - ``schedule``: the idle share of this schedule with equal stages, whose actions take as long as the mean of all.
-    - ``stages``: what is added if each stage takes its own time, the mean over its microbatches.
-    - ``microbatches``: what is added if each action takes its own time.
-    - ``rest``: communication, the loss, the host, and others. Negative if the step was shorter than simulated.
+    ``schedule``: with equal stages. ``stages``, ``microbatches``: what is added if each stage, and each action, takes
+    its own time. ``rest``: communication, the loss, the host, and others. docs/pipelines.md has the formulas.
     """
 
     measured: float

@@ -6,17 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from statistics import median
 
-from torchprof.analyze.report import (
-    ReportTable,
-    Section,
-    TableRow,
-    printable,
-    report,
-    rows_hidden,
-    spaced,
-    stacked,
-    time_cell,
-)
+from torchprof.analyze import report as reporting
+from torchprof.analyze.report import ReportTable, Section, TableRow, printable, report, spaced, stacked, time_cell
 from torchprof.analyze.sentences import warnings_below
 from torchprof.ranks.pipeline import OnePipeline, ReplicaPipelines, StageTimes
 from torchprof.ranks.pipeline_bubble import FEW_STEPS, Bubble, Judged, SlowStages, judged_pipelines
@@ -305,7 +296,7 @@ def _table_of_microbatches(number: int, replicas: ReplicaPipelines, limit: int) 
     ]
     sentences = ["Forward and backward of a microbatch in each stage: medians over steps and ranks."]
     if len(listed) < len(microbatches):
-        sentences.append(f"{rows_hidden(len(microbatches) - len(listed), len(listed), 'largest')}.")
+        sentences.append(f"{reporting.rows_hidden(len(microbatches) - len(listed), len(listed), 'largest')}.")
     if len(shown) < len(stages):
         sentences.append(f"{len(stages) - len(shown)} stages are hidden: shown are the {len(shown)} largest.")
     headings = ["Microbatch", *(f"Stage {times.stage}" for times in shown)]
