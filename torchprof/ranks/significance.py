@@ -51,10 +51,10 @@ def stragglers(
     there are fewer than two ranks or three steps. ``of``: the number of ranks, if others of the job are in other tests.
 
     docs/ranks.md has the conditions. The *excess* of a rank in a step is what it takes more than the median of the
-    other ranks in that step; tested are its logarithm as a ratio, and its share of the time of the median rank. With
-    ``whole`` the second scale alone counts: the excess is a share of that. The *typical excess* is the median over the
-    steps, or the mean without the 20 % largest and the 20 % smallest if that is less. If three ranks take 10, 10 and 13
-    ms in each step, that of the last one is 30 %. ``least``: the least share by which a straggler takes longer.
+    other ranks in that step. It is tested in two scales: as the logarithm of the ratio, and as a share of the time of
+    the median rank. With ``whole`` the second scale alone counts, as a share of that. The *typical excess* is the
+    median over the steps, or the mean without the 20 % largest and the 20 % smallest if that is less. If three ranks
+    take 10, 10 and 13 ms in each step, that of the last one is 30 %: a straggler if ``least`` is not more.
 
     Chance is excluded by the trimmed t-test (Yuen, *The two-sample trimmed t for unequal population variances*,
     Biometrika 61, 1974; Tukey and McLaughlin, Sankhya A 25, 1963) with Bonferroni's correction for ranks and scales. If
