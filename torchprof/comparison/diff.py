@@ -219,7 +219,7 @@ def _changes_in(pair: Pair, quantity: Column) -> Iterator[tuple[Pair, Change]]:
 
 # The comparison
 
-_NAMED = 3  # the most layers that are named as the cause of a difference
+MOST_NAMED = 3  # the most layers that are named as the cause of a difference
 
 
 class Denominator(NamedTuple):
@@ -330,7 +330,7 @@ class Diff:
             if (own.is_self or not layer.children) and change.difference and (change.difference > 0) == (difference > 0)
         ]
         clear = [part for part in with_its_sign if part[1].verdict not in (WITHIN_NOISE, BUSY)]
-        layers = sorted(clear, key=self._by_weight)[:_NAMED]
+        layers = sorted(clear, key=self._by_weight)[:MOST_NAMED]
         named = [abs(change.difference or 0) for _, change in layers]
         whole = max(sum(abs(change.difference or 0) for _, change in with_its_sign), abs(difference))
         noisy = [abs(change.difference or 0) for _, change in with_its_sign if change.verdict == WITHIN_NOISE]
