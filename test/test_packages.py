@@ -61,8 +61,10 @@ def imports_of(file: Path, for_types: bool) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file} has a relative import"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-            yield str(node.module)
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from names
+            if not all(name in FILES for name in names):  # else only files of the package are imported
+                yield str(node.module)
         else:
             waiting += ast.iter_child_nodes(node)
 

@@ -36,32 +36,26 @@ def whole_number(text: str) -> int:
     return int(amount)
 
 
+_FLAG = {"action": "store_true"}
+_NUMBER = {"type": whole_number, "metavar": "N"}
 _SHARED: dict[str, dict[str, Any]] = {
-    "--warmup": {
-        "type": whole_number,
-        "metavar": "N",
-        "help": "calls of the model that come first and are not recorded (default %(default)s)",
-    },
-    "--memory": {"action": "store_true", "help": "record allocations"},
-    "--flops": {"action": "store_true", "help": "count parameters, MACs and FLOPs"},
-    "--shapes": {"action": "store_true", "help": "record shapes and types: more findings, ops by shape"},
+    "--warmup": _NUMBER | {"help": "calls of the model that come first and are not recorded (default %(default)s)"},
+    "--memory": _FLAG | {"help": "record allocations"},
+    "--flops": _FLAG | {"help": "count parameters, MACs and FLOPs"},
+    "--shapes": _FLAG | {"help": "record shapes and types: more findings, ops by shape"},
     "--paths": {"nargs": "+", "metavar": "PATH", "help": "only these layers: features.0, layer.*"},
-    "--show-events": {"action": "store_true", "help": OPTIONS["show_events"].meaning},
+    "--show-events": _FLAG | {"help": OPTIONS["show_events"].meaning},
     "--sort-by": {"metavar": "COLUMN", "help": OPTIONS["sort_by"].meaning},
-    "--top": {"type": whole_number, "metavar": "N", "help": OPTIONS["top"].meaning},
-    "--percent": {"action": "store_true", "help": OPTIONS["percent"].meaning},
+    "--top": _NUMBER | {"help": OPTIONS["top"].meaning},
+    "--percent": _FLAG | {"help": OPTIONS["percent"].meaning},
     "--op": {"metavar": "OP", "help": f"ops: {OPTIONS['op'].meaning}"},
     "--layer": {"metavar": "PATH", "help": f"ops, kernels: {OPTIONS['layer'].meaning}"},
     "--phase": {"metavar": "PHASE", "help": OPTIONS["phase"].meaning},
-    "--by-shape": {
-        "dest": "group_by_input_shape",
-        "action": "store_true",
-        "help": f"ops: {OPTIONS['group_by_input_shape'].meaning}",
-    },
-    "--full-names": {"action": "store_true", "help": f"kernels: {OPTIONS['full_names'].meaning}"},
-    "--json": {"action": "store_true", "help": "print the report as JSON instead of text"},
-    "--depth": {"type": whole_number, "metavar": "N", "help": OPTIONS["depth"].meaning},
-    "--hot": {"action": "store_true", "help": OPTIONS["hot"].meaning},
+    "--by-shape": _FLAG | {"dest": "group_by_input_shape", "help": f"ops: {OPTIONS['group_by_input_shape'].meaning}"},
+    "--full-names": _FLAG | {"help": f"kernels: {OPTIONS['full_names'].meaning}"},
+    "--json": _FLAG | {"help": "print the report as JSON instead of text"},
+    "--depth": _NUMBER | {"help": OPTIONS["depth"].meaning},
+    "--hot": _FLAG | {"help": OPTIONS["hot"].meaning},
     "--tablefmt": {"metavar": "FORMAT", "help": OPTIONS["tablefmt"].meaning},
 }
 

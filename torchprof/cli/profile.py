@@ -9,17 +9,8 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torchprof
+from torchprof.cli import options
 from torchprof.cli.models import ModelCall, call_of, make_model, sum_of
-from torchprof.cli.options import (
-    Commands,
-    add_model_options,
-    add_options,
-    add_report_options,
-    check_output,
-    check_report,
-    wants_timeline,
-    whole_number,
-)
 from torchprof.cli.output import INTERRUPTED, print_failure, print_run, progress, shown_meanwhile, write_files
 from torchprof.errors import TorchprofError, suggest
 
@@ -43,7 +34,7 @@ examples:
 """
 
 
-def add_to(commands: Commands) -> None:
+def add_to(commands: options.Commands) -> None:
     parser = commands.add_parser(
         "profile",
         help="profile a model on random inputs",
@@ -51,16 +42,18 @@ def add_to(commands: Commands) -> None:
         description="Make a model, call it with random inputs, and print what each layer cost.",
         epilog=_EPILOG,
     )
-    model = add_model_options(parser)
+    model = options.add_model_options(parser)
     model.add_argument(
         "--device", default="auto", metavar="DEVICE", help="cpu, cuda, cuda:1, … (default auto: where the model is)"
     )
     model.add_argument("--cuda", dest="device", action="store_const", const="cuda", help="the same as --device cuda")
     recorded = parser.add_argument_group("what is recorded")
-    recorded.add_argument("--steps", type=whole_number, default=1, metavar="N", help="recorded calls (default 1)")
-    add_options(recorded, "--warmup", default=1)
-    add_options(recorded, "--memory", "--flops", "--shapes", "--paths")
-    add_report_options(parser)
+    recorded.add_argument(
+        "--steps", type=options.whole_number, default=1, metavar="N", help="recorded calls (default 1)"
+    )
+    options.add_options(recorded, "--warmup", default=1)
+    options.add_options(recorded, "--memory", "--flops", "--shapes", "--paths")
+    options.add_report_options(parser)
     parser.set_defaults(execute=execute)
 
 
@@ -68,8 +61,8 @@ def execute(arguments: argparse.Namespace) -> int:
     call = call_of(arguments)
     if not arguments.steps:
         raise TorchprofError("--steps is at least 1.")
-    check_output(arguments)
-    check_report(arguments)
+    options.check_output(arguments)
+    options.check_report(arguments)
     model, device = _model_on_device(arguments)
     step = _step(model, device, call, arguments.backward)
     prof = torchprof.Profile(
@@ -79,7 +72,7 @@ def execute(arguments: argparse.Namespace) -> int:
         paths=arguments.paths,
         record_shapes=arguments.shapes,
         with_flops=arguments.flops,
-        with_timeline=wants_timeline(arguments),
+        with_timeline=options.wants_timeline(arguments),
     )
     failure: Exception | KeyboardInterrupt | None = None
     try:

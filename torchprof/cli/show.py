@@ -10,20 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torchprof
+from torchprof.cli import options
 from torchprof.cli.models import SPECS, call_of, make_without_data
-from torchprof.cli.options import (
-    REPORT_OPTIONS,
-    TABLE_OPTIONS,
-    Commands,
-    add_options,
-    add_report_options,
-    check_output,
-    check_report,
-    given_options,
-    in_words,
-    wants_timeline,
-    whole_number,
-)
 from torchprof.cli.output import ERASED, print_all, print_run, progress, show_status, write_files
 from torchprof.errors import TorchprofError
 from torchprof.ranks.sentences import chosen_ranks, with_comparison
@@ -63,7 +51,7 @@ examples:
 """
 
 
-def add_to(commands: Commands) -> None:
+def add_to(commands: options.Commands) -> None:
     parser = commands.add_parser(
         "show",
         help="show saved runs and traces, several as one",
@@ -72,13 +60,13 @@ def add_to(commands: Commands) -> None:
         epilog=_EPILOG,
     )
     parser.add_argument("files", nargs="+", metavar="FILE", help="saved runs, traces, or folders of them")
-    add_report_options(parser)
+    options.add_report_options(parser)
     several = parser.add_argument_group("several ranks or cycles")
-    several.add_argument("--rank", type=whole_number, metavar="N", help="only this rank")
+    several.add_argument("--rank", type=options.whole_number, metavar="N", help="only this rank")
     several.add_argument("--add-cycles", action="store_true", help="add up saved runs of one rank, in this order")
     several.add_argument(
         "--jobs",
-        type=whole_number,
+        type=options.whole_number,
         metavar="N",
         help="read with N processes (default: one per CPU, of saved runs at most 4)",
     )
@@ -93,15 +81,15 @@ def add_to(commands: Commands) -> None:
         help="a tensor that --model is called with: 32,3,224,224; once for each, if the trace names no layers",
     )
     traces.add_argument("--call-kwargs", default="{}", metavar="JSON", help="arguments of that call other than tensors")
-    add_options(traces, "--paths")
+    options.add_options(traces, "--paths")
     parser.set_defaults(execute=execute, method="forward", dtype=None)
 
 
 def execute(arguments: argparse.Namespace) -> int:
     folder = job_to_write(arguments)
     if not folder:
-        check_output(arguments)
-    check_report(arguments)
+        options.check_output(arguments)
+    options.check_report(arguments)
     if arguments.jobs == 0:
         raise TorchprofError("--jobs is at least 1.")
     if folder:
@@ -240,7 +228,7 @@ def _read_traces(files: Sequence[str], model: torch.nn.Module | None, arguments:
             inputs=inputs,
             kwargs=kwargs,
             paths=arguments.paths,
-            with_timeline=wants_timeline(arguments) or arguments.report == "memory",
+            with_timeline=options.wants_timeline(arguments) or arguments.report == "memory",
             progress=(lambda share: show_status(f"\rreading {share:4.0%} ")) if sys.stderr.isatty() else None,
             processes=arguments.jobs or usable_cpus(),
         )
@@ -252,7 +240,8 @@ def _read_traces(files: Sequence[str], model: torch.nn.Module | None, arguments:
 
 MOST_RANKS = 256
 """How many ranks are loaded at most, if ``--rank`` does not say which."""
-_NOT_WHILE_WRITING = (*TABLE_OPTIONS, *REPORT_OPTIONS, "report", "summary", "json", "rank", "add_cycles")
+_OTHERS = ("report", "summary", "json", "rank", "add_cycles")
+_NOT_WHILE_WRITING = (*options.TABLE_OPTIONS, *options.REPORT_OPTIONS, *_OTHERS)
 
 
 def job_to_write(arguments: argparse.Namespace) -> str:
@@ -261,9 +250,9 @@ def job_to_write(arguments: argparse.Namespace) -> str:
     if not folders:
         return ""
     folder: str = folders[0]
-    given = given_options(arguments, _NOT_WHILE_WRITING)
+    given = options.given_options(arguments, _NOT_WHILE_WRITING)
     if given or len(arguments.output) > 1:
-        others = in_words(given) if given else "the other files"
+        others = options.in_words(given) if given else "the other files"
         raise TorchprofError(
             f"-o {folder} only writes the folder: leave out {others}. Then `torchprof show {folder}` shows it, and "
             "writes other files."

@@ -11,26 +11,8 @@ from typing import NamedTuple
 
 from torchprof.analyze.columns import Column, as_key, catalogue
 from torchprof.analyze.figures import Figures, figure_of, figures_of_layers, measured_by_all
-from torchprof.comparison.diff import (
-    ALPHA,
-    BUSY,
-    FASTER,
-    FEWEST,
-    LESS,
-    MORE,
-    SAME,
-    SLOWER,
-    UNDECIDED,
-    WITHIN_NOISE,
-    Change,
-    Denominator,
-    Diff,
-    Noise,
-    Pair,
-    false_discovery_rates,
-    noise_of,
-    waited_at_most,
-)
+from torchprof.comparison import diff
+from torchprof.comparison.diff import Change, Denominator, Diff, Noise, Pair
 from torchprof.comparison.layers import UNCHANGED, match_layers
 from torchprof.comparison.notes import differences_of, notes_on, warnings_of_both
 from torchprof.errors import TorchprofError
@@ -64,8 +46,6 @@ def as_run(run: object, name: str, function: str) -> Run:
         "`prof.run.save(path)` wrote."
     )
 
-
-# The figures of one run
 
 _NEARLY_ALL_TIME = 0.99  # times of steps and of calls differ slightly by the cost of measuring them
 
@@ -149,9 +129,6 @@ class _Side:
         return [value * count for spread in spreads for value in spread.sample]
 
 
-# Two runs, layer by layer
-
-
 class _IndexedPair(NamedTuple):
     """A pair, and the indices of its layer before and after: None for a run without it, negative for no layer."""
 
@@ -166,7 +143,7 @@ class _Comparison:
     def __init__(self, before: Run, after: Run) -> None:
         self.runs = before, after
         self.sides = _Side(before), _Side(after)
-        self.waited = tuple(map(waited_at_most, self.runs))
+        self.waited = tuple(map(diff.waited_at_most, self.runs))
         self.matches = match_layers(before.layers, after.layers)
         self.models = [
             (old, new)
@@ -248,13 +225,13 @@ class _Comparison:
             values = figures.of_steps(index, quantity.phase, name, quantity.is_self)
             of_steps.append([value * figures.steps / count for value in values])
         samples = of_steps
-        are_few = any(len(values) < FEWEST for values in of_steps)
+        are_few = any(len(values) < diff.FEWEST for values in of_steps)
         if are_few and name == "cpu_ns" and (leaves or not quantity.is_self):
             for index, figures, count in zip((before, after), self.sides, self.denominator.counts):
                 of_calls.append([value / count for value in figures.of_calls(index, quantity.phase)])
             if all(of_calls) and min(map(len, of_calls)) > min(map(len, of_steps)):
                 samples = of_calls
-        return noise_of(*samples) if all(samples) else None
+        return diff.noise_of(*samples) if all(samples) else None
 
     def _judge(self, pairs: Sequence[_IndexedPair]) -> None:
         """Set the verdict of each difference of times: more than noise, or not."""
@@ -267,8 +244,8 @@ class _Comparison:
                     continue
                 if (noise := self._noise(before, after, quantity)) is not None:
                     noises[number] = noise
-            testable = [number for number, noise in noises.items() if min(noise.counts) >= FEWEST]
-            rates = dict(zip(testable, false_discovery_rates([noises[number].p for number in testable])))
+            testable = [number for number, noise in noises.items() if min(noise.counts) >= diff.FEWEST]
+            rates = dict(zip(testable, diff.false_discovery_rates([noises[number].p for number in testable])))
             for number, (pair, _, _) in enumerate(pairs):
                 change = pair.changes[quantity.key]
                 noise = noises.get(number)
@@ -281,12 +258,12 @@ class _Comparison:
     def _without_waiting(self, verdict: str, noise: Noise | None) -> str:
         """``BUSY`` in place of "slower" or "faster", if the difference is no longer more than noise without the time
         for which the main thread waited for a processor. A layer's share is taken to be that of the run."""
-        if noise is None or verdict not in (SLOWER, FASTER):
+        if noise is None or verdict not in (diff.SLOWER, diff.FASTER):
             return verdict
-        slower = 1 if verdict == SLOWER else 0
+        slower = 1 if verdict == diff.SLOWER else 0
         worked = noise.medians[slower] * (1 - self.waited[slower])
         is_clear = worked - noise.medians[1 - slower] > noise.spread
-        return verdict if is_clear or not self.waited[slower] else BUSY
+        return verdict if is_clear or not self.waited[slower] else diff.BUSY
 
     # The tree
 
@@ -331,9 +308,9 @@ class _Comparison:
         ]
         if all(steps) and all(self.sides[side].steps for side in (0, 1)):
             means = [sum(spread.sum for spread in side) / sum(spread.count for spread in side) for side in steps]
-            noise = noise_of(*([value for spread in side for value in spread.sample] for side in steps))
+            noise = diff.noise_of(*([value for spread in side for value in spread.sample] for side in steps))
             change = _exact(*means, *means)
-            testable = min(noise.counts) >= FEWEST
+            testable = min(noise.counts) >= diff.FEWEST
             verdict = self._without_waiting(_verdict(change, noise, noise.p if testable else None, 1), noise)
             whole["step"] = change._replace(verdict=verdict, noise=noise)
         for on_cpu, key in ((True, "cpu_peak"), (False, as_key(f"{self.device} Peak"))):
@@ -374,24 +351,22 @@ def _value(figure: Figure | None, bound: Bound) -> float | None:
 def _exact(before: float | None, after: float | None, old: float | None, new: float | None) -> Change:
     """A change without noise, from ``old`` to ``new``; these are 0 for a run that does not have the layer."""
     if old is None or new is None:
-        return Change(before, after, None, UNDECIDED)
-    return Change(before, after, new - old, SAME if new == old else MORE if new > old else LESS)
+        return Change(before, after, None, diff.UNDECIDED)
+    return Change(before, after, new - old, diff.SAME if new == old else diff.MORE if new > old else diff.LESS)
 
 
 def _verdict(change: Change, noise: Noise | None, rate: float | None, tests: int) -> str:
     """Whether a difference of times is more than noise. ``rate``: the smallest false discovery rate at which it counts;
     ``tests``: the number of tests of this quantity.
 
-    A difference counts if ``rate`` is at most ``ALPHA``, and if the medians differ by more than the spread, with the
-    same sign as the sums. The rank test alone is not enough: calls in one process are not independent, and it would
-    find differences in times that drift. If sums and medians disagree in sign, a few calls made the difference.
+    docs/compare.md says why the rank test alone is not enough.
     """
     if change.difference == 0:
-        return SAME
+        return diff.SAME
     if change.difference is None or noise is None or rate is None:
-        return UNDECIDED
+        return diff.UNDECIDED
     if abs(noise.shift) <= noise.spread or (noise.shift > 0) != (change.difference > 0):
-        return WITHIN_NOISE
-    if rate <= ALPHA:
-        return SLOWER if noise.shift > 0 else FASTER
-    return WITHIN_NOISE if noise.could_tell(tests) else UNDECIDED
+        return diff.WITHIN_NOISE
+    if rate <= diff.ALPHA:
+        return diff.SLOWER if noise.shift > 0 else diff.FASTER
+    return diff.WITHIN_NOISE if noise.could_tell(tests) else diff.UNDECIDED

@@ -15,7 +15,7 @@ from torchprof.analyze.columns import Column
 from torchprof.analyze.figures import incomplete_phases
 from torchprof.analyze.warnings import about_uncounted, operators_without_shapes
 from torchprof.comparison import as_run, compare
-from torchprof.comparison.diff import BUSY, FEWEST, SLOWER, UNDECIDED, Change, Diff, Pair, waited_at_most
+from torchprof.comparison.diff import BUSY, FEWEST, MOST_NAMED, SLOWER, UNDECIDED, Change, Diff, Pair, waited_at_most
 from torchprof.comparison.layers import ADDED, REMOVED
 from torchprof.errors import TorchprofError, suggest
 from torchprof.run.formats import EXAMPLES, FORMATS, UNITS, Bound, Cell, Figure, Unit, parse_amount
@@ -24,7 +24,6 @@ from torchprof.run.run import Run
 from torchprof.run.words import NOT_SELECTED, OUTSIDE, OUTSIDE_NAME
 
 _PEAK, _STEP = "peak", "step"
-_NAMED = 3  # the most layers that are named as the cause
 
 # Limits
 
@@ -343,7 +342,7 @@ def _parts(diff: Diff, limit: Limit, pair: Pair, quantity: Column) -> str:
     else:
         texts = [(layer, figure.text(quantity.write)) for layer, figure in _largest_after(diff, pair, quantity)]
         lead = "The largest parts"
-    names = [f"{'.'.join(layer.path)} ({text})" for layer, text in texts[:_NAMED]]
+    names = [f"{'.'.join(layer.path)} ({text})" for layer, text in texts[:MOST_NAMED]]
     return f" {lead}: {', '.join(names)}." if names else ""
 
 

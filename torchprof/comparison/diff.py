@@ -66,10 +66,8 @@ def noise_of(before: Sequence[float], after: Sequence[float]) -> Noise:
 def rank_test(first: Sequence[float], second: Sequence[float]) -> float:
     """The two-sided p of the test of Mann and Whitney (1947, Annals of Mathematical Statistics 18) on two sorted sets.
 
-    It is the probability that the rank sum of one set is at least as far from its expectation, if both sets are drawn
-    from one distribution. Equal values share their mean rank. For up to 40 values it is exact: all ways to assign the
-    ranks, ties included, are counted as by Streitberg and Röhmel (1986, Statistical Software Newsletter 12). For more
-    it is the normal approximation with corrections for ties and continuity.
+    For up to 40 values it is exact: all ways to assign the ranks, ties included, are counted as by Streitberg and
+    Röhmel (1986, Statistical Software Newsletter 12). For more it is the normal approximation. See docs/compare.md.
     """
     n, m = len(first), len(second)
     # U: in how many pairs the first value is larger. It is doubled, because a tie counts for half a pair.
@@ -221,7 +219,7 @@ def _changes_in(pair: Pair, quantity: Column) -> Iterator[tuple[Pair, Change]]:
 
 # The comparison
 
-_NAMED = 3  # the most layers that are named as the cause of a difference
+MOST_NAMED = 3  # the most layers that are named as the cause of a difference
 
 
 class Denominator(NamedTuple):
@@ -332,7 +330,7 @@ class Diff:
             if (own.is_self or not layer.children) and change.difference and (change.difference > 0) == (difference > 0)
         ]
         clear = [part for part in with_its_sign if part[1].verdict not in (WITHIN_NOISE, BUSY)]
-        layers = sorted(clear, key=self._by_weight)[:_NAMED]
+        layers = sorted(clear, key=self._by_weight)[:MOST_NAMED]
         named = [abs(change.difference or 0) for _, change in layers]
         whole = max(sum(abs(change.difference or 0) for _, change in with_its_sign), abs(difference))
         noisy = [abs(change.difference or 0) for _, change in with_its_sign if change.verdict == WITHIN_NOISE]

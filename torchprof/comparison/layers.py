@@ -27,19 +27,7 @@ class Match(NamedTuple):
 def match_layers(before: Layers, after: Layers) -> list[Match]:
     """Every layer of both runs once: the layers after in their order, then the removed layers in theirs.
 
-    - Models with the same name match. The remaining models match in order, if both runs have equally many of them and
-      the class of each is known: ranges of a trace have only names.
-    - Children of matched layers match if they have the same name. Lists (all names are numbers) of different lengths
-      are aligned as `diff --patience` aligns lines, because an inserted item shifts the names of the items after it:
-      first by content, between these matches by kind and settings, between those by kind. The last two need exactly
-      one candidate on each side, or the same name.
-    - Among all other layers, the largest subtrees with equal content match, if there is exactly one on each side, or
-      exactly one with the same name, or exactly one below the same layer. A subtree without parameters resembles many
-      others: it must have the same name, which is not a number, or be below the same layer.
-
-    An ambiguous layer is not matched. The content of a layer is its kind, settings, parameters and shapes, and the
-    names and contents of its children. Shapes are left out if the models were called on different shapes, settings if
-    one run has none.
+    docs/compare.md says which layers match. An ambiguous layer is not matched.
     """
     matching = _Matching(before, after)
     matching.by_path()

@@ -23,12 +23,9 @@ def diff_table(diff: Diff, *, depth: int | None = None, sort_by: str | None = No
     """The headline and changes of the whole run; a table of the models and of the layers that changed most; then layers
     that were added, removed, moved, renamed or changed, and the notes and warnings of the comparison.
 
-    The table has one main quantity before and after (the first of CUDA total, CPU total and FLOPs that both runs
-    measured), and the differences of other quantities that changed. Layers are sorted by the change of self time,
-    summed over all phases, and at ``depth`` of total time. Layers whose time changed within noise are last.
-
-    ``sort_by``: another main quantity: "flops", "macs", "self_cpu_total", "backward_cpu_total", "cpu_peak", … Raises
-    TorchprofError for a quantity that is not compared.
+    The table has one main quantity before and after, see ``main_of``, and the differences of others that changed; for
+    the order of the layers see ``_ranking``. ``sort_by``: another main quantity: "flops", "self_cpu_total",
+    "backward_cpu_total", "cpu_peak", … Raises TorchprofError for a quantity that is not compared.
     """
     table, notes = table_of(diff, depth, sort_by, top)
     changes = [f"{what}: {line}" if what else line for what, lines in changes_of_layers(diff) for line in lines]

@@ -21,34 +21,17 @@ import torch
 from torch import nn
 
 from torchprof.errors import TorchprofError, suggest
+from torchprof.integrations import conventions, recorded_model
 from torchprof.integrations.conventions import (
-    DEEPSPEED,
-    UNKNOWN_TEXT,
     duration_to_string,
     flops_to_string,
-    is_number,
     macs_to_string,
     number_to_string,
     params_to_string,
-    per_second,
     share_text,
 )
 from torchprof.integrations.flops_profiler import FlopsProfiler
-from torchprof.integrations.recorded_model import (
-    FiguresByModule,
-    LayerFigures,
-    ModelFigures,
-    ModelRecording,
-    Position,
-    check_model,
-    check_whole,
-    is_whole,
-    largest,
-    ones,
-    parameter_count,
-    repr_lines,
-    show,
-)
+from torchprof.integrations.recorded_model import FiguresByModule, LayerFigures, ModelFigures, ModelRecording, Position
 
 __all__ = [
     "StepProfiler",
@@ -66,7 +49,7 @@ __all__ = [
 class ProfileMethods(ModelRecording):
     """Profiles one model. ``add_profile_methods`` adds the methods of this class to the model."""
 
-    convention = DEEPSPEED
+    convention = conventions.DEEPSPEED
 
     def end_profile(self) -> None:
         """Stop profiling, drop the figures, and remove the methods from the model."""
@@ -85,7 +68,7 @@ class ProfileMethods(ModelRecording):
 
     def get_total_params(self) -> int | None:
         """The number of parameters, each counted once; None if a lazy module has not made its parameters yet."""
-        return parameter_count(self.model)
+        return recorded_model.parameter_count(self.model)
 
     compute_total_flops = get_total_flops
     compute_total_duration = get_total_duration
@@ -98,16 +81,16 @@ class ProfileMethods(ModelRecording):
     def print_model_aggregated_profile(self, depth: int = -1, top_num: int = 3) -> None:
         """Print the ``top_num`` classes of modules at a depth with the most multiply-adds, parameters and time.
         ``depth`` 0 is the model itself. -1, or more than the largest depth, is the largest depth."""
-        check_whole("depth", depth, -1)
-        check_whole("top_num", top_num, 1)
-        show("\n".join(top_lines(self.figures(), depth, top_num)))
+        recorded_model.check_whole("depth", depth, -1)
+        recorded_model.check_whole("top_num", top_num, 1)
+        recorded_model.show("\n".join(top_lines(self.figures(), depth, top_num)))
 
     def print_all(self, depth: int, top_num: int, tree: bool = True, top: bool = True) -> None:
         """Print the tree, the largest modules, or both, and then how they were counted."""
         figures = self.figures()
         lines = [*(tree_lines(figures) if tree else ()), *(top_lines(figures, depth, top_num) if top else ())]
         if lines:
-            show("\n".join([*lines, *counting_sentences(figures)]))
+            recorded_model.show("\n".join([*lines, *counting_sentences(figures)]))
 
 
 METHODS = (
@@ -123,7 +106,7 @@ def add_profile_methods(model: nn.Module) -> nn.Module:
     the methods. A model that already has the methods is not changed. Raises TorchprofError for anything but a module,
     and if the model has another attribute with one of these names.
     """
-    check_model(model)
+    recorded_model.check_model(model)
     owner = getattr(getattr(model, "start_profile", None), "__self__", None)
     if isinstance(owner, ProfileMethods) and owner.model is model:
         return model
@@ -154,18 +137,18 @@ def get_model_profile(
 
     ``input_res``: the shape of one example. The model is called on a batch with one example, a tensor of ones with the
     dtype and the device of the model's parameters. With ``input_constructor``, the call is
-    ``model(**input_constructor(input_res))``. ``depth`` and ``top_num`` are for the aggregated profile: depth 0 is the
-    model itself, -1 the innermost modules. ``warm_up`` calls come first and are not measured. ``as_strings`` returns
-    text (``"429.25 KMac"``, ``"61.71 k"``). ``ignore_modules``: modules, or classes of modules, whose own work does not
-    count. Gradients are recorded if the caller has them enabled.
+    ``model(**input_constructor(input_res))``. ``depth``, ``top_num``: see ``print_model_aggregated_profile``.
+    ``warm_up`` calls come first and are not measured. ``as_strings`` returns text (``"429.25 KMac"``, ``"61.71 k"``).
+    ``ignore_modules``: modules, or classes of modules, whose own work does not count. Gradients are recorded if the
+    caller has them enabled.
 
     Afterwards, every module is in the mode (train or eval) that it had before. Raises TorchprofError for bad arguments;
     errors of the model pass through.
     """
     recording = ProfileMethods(model)
-    check_whole("depth", depth, -1)
-    check_whole("top_num", top_num, 1)
-    check_whole("warm_up", warm_up, 0)
+    recorded_model.check_whole("depth", depth, -1)
+    recorded_model.check_whole("top_num", top_num, 1)
+    recorded_model.check_whole("warm_up", warm_up, 0)
     if input_constructor is not None and not callable(input_constructor):
         raise TorchprofError(
             f"input_constructor={input_constructor!r} must be a function of input_res that returns a dict of arguments."
@@ -173,7 +156,7 @@ def get_model_profile(
 
     def inputs() -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         if input_constructor is None:
-            return (ones(model, "input_res", input_res, batch=(1,)),), {}
+            return (recorded_model.ones(model, "input_res", input_res, batch=(1,)),), {}
         made = input_constructor(input_res)
         if not isinstance(made, Mapping) or not all(isinstance(name, str) for name in made):
             raise TorchprofError(
@@ -190,18 +173,15 @@ def get_model_profile(
     return figures.whole.work, figures.params
 
 
-# The text
-
-
 def tree_lines(figures: ModelFigures) -> Iterator[str]:
     """The model's repr with the figures of each module."""
     whole = figures.whole
 
     def text_at(position: Position) -> str:
         module = figures.at(position)
-        params = parameter_count(position.module)
-        rate = per_second(module.work, module.seconds)
-        tflops = f"{UNKNOWN_TEXT} TFLOPS" if rate is None else flops_to_string(2 * rate, "TFLOPS", 3)
+        params = recorded_model.parameter_count(position.module)
+        rate = conventions.per_second(module.work, module.seconds)
+        tflops = f"{conventions.UNKNOWN_TEXT} TFLOPS" if rate is None else flops_to_string(2 * rate, "TFLOPS", 3)
         return (
             f"{params_to_string(params)}, {share_text(params, figures.params, 3)} Params, "
             f"{_macs_text(module, precision=3)}, {share_text(module.work, whole.work, 3)} MACs, "
@@ -209,7 +189,7 @@ def tree_lines(figures: ModelFigures) -> Iterator[str]:
             f"{tflops}"
         )
 
-    return repr_lines(figures.model, text_at)
+    return recorded_model.repr_lines(figures.model, text_at)
 
 
 def top_lines(figures: ModelFigures, depth: int, top_num: int) -> Iterator[str]:
@@ -222,7 +202,8 @@ def top_lines(figures: ModelFigures, depth: int, top_num: int) -> Iterator[str]:
         "time": {name: (own.seconds, duration_to_string(own.seconds)) for name, own, _ in classes},
     }
     for what, column in columns.items():
-        yield f"Top {min(top_num, len(classes))} modules in {what} at depth {depth} are {largest(column, top_num)}"
+        largest = recorded_model.largest(column, top_num)
+        yield f"Top {min(top_num, len(classes))} modules in {what} at depth {depth} are {largest}"
 
 
 def counting_sentences(figures: ModelFigures) -> Iterator[str]:
@@ -261,7 +242,7 @@ def _yes_or_no(default: bool) -> _Setting:
 
 
 def _whole(least: int, default: int) -> _Setting:
-    return _Setting(f"a whole number from {least} on", lambda value: is_whole(value, least), default)
+    return _Setting(f"a whole number from {least} on", lambda value: recorded_model.is_whole(value, least), default)
 
 
 def _is_file_or_none(value: Any) -> bool:
@@ -276,7 +257,9 @@ _SECTION_KEYS = {
     "top_modules": _whole(1, 1),
     "detailed": _yes_or_no(True),
     "output_file": _Setting("the path of a file, or null", _is_file_or_none, None),
-    "recompute_fwd_factor": _Setting("a number from 0 on", lambda value: is_number(value) and bool(value >= 0), 0.0),
+    "recompute_fwd_factor": _Setting(
+        "a number from 0 on", lambda value: conventions.is_number(value) and bool(value >= 0), 0.0
+    ),
 }
 _EARLY = "pytorch_profiler"  # the keys of DeepSpeed before it had flops_profiler
 _EARLY_KEYS = {
@@ -308,7 +291,7 @@ class StepProfiler:
         distributed job, only rank 0 is profiled. Raises TorchprofError for anything but a module."""
         if not self.enabled:
             return nullcontext()
-        check_model(model)
+        recorded_model.check_model(model)
         self.steps += 1
         distributed = torch.distributed
         is_in_job = distributed.is_available() and distributed.is_initialized()
@@ -330,10 +313,9 @@ class StepProfiler:
 def from_config(config: Mapping[str, Any] | str | PathLike[str]) -> StepProfiler:
     """Make a profiler for one step of any training loop from a DeepSpeed configuration: a dict or a JSON file's path.
 
-    With the section ``flops_profiler`` (``enabled``, ``profile_step``, ``module_depth``, ``top_modules``, ``detailed``,
-    ``output_file``, ``recompute_fwd_factor``) the text of ``torchprof.integrations.flops_profiler`` is printed. With
-    the older keys ``pytorch_profiler``, ``profile_step``, ``profile_depth`` and ``profile_top_num`` the text of this
-    package is printed. DeepSpeed's other keys are ignored; without any of these keys, nothing is profiled. Use it as::
+    With the section ``flops_profiler`` the text of ``torchprof.integrations.flops_profiler`` is printed, with the older
+    keys (``pytorch_profiler``, …) that of this module. DeepSpeed's other keys are ignored; without any of these keys,
+    nothing is profiled. docs/coming-from-deepspeed.md has all keys. Use it as::
 
         profiler = from_config("ds_config.json")
         for batch in loader:

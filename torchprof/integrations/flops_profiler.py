@@ -7,6 +7,7 @@ same three parts. docs/coming-from-flops-profiler.md says which figures differ, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -15,31 +16,9 @@ import torch
 from torch import nn
 
 from torchprof import TorchprofError
-from torchprof.integrations.conventions import (
-    FLOPS_PROFILER,
-    Counted,
-    at_least,
-    duration_text,
-    is_number,
-    macs_text,
-    number_to_string,
-    params_to_string,
-    rate_text,
-    share_text,
-)
-from torchprof.integrations.recorded_model import (
-    FiguresByModule,
-    LayerFigures,
-    ModelFigures,
-    ModelRecording,
-    Position,
-    check_whole,
-    largest,
-    ones,
-    parameter_count,
-    repr_lines,
-    show,
-)
+from torchprof.integrations import conventions, recorded_model
+from torchprof.integrations.conventions import duration_text, macs_text, number_to_string, params_to_string, rate_text
+from torchprof.integrations.recorded_model import FiguresByModule, LayerFigures, ModelFigures, ModelRecording, Position
 
 __all__ = ["FlopsProfiler", "get_model_profile"]
 
@@ -52,11 +31,11 @@ class FlopsProfiler(ModelRecording):
     profile does not include it.
     """
 
-    convention = FLOPS_PROFILER
+    convention = conventions.FLOPS_PROFILER
 
     def __init__(self, model: nn.Module, ds_engine: Any = None, recompute_fwd_factor: float = 0.0) -> None:
         super().__init__(model)
-        if not is_number(recompute_fwd_factor) or recompute_fwd_factor < 0:
+        if not conventions.is_number(recompute_fwd_factor) or recompute_fwd_factor < 0:
             expected = "the share of the forward that backward does again, 0 or more"
             raise TorchprofError(f"recompute_fwd_factor is {expected}, not {recompute_fwd_factor!r}.")
         self.ds_engine = ds_engine
@@ -106,10 +85,10 @@ class FlopsProfiler(ModelRecording):
         lines = [*_summary_lines(figures, profile_step, self.ds_engine, self.recompute_fwd_factor)]
         lines += [_AGGREGATED, *lines_by_depth(figures, module_depth, top_modules)]
         if detailed:
-            lines += [_DETAILED, *repr_lines(figures.model, lambda position: _module_text(figures, position))]
+            lines += [_DETAILED, *recorded_model.repr_lines(figures.model, partial(_module_text, figures))]
         text = "\n".join([*lines, _END])
         if not output_file:
-            show(text)
+            recorded_model.show(text)
             return
         try:
             Path(output_file).write_text(text + "\n", encoding="utf-8")
@@ -120,7 +99,7 @@ class FlopsProfiler(ModelRecording):
         """Print the ``top_modules`` classes of modules with the largest sums, for each depth up to ``module_depth``.
         The sums are of parameters, flops, MACs and forward latency."""
         _check_printing(module_depth, top_modules, None)
-        show("\n".join(lines_by_depth(self.figures(), module_depth, top_modules)))
+        recorded_model.show("\n".join(lines_by_depth(self.figures(), module_depth, top_modules)))
 
 
 def get_model_profile(
@@ -143,9 +122,8 @@ def get_model_profile(
     """Profile one call of a model in eval mode, after ``warm_up`` calls. Returns (flops, MACs, parameters).
 
     ``input_shape``: call the model on one tensor of this shape, in place of ``args``, with the dtype and the device of
-    the model's parameters. ``func_name``, or ``mode``: the method to call, such as ``generate``. ``module_depth``,
-    ``top_modules``, ``detailed`` and ``output_file`` are for the text: see ``FlopsProfiler.print_model_profile``.
-    ``as_string``: return text such as ``"22.36 G"``. ``ignore_modules``: see ``FlopsProfiler.start_profile``.
+    the model's parameters. ``func_name``, or ``mode``: the method to call, such as ``generate``. ``as_string``: return
+    text such as ``"22.36 G"``. For the others see ``FlopsProfiler.print_model_profile`` and ``start_profile``.
 
     Gradients are recorded if the caller has them enabled. Afterwards, every module is in the mode (train or eval) that
     it had before. Raises TorchprofError for bad arguments; errors of the model pass through.
@@ -154,12 +132,14 @@ def get_model_profile(
     if mode is not None and func_name not in ("forward", mode):
         raise TorchprofError(f"mode={mode!r} and func_name={func_name!r} are two names of one thing: leave one out.")
     call = _method(model, func_name if mode is None else mode)
-    check_whole("warm_up", warm_up, 0)
+    recorded_model.check_whole("warm_up", warm_up, 0)
     _check_printing(module_depth, top_modules, output_file)
     _check_inputs(input_shape, args, kwargs)
 
     def inputs() -> tuple[Sequence[Any], Mapping[str, Any]]:
-        return args or () if input_shape is None else (ones(model, "input_shape", input_shape),), kwargs or {}
+        if input_shape is None:
+            return args or (), kwargs or {}
+        return (recorded_model.ones(model, "input_shape", input_shape),), kwargs or {}
 
     profiler.record_call(call, inputs, warm_up, ignore_modules)
     if print_profile:
@@ -169,8 +149,8 @@ def get_model_profile(
 
 
 def _check_printing(module_depth: Any, top_modules: Any, output_file: Any) -> None:
-    check_whole("module_depth", module_depth, -1)
-    check_whole("top_modules", top_modules, 1)
+    recorded_model.check_whole("module_depth", module_depth, -1)
+    recorded_model.check_whole("top_modules", top_modules, 1)
     if output_file:
         if not isinstance(output_file, (str, PathLike)):
             raise TorchprofError(f"output_file is the name of a file, not {output_file!r:.80}.")
@@ -226,7 +206,7 @@ def _summary_lines(figures: ModelFigures, step: int, engine: Any, recompute: flo
         yield f"{label + ': ':<{_LABEL_WIDTH}}  {value}"
     yield ""
     own = figures.run.tree("forward").total
-    own_flops = at_least(number_to_string(own.flops or (None if own.uncounted else 0)), own.uncounted > 0)
+    own_flops = conventions.at_least(number_to_string(own.flops or (None if own.uncounted else 0)), own.uncounted > 0)
     yield f"{_CONVENTION} By torchprof's own convention, which counts all elementwise work, fwd: {own_flops}."
     if figures.backward().work:
         yield "Backward flops are torchprof's own count of what autograd ran."
@@ -347,37 +327,37 @@ def lines_by_depth(figures: ModelFigures, module_depth: int, top_modules: int) -
         }
         yield f"depth {depth}:"
         for label, column in columns.items():
-            yield f"    {label:<11} - {largest(column, top_modules)}"
+            yield f"    {label:<11} - {recorded_model.largest(column, top_modules)}"
 
 
 def _module_text(figures: ModelFigures, position: Position) -> str:
     own, whole = figures.at(position), figures.whole
-    params = parameter_count(position.module)
+    params = recorded_model.parameter_count(position.module)
     module = {
         "param": params_to_string(params),
         "flops": own.bounded(number_to_string(own.work)),
         "macs": own.bounded(macs_text(own.macs)),
         "duration": duration_text(own.seconds),
         "FLOPS": own.bounded(rate_text(own.work, own.seconds)),
-        "params%": share_text(params, figures.params),
-        "flops%": share_text(own.work, whole.work),
-        "macs%": share_text(own.macs, whole.macs),
-        "duration%": share_text(own.seconds, whole.seconds),
+        "params%": conventions.share_text(params, figures.params),
+        "flops%": conventions.share_text(own.work, whole.work),
+        "macs%": conventions.share_text(own.macs, whole.macs),
+        "duration%": conventions.share_text(own.seconds, whole.seconds),
     }
     functionals = {name: _functional_texts(counted, whole) for name, counted in own.functionals.items()}
     lasted = duration_text(own.functional_seconds)
     return f"module = {module}, functionals = {functionals}, functionals_duration = {lasted}"
 
 
-def _functional_texts(counted: Counted, whole: LayerFigures) -> dict[str, Any]:
+def _functional_texts(counted: conventions.Counted, whole: LayerFigures) -> dict[str, Any]:
     seconds = counted.ns / 1e9
     return {
         "flops": number_to_string(counted.work),
         "macs": macs_text(counted.macs),
         "duration": duration_text(seconds),
         "FLOPS": rate_text(counted.work, seconds),
-        "flops%": share_text(counted.work, whole.work),
-        "macs%": share_text(counted.macs, whole.macs),
-        "duration%/allfuncs": share_text(seconds, whole.functional_seconds),
-        "duration%/e2e": share_text(seconds, whole.seconds),
+        "flops%": conventions.share_text(counted.work, whole.work),
+        "macs%": conventions.share_text(counted.macs, whole.macs),
+        "duration%/allfuncs": conventions.share_text(seconds, whole.functional_seconds),
+        "duration%/e2e": conventions.share_text(seconds, whole.seconds),
     }

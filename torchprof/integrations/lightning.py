@@ -38,9 +38,6 @@ class ProfileCallback(LoopCallback, Callback):  # type: ignore[misc]  # its type
     ``stage``: what is profiled, in Lightning's terms: "fit" (training batches only; validation during training is not
     recorded), "validate" (also validation during ``fit``, but not the sanity check), "test" or "predict". A step is a
     batch, also if gradients are accumulated over several batches. ``options``: see ``LoopCallback``.
-
-    Afterwards, ``run`` is the result and ``profile`` the Profile of the last time that the stage ran. If the stage
-    raised or was interrupted, they have what was recorded until then. Nothing is printed; use ``print(callback.run)``.
     """
 
     STAGES = ("fit", "validate", "test", "predict")

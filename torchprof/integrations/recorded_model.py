@@ -16,16 +16,8 @@ from torch.nn.parameter import is_lazy
 
 from torchprof import Profile, Run, TorchprofError
 from torchprof.encoding import encodable
-from torchprof.integrations.conventions import (
-    Convention,
-    Counted,
-    Counts,
-    LayerPath,
-    at_least,
-    count,
-    macs_text,
-    number_to_string,
-)
+from torchprof.integrations import conventions
+from torchprof.integrations.conventions import Convention, Counted, Counts, LayerPath
 
 
 class ModelRecording:
@@ -164,9 +156,6 @@ def check_model(model: Any) -> None:
         raise TorchprofError(f"The model has to be a torch.nn.Module, not {model!r:.80}.{hint}")
 
 
-# Figures
-
-
 @dataclass
 class LayerFigures:
     """Sums of one layer, or of several: calls of their forwards, nanoseconds, calls of operators that could not be
@@ -207,7 +196,7 @@ class LayerFigures:
 
     def bounded(self, text: str) -> str:
         """``≥`` before a text if some calls are not counted in the figure; an unknown figure stays ``–``."""
-        return at_least(text, self.uncounted > 0)
+        return conventions.at_least(text, self.uncounted > 0)
 
 
 class ModelFigures:
@@ -230,7 +219,7 @@ class ModelFigures:
             if position.path in self._layer_of
             and any(item in (position.module, type(position.module)) for item in ignored)
         }
-        counts = count(run, convention, self._time)
+        counts = conventions.count(run, convention, self._time)
         self.without_shapes = counts.without_shapes
         self._totals = self._sum_up(counts, convention)
         self.whole = self._totals[run.roots[0].path]
@@ -290,7 +279,7 @@ class ModelFigures:
         if outside.flops:
             yield (
                 "Outside of the model's forward (code around it, a loss), not among these figures: "
-                f"{macs_text(outside.macs)}, {number_to_string(outside.flops)} flops."
+                f"{conventions.macs_text(outside.macs)}, {conventions.number_to_string(outside.flops)} flops."
             )
         for name, calls in self.without_shapes.items():
             yield f"Not counted: {name} ({calls} call{'s' if calls > 1 else ''} on tensors whose shapes are not known)."

@@ -24,6 +24,9 @@ class LoopCallback:
     runs without labels. ``on_trace_ready`` is called with the Profile at the end of each cycle. With ``dirpath``, each
     rank saves its run in that folder, as ``<stage>-rank<rank>.json``. ``options`` are other arguments of ``Profile``.
 
+    Afterwards, ``run`` is the result and ``profile`` the Profile of the last time that the stage ran. If the stage
+    raised or was interrupted, they have what was recorded until then. Nothing is printed; use ``print(callback.run)``.
+
     A callback calls ``_begin_step``, ``_end_step``, ``_end_loop``, and ``_pause`` before work that is not recorded
     (validation), which ends a cycle. A step lasts until a pause, or until the next step begins, so that it includes
     loading the next batch.

@@ -31,9 +31,6 @@ class ProfileCallback(LoopCallback, TrainerCallback):  # type: ignore[misc]  # i
     Trainer calls its callbacks only after a batch. A step is the Trainer's: all batches whose gradients are
     accumulated, and the optimizer's step. ``options``: see ``LoopCallback``.
 
-    Afterwards, ``run`` is the result and ``profile`` the Profile of the last time that the stage ran. Nothing is
-    printed; use ``print(callback.run)``.
-
     A Trainer that raises or is interrupted does not call its callbacks, and the Profile stays open. So train in a
     block, ``with callback: trainer.train()``, or call ``stop()`` afterwards. The next training in this process also
     calls ``stop()``.

@@ -10,20 +10,9 @@ from typing import NamedTuple
 from torchprof.analyze.device import short_kernel_name
 from torchprof.analyze.report import Part, ReportTable, phase_cell, printable, report, spaced, stacked
 from torchprof.analyze.sentences import about_sums, warnings_below
+from torchprof.run import formats
 from torchprof.run.collectives import Collective, collective_of, shows_collective
-from torchprof.run.formats import (
-    UNKNOWN,
-    Bound,
-    Cell,
-    Figure,
-    ReportCell,
-    as_lower_bound,
-    format_count,
-    format_memory,
-    format_number,
-    format_share,
-    format_time,
-)
+from torchprof.run.formats import UNKNOWN, Bound, Cell, Figure, ReportCell, format_number, format_time
 from torchprof.run.rows import Row
 from torchprof.run.run import Run
 from torchprof.run.torch_names import KernelWork, kind_of_work
@@ -92,14 +81,14 @@ class _Line:
     def bytes_text(self) -> Cell:
         if not self.sized:
             return UNKNOWN
-        return Figure(self.nbytes, _bound(self.counted == self.calls)).text(format_memory)
+        return Figure(self.nbytes, _bound(self.counted == self.calls)).text(formats.format_memory)
 
     @property
     def bandwidth_text(self) -> Cell:
         if not self.ns or not self.nbytes or self.timed < self.calls:
             return UNKNOWN
         rate = self.nbytes * 1e9 / self.ns
-        return as_lower_bound(ReportCell(f"{format_count(rate)}B/s", rate, "bytes per second"))
+        return formats.as_lower_bound(ReportCell(f"{formats.format_count(rate)}B/s", rate, "bytes per second"))
 
     @property
     def calls_and_time(self) -> list[Cell]:
@@ -107,7 +96,7 @@ class _Line:
         if not self.timed:
             return [format_number(self.calls), *[UNKNOWN] * 3]
         time = Figure(self.ns, _bound(self.timed == self.calls)).text(format_time)
-        share = format_share(self.ns / (self.whole_ns or 1))
+        share = formats.format_share(self.ns / (self.whole_ns or 1))
         return [format_number(self.calls), time, format_time(self.ns / self.timed), share]
 
 
@@ -119,7 +108,7 @@ def _size_text(sizes: Set[int]) -> Cell:
     """A size, or the smallest and the largest."""
     if not sizes:
         return UNKNOWN
-    low, high = format_memory(min(sizes)), format_memory(max(sizes))
+    low, high = formats.format_memory(min(sizes)), formats.format_memory(max(sizes))
     return high if len(sizes) == 1 else high.written(f"{low} to {high}")
 
 
@@ -127,11 +116,8 @@ def _size_text(sizes: Set[int]) -> Cell:
 def collectives(run: Run) -> Part:
     """Communication between ranks: a table by collective, group and size, and a table by layer and phase.
 
-    *In* and *Out* are the bytes of one call on one rank. All-to-alls of a group share a row, with their smallest and
-    largest size. A call is a kernel, or a range of a backend that runs on the CPU (gloo); the column *On* says which if
-    a run has both. *Bandwidth* is the algorithm bandwidth of NCCL's tests, S/t, where S is the larger of In and Out
-    (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). It is a lower bound, because the time
-    includes waiting for the slowest rank. In the second table *Bytes* are S times the calls.
+    docs/collectives.md describes the columns. *Bandwidth* is the larger of In and Out, divided by the time: a lower
+    bound, because the time includes waiting for the slowest rank.
     """
     warnings: list[Part] = [*about_sums(run), warnings_below(run)]
     uses = [*_uses(run)]

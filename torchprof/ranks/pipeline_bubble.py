@@ -24,11 +24,8 @@ _Stages = tuple[int, ...]  # of a rank, ascending
 class Bubble(NamedTuple):
     """The shares of the time of all ranks in which they are idle, in a step. The last four add up to ``measured``.
 
-    - ``measured``: 1 - the time of all actions / (ranks x the length of the step).
-    - ``schedule``: the idle share of this schedule with equal stages, whose actions take as long as the mean of all.
-    - ``stages``: what is added if each stage takes its own time, the mean over its microbatches.
-    - ``microbatches``: what is added if each action takes its own time.
-    - ``rest``: communication, the loss, the host, and others. Negative if the step was shorter than simulated.
+    ``schedule``: with equal stages. ``stages``, ``microbatches``: what is added if each stage, and each action, takes
+    its own time. ``rest``: communication, the loss, the host, and others. docs/pipelines.md has the formulas.
     """
 
     measured: float
@@ -157,9 +154,7 @@ def simulated(orders: Sequence[Order], took: Mapping[Action, float], stages: int
     """When each action ends in a simulated step of a pipeline with so many ``stages``, in ns after the start of the
     step. ``orders``: the actions of each rank, different ones on each. ``took``: the duration of each action in ns.
 
-    All ranks start together. An action starts when the one before it on its rank has ended, and what it needs is there:
-    F of a stage the F of the stage before; B and I the F of their stage and the B or I of the stage after; W the I of
-    its stage; all of the same microbatch. What is sent arrives at once.
+    All ranks start together; docs/pipelines.md says what an action waits for. What is sent arrives at once.
 
     None if an action needs one that no rank has, or one that would run only after it.
 

@@ -6,29 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from statistics import median
 
-from torchprof.analyze.report import (
-    ReportTable,
-    Section,
-    TableRow,
-    printable,
-    report,
-    rows_hidden,
-    spaced,
-    stacked,
-    time_cell,
-)
+from torchprof.analyze import report as reporting
+from torchprof.analyze.report import ReportTable, Section, TableRow, printable, report, spaced, stacked, time_cell
 from torchprof.analyze.sentences import warnings_below
 from torchprof.ranks.pipeline import OnePipeline, ReplicaPipelines, StageTimes
 from torchprof.ranks.pipeline_bubble import FEW_STEPS, Bubble, Judged, SlowStages, judged_pipelines
-from torchprof.run.formats import (
-    UNKNOWN,
-    Cell,
-    format_number,
-    format_share,
-    format_time,
-    numbers_in_words,
-    ranks_in_words,
-)
+from torchprof.run import formats
+from torchprof.run.formats import UNKNOWN, Cell, format_number, format_time, numbers_in_words, ranks_in_words
 from torchprof.run.layers import Layers
 from torchprof.run.run import Run
 
@@ -273,7 +257,7 @@ def _table_of_pipelines(number: int, judged: Judged) -> Section:
 
     def cells(pipeline: OnePipeline, bubble: object) -> list[Cell]:
         first = pipeline.members[0]
-        shares: list[Cell] = [*map(format_share, bubble)] if isinstance(bubble, Bubble) else [UNKNOWN] * 5
+        shares: list[Cell] = [*map(formats.format_share, bubble)] if isinstance(bubble, Bubble) else [UNKNOWN] * 5
         steps = {member.steps for member in pipeline.members}
         return [
             numbers_in_words(pipeline.ranks or [member.rank for member in pipeline.members]),
@@ -312,7 +296,7 @@ def _table_of_microbatches(number: int, replicas: ReplicaPipelines, limit: int) 
     ]
     sentences = ["Forward and backward of a microbatch in each stage: medians over steps and ranks."]
     if len(listed) < len(microbatches):
-        sentences.append(f"{rows_hidden(len(microbatches) - len(listed), len(listed), 'largest')}.")
+        sentences.append(f"{reporting.rows_hidden(len(microbatches) - len(listed), len(listed), 'largest')}.")
     if len(shown) < len(stages):
         sentences.append(f"{len(stages) - len(shown)} stages are hidden: shown are the {len(shown)} largest.")
     headings = ["Microbatch", *(f"Stage {times.stage}" for times in shown)]

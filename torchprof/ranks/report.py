@@ -7,38 +7,16 @@ from operator import attrgetter
 from statistics import median
 from typing import NamedTuple
 
+from torchprof.analyze import report as reporting
 from torchprof.analyze.columns import Column, column_called
-from torchprof.analyze.report import (
-    ReportTable,
-    Section,
-    TableRow,
-    phase_cell,
-    printable,
-    report,
-    rows_hidden,
-    spaced,
-    stacked,
-    time_cell,
-)
+from torchprof.analyze.report import ReportTable, Section, TableRow, phase_cell, printable, report, spaced, stacked
 from torchprof.analyze.sentences import lacks_ranks, warnings_of
 from torchprof.ranks import Balance, balance_of
 from torchprof.ranks.compared import IN_NO_OP, OneCollective, OneLayer, OneRank, OverRanks, Times
 from torchprof.ranks.pipeline import stages_of
 from torchprof.ranks.sentences import name_of, often, sentences, unit_of
-from torchprof.run.formats import (
-    AT_LEAST,
-    UNKNOWN,
-    Cell,
-    Figure,
-    ReportCell,
-    as_lower_bound,
-    format_count,
-    format_memory,
-    format_number,
-    format_time,
-    numbers_in_words,
-    ranks_in_words,
-)
+from torchprof.run import formats
+from torchprof.run.formats import AT_LEAST, UNKNOWN, Cell, Figure, ReportCell, format_number, format_time
 from torchprof.run.lockstep import GroupOfRanks, Lockstep
 from torchprof.run.run import Run
 from torchprof.run.words import phase_of
@@ -51,9 +29,7 @@ def ranks(run: Run, *, sort_by: str | None = None, top: int | None = None, depth
     """How work is balanced over the ranks of a job: sentences about stragglers and missing ranks, then three tables: by
     rank, by layer and phase (with all layers below), and by collective of a layer.
 
-    Times are per step, the mean over the steps; without steps, per cycle. *Own work* is all work of a rank except
-    communication; on its device, if that was measured. Of more than 16 ranks the first table shows the 8 slowest and
-    the 2 fastest. docs/ranks.md describes the columns.
+    docs/ranks.md describes the columns. Times are per step, the mean over the steps; without steps, per cycle.
 
     ``sort_by`` orders layers by another column, as ``flops_max/mean``, instead of by how much the slowest rank exceeds
     the mean. ``top``: the number of rows of each table. Raises TorchprofError for an unknown column.
@@ -75,7 +51,7 @@ def _of_one_rank(run: Run) -> str:
     """The sentence in place of the report of a run of one rank."""
     meta = run.meta
     of = f", of the {meta.world_size} of the job" if meta.world_size > 1 else ""
-    missing = f" {ranks_in_words(run.missing_ranks).capitalize()} gave no run, or was not merged." if of else ""
+    missing = f" {formats.ranks_in_words(run.missing_ranks).capitalize()} gave no run, or was not merged." if of else ""
     return (
         f"This run has only rank {meta.rank}{of}: there is no other rank to compare.{missing} torchprof.merge, or "
         "`torchprof show` with the files of all ranks, makes one run of them; prof.gather() does so inside of the job."
@@ -143,7 +119,7 @@ def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:
         return figures(
             f"{printable(kind).upper()} peak",
             lambda rank: dict(rank.peaks).get(kind),
-            lambda nbytes: UNKNOWN if nbytes is None else format_memory(round(nbytes)),
+            lambda nbytes: UNKNOWN if nbytes is None else formats.format_memory(round(nbytes)),
         )
 
     def positions_in(dim: str) -> _RankColumn:
@@ -158,13 +134,13 @@ def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:
     if stages:
         yield _RankColumn("Stage", lambda rank: ", ".join(map(str, stages.get(rank.rank, ()))) or UNKNOWN)
     yield _RankColumn("Steps", lambda rank: format_number(rank.steps))
-    yield figures(f"Own work{unit_of(run)}", lambda rank: rank.work_ns, time_cell)
+    yield figures(f"Own work{unit_of(run)}", lambda rank: rank.work_ns, reporting.time_cell)
     if has_steps:
-        yield figures("Median", lambda rank: rank.typical_ns, time_cell)
+        yield figures("Median", lambda rank: rank.typical_ns, reporting.time_cell)
     yield _RankColumn("Slowest", lambda rank: often(rank.slowest_in))
     if balance.collectives:
         is_waiting_bound = attrgetter("waiting_is_lower_bound")
-        yield figures(f"Waiting{unit_of(run)}", lambda rank: rank.waiting_ns, time_cell, is_waiting_bound)
+        yield figures(f"Waiting{unit_of(run)}", lambda rank: rank.waiting_ns, reporting.time_cell, is_waiting_bound)
         yield _RankColumn("Last to arrive", lambda rank: often(rank.last_in))
     yield from map(peaks, dict.fromkeys(kind for rank in ranks for kind, _ in rank.peaks))
     if any("flops" in meta.requested for meta in run.metas):
@@ -246,7 +222,7 @@ def table_of_layers(run: Run, balance: Balance, sort_by: str | None, depth: int 
     ]
     if len(listed) > limit:
         which = "by how far Max is above the mean" if order is None else f"by {order.heading}"
-        sentences.append(f"{rows_hidden(len(listed) - limit, limit, 'largest')} {which}.")
+        sentences.append(f"{reporting.rows_hidden(len(listed) - limit, limit, 'largest')} {which}.")
     headings = [column.column.heading for column in columns]
     if _FLOPS_HEADING in headings and any(row.flops_is_lower_bound for row in balance.layers):
         sentences.append("FLOPs are lower bounds: some operators have no formula.")
@@ -288,7 +264,7 @@ def _layer_columns(run: Run, balance: Balance) -> list[_LayerColumn]:
         columns.append(waiting._replace(text=lambda row: _waiting_cell(row) if row.has_collectives else ""))
         columns.append(text_column("Waits most", lambda row: _highest_cell(row.waiting) if row.has_collectives else ""))
     if any(layer.ranks for layer in run.layers):
-        ranks_of = [layer.ranks and numbers_in_words(layer.ranks) for layer in run.layers]
+        ranks_of = [layer.ranks and formats.numbers_in_words(layer.ranks) for layer in run.layers]
         columns.append(text_column("Ranks", lambda row: (row.layer >= 0 and ranks_of[row.layer]) or "all"))
     return columns
 
@@ -329,7 +305,7 @@ def _sentences_of_collectives(listed: Sequence[OneCollective], limit: int) -> It
     """Notes on the table of collectives: what waiting is, what is hidden, and what is unknown or a lower bound."""
     yield "A collective waits for the last rank to arrive. A rank may compute, or wait in another one, meanwhile."
     if len(listed) > limit:
-        yield f"{rows_hidden(len(listed) - limit, limit, 'largest by waiting')}."
+        yield f"{reporting.rows_hidden(len(listed) - limit, limit, 'largest by waiting')}."
     if any(collective.waiting is None for collective in listed):
         yield (
             f"{UNKNOWN} under Waiting: calls of different ranks could not be matched: their numbers differ, only one "
@@ -346,12 +322,12 @@ def _sentences_of_collectives(listed: Sequence[OneCollective], limit: int) -> It
 
 
 def _count_cell(count: float | None, is_bound: bool) -> Cell:
-    return UNKNOWN if count is None else Figure.of_sum(count, not is_bound).text(format_count)
+    return UNKNOWN if count is None else Figure.of_sum(count, not is_bound).text(formats.format_count)
 
 
 def _bounded(text: Cell, is_bound: bool) -> Cell:
     """A figure, shown as a lower bound if it is one."""
-    return as_lower_bound(text) if is_bound and isinstance(text, ReportCell) else text
+    return formats.as_lower_bound(text) if is_bound and isinstance(text, ReportCell) else text
 
 
 def _ratio_cell(value: float) -> ReportCell:
@@ -367,7 +343,7 @@ def _group_cells(group: GroupOfRanks | None) -> list[Cell]:
 
 
 def _waiting_cell(row: OneLayer | OneCollective) -> Cell:
-    return _bounded(time_cell(None if row.waiting is None else row.waiting.sum), row.waiting_is_lower_bound)
+    return _bounded(reporting.time_cell(None if row.waiting is None else row.waiting.sum), row.waiting_is_lower_bound)
 
 
 def _highest_cell(over: OverRanks | None) -> Cell:

@@ -50,24 +50,15 @@ def stragglers(
     """The stragglers among ranks. ``times``: for each rank, the time of each step, equally many for all ranks. None if
     there are fewer than two ranks or three steps. ``of``: the number of ranks, if others of the job are in other tests.
 
-    The *excess* of a rank in a step is what it takes more than the median of the other ranks in that step. It is tested
-    in two scales: as the logarithm of the ratio, for noise that grows with the time, and as a share of the time of the
-    median rank, for noise that does not, such as waiting for a processor. With ``whole`` the second scale alone counts:
-    the excess is a share of that. The comparison within each step removes what all ranks have in common. The *typical
-    excess* is the median over the steps, or the mean without the 20 % largest and the 20 % smallest if that is less, so
-    that single steps do not count. A rank is slow if all of this holds in one of the scales:
+    docs/ranks.md has the conditions. The *excess* of a rank in a step is what it takes more than the median of the
+    other ranks in that step. It is tested in two scales: as the logarithm of the ratio, and as a share of the time of
+    the median rank. With ``whole`` the second scale alone counts, as a share of that. The *typical excess* is the
+    median over the steps, or the mean without the 20 % largest and the 20 % smallest if that is less. If three ranks
+    take 10, 10 and 13 ms in each step, that of the last one is 30 %: a straggler if ``least`` is not more.
 
-    - Its typical excess is that of a rank that takes longer by at least ``least``, as a share. If three ranks take 10,
-      10 and 13 ms in each step, that of the last one is 30 %.
-    - With four ranks or more: it is ``SPREADS`` robust standard deviations above that of the median rank. The deviation
-      is the median absolute deviation of the ranks below the median, so that slow ranks do not widen it.
-    - It is more than chance: the trimmed t-test (Yuen, *The two-sample trimmed t for unequal population variances*,
-      Biometrika 61, 1974; Tukey and McLaughlin, Sankhya A 25, 1963). The variance is that of the median rank, or the
-      rank's own if that is larger; wider if successive steps are alike. The probability that any of equal ranks is
-      named is at most ``CHANCE``, by Bonferroni's correction for the number of ranks and scales.
-
-    If there is none, ranks with an excess of ``CLEARLY_SLOWER`` and a probability of ``MAY_BE_CHANCE`` are named, with
-    ``may_be_chance``. If more than half of the ranks would be slow, none is.
+    Chance is excluded by the trimmed t-test (Yuen, *The two-sample trimmed t for unequal population variances*,
+    Biometrika 61, 1974; Tukey and McLaughlin, Sankhya A 25, 1963) with Bonferroni's correction for ranks and scales. If
+    more than half of the ranks would be slow, none is.
     """
     ranks, steps = len(times), len(times[0]) if times else 0
     if ranks < 2 or steps < _LEAST_STEPS:

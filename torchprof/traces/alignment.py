@@ -15,16 +15,8 @@ from torchprof.attribute.events import Event
 from torchprof.errors import TorchprofError
 from torchprof.run.torch_names import INSIDE_LAYERS, OF_LAYERS, aten
 from torchprof.run.words import Signature
-from torchprof.traces.aligned_calls import (
-    AlignedCalls,
-    AlignedForward,
-    ComputedAgain,
-    OpSpan,
-    ReferenceOp,
-    TracedOp,
-    TracedOps,
-    traced_ops,
-)
+from torchprof.traces import aligned_calls
+from torchprof.traces.aligned_calls import AlignedCalls, AlignedForward, ComputedAgain, ReferenceOp, TracedOp, TracedOps
 
 Reference = tuple[ReferenceOp, ...]  # the operators of one forward of a model, in their order
 
@@ -49,7 +41,7 @@ def align(
 ) -> list[AlignedCalls]:
     """The calls of the layers of each model in a trace. ``references``: for each model, the orders of operators that
     its forward may have. Raises TorchprofError if no forward of a model is found."""
-    traced = traced_ops(events)
+    traced = aligned_calls.traced_ops(events)
     of_models: list[AlignedCalls] = []
     taken: set[tuple[int, int]] = set()  # the operators of the models before: thread and start
     for of_model in references:
@@ -149,7 +141,7 @@ class _Search:
             self.longest = matched, ""
         return ends
 
-    def _apart(self, starts: list[int], spans: Sequence[OpSpan]) -> list[int]:
+    def _apart(self, starts: list[int], spans: Sequence[aligned_calls.OpSpan]) -> list[int]:
         """The starts of forwards that do not overlap. Where several overlap, which are right is known only if they fill
         the time between two backward passes, a range of the user such as that of a step, or an outermost call of a
         module (``spans``). If the model repeats equal blocks and nothing else, several forwards may be one of a deeper
@@ -165,7 +157,7 @@ class _Search:
             start += len(overlapping)
         return kept
 
-    def _filling(self, overlapping: list[int], spans: Sequence[OpSpan]) -> list[int]:
+    def _filling(self, overlapping: list[int], spans: Sequence[aligned_calls.OpSpan]) -> list[int]:
         """The starts of those of overlapping forwards that fill a span. Notes whether some fill none."""
         starts, fill_all = self._filled(overlapping, spans)
         if not fill_all:  # where the layers of a model are called one by one, each is an outermost call
@@ -173,7 +165,7 @@ class _Search:
         self.is_ambiguous |= not fill_all
         return starts
 
-    def _filled(self, overlapping: list[int], spans: Sequence[OpSpan]) -> tuple[list[int], bool]:
+    def _filled(self, overlapping: list[int], spans: Sequence[aligned_calls.OpSpan]) -> tuple[list[int], bool]:
         """The starts of forwards that fill a span, and whether forwards fill all spans."""
         size, possible = len(self._classes), set(overlapping)
         starts: list[int] = []

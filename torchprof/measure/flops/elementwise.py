@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from math import ceil, log2, prod
 
-from torchprof.measure.flops.operation import (
-    Flops,
-    Operation,
-    Shape,
-    Unknown,
-    bare,
-    counts_flops,
-    per_element,
-    windows_along,
-)
+from torchprof.measure.flops import operation
+from torchprof.measure.flops.operation import Flops, Operation, Shape, counts_flops, per_element
 
 SOFTMAX = 5  # for each element: maximum, difference, exponential, sum, quotient
 NORM = 5  # for each element: mean, difference, square, sum, product. One more for a weight, and one for a bias
@@ -47,8 +39,8 @@ def _elementwise(tensors: int, times: int = 1) -> Flops:
     """
 
     def flops(op: Operation) -> int:
-        if op.is_missing(0) or (op.is_missing(1) and bare(op.name) in _TAKES_TWO.split()):
-            raise Unknown
+        if op.is_missing(0) or (op.is_missing(1) and operation.bare(op.name) in _TAKES_TWO.split()):
+            raise operation.Unknown
         return times * op.broadcast(tensors)
 
     return flops
@@ -102,14 +94,14 @@ counts_flops("dist")(lambda op: 3 * op.broadcast(2))
 def _sort(op: Operation) -> int:
     shape = op.shape(0)
     dim = 0
-    if bare(op.name) != "msort":  # the overload with ``stable`` has it before ``dim``
+    if operation.bare(op.name) != "msort":  # the overload with ``stable`` has it before ``dim``
         dim = op.scalar(1) if type(op.scalar(1)) is int else op.scalar(2)
     return prod(shape) * (ceil(log2(shape[dim])) if shape and shape[dim] > 1 else 0)
 
 
 @counts_flops("searchsorted", "bucketize")
 def _searchsorted(op: Operation) -> int:
-    boundaries, values = (1, 0) if bare(op.name) == "bucketize" else (0, 1)
+    boundaries, values = (1, 0) if operation.bare(op.name) == "bucketize" else (0, 1)
     return op.numel(values) * ceil(log2(max(op.shape(boundaries)[-1], 2)))
 
 
@@ -209,7 +201,7 @@ def _pool(op: Operation) -> int:
     windows = 1
     for dim in range(dims):
         length = image[dim - dims]
-        count = windows_along(length + 2 * padding[dim], kernel[dim], stride[dim], dilation[dim], round_up)
+        count = operation.windows_along(length + 2 * padding[dim], kernel[dim], stride[dim], dilation[dim], round_up)
         if round_up and (count - 1) * stride[dim] >= length + padding[dim]:
             count -= 1  # a window must begin inside the image or its padding on the left
         windows *= count
@@ -255,7 +247,7 @@ _NEIGHBORS = {"upsample_linear1d": 2, "upsample_bilinear2d": 4, "upsample_trilin
 
 @counts_flops(*_NEIGHBORS, scalars=True)
 def _upsample(op: Operation) -> int:
-    image, neighbors = op.shape(0), _NEIGHBORS[bare(op.name)]
+    image, neighbors = op.shape(0), _NEIGHBORS[operation.bare(op.name)]
     dims = _dims_of(op)
     sizes: Shape | None = op.scalar(1)
     if sizes is None:  # the overload with scale factors

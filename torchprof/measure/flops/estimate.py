@@ -121,16 +121,9 @@ class _AlikeGroups(NamedTuple):
 class Estimate:
     """Observes ops: their MACs and FLOPs, in ``counts`` by the index of their place.
 
-    The outermost op with a formula counts, and includes the ops inside it. An op without a formula counts as the sum of
-    the ops inside it if these count; otherwise it is uncounted. Example: ``aten::linear`` has no formula, so it counts
-    as the ``aten::addmm`` inside it. A kernel is uncounted if no op around it has known work: Python launched it
-    directly, or a CUDA graph replays it, or its launch was not recorded.
-
-    Under ``torch.func.vmap``, an op has the shapes of one example, and inside it is the same op on the whole batch:
-    then the inner op counts. An op that a tensor subclass runs in Python counts as the ops inside it. At its first call
-    with some shapes, a ``DTensor`` also tries the op on fake tensors, to learn the shape of the result: no work.
-
-    A compiled graph counts as the nodes in its text, whatever kernels they were fused into.
+    docs/flops.md says what counts. Example: ``aten::linear`` has no formula, so it counts as the ``aten::addmm`` inside
+    it. A kernel is uncounted if no op around it has known work. A compiled graph counts as the nodes in its text,
+    whatever kernels they were fused into.
 
     It has a stack of open ops of its own: ranges without arithmetic and everything inside them, labels, and ops that
     were stopped before they were executed take no part in the sums.

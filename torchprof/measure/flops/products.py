@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from math import log2, prod
 
+from torchprof.measure.flops import operation
 from torchprof.measure.flops.elementwise import NORM, SOFTMAX
-from torchprof.measure.flops.operation import (
-    Flops,
-    Operation,
-    Shape,
-    Unknown,
-    bare,
-    broadcast,
-    counts,
-    counts_flops,
-    per_element,
-    windows_along,
-)
+from torchprof.measure.flops.operation import Flops, Operation, Shape, Unknown, counts, counts_flops
 from torchprof.run.torch_names import FORWARD_ATTENTION, without_aten
 
 # Matrix products
@@ -34,7 +24,7 @@ def _mm(op: Operation) -> tuple[int, int]:
 @counts("addmm", "_addmm_activation", "addbmm", "baddbmm", "addmv", "addr")
 def _addmm(op: Operation) -> tuple[int, int]:
     first, second = op.shape(1), op.shape(2)
-    name = bare(op.name)
+    name = operation.bare(op.name)
     batch = first[0] if name in ("baddbmm", "addbmm") else 1
     if name == "addr":
         rows, inner, columns = first[0], 1, second[0]
@@ -84,7 +74,7 @@ def _convolved(op: Operation, *, stride: int, padding: int, dilation: int) -> in
     steps, borders, gaps = (op.sizes(index, dims) for index in (stride, padding, dilation))
     windows = 1
     for length, kernel, step, border, gap in zip(image[-dims:], weight[2:], steps, borders, gaps):
-        windows *= windows_along(length + 2 * border, kernel, step, gap)
+        windows *= operation.windows_along(length + 2 * border, kernel, step, gap)
     return prod(image[: -dims - 1]) * weight[0] * windows
 
 
@@ -162,7 +152,7 @@ def _convolution_backward(op: Operation) -> tuple[int, int]:
 @counts_flops("_cdist_forward")
 def _cdist(op: Operation) -> int:
     first, second = op.shape(0), op.shape(1)
-    return 3 * prod(broadcast([first[:-2], second[:-2]])) * first[-2] * second[-2] * first[-1]
+    return 3 * prod(operation.broadcast([first[:-2], second[:-2]])) * first[-2] * second[-2] * first[-1]
 
 
 @counts_flops("_pdist_forward")
@@ -175,7 +165,7 @@ def _pdist(op: Operation) -> int:
 def _fft(op: Operation) -> int:
     shape = list(op.shape(0))
     dims = op.sizes(1, 1)
-    kind = bare(op.name)
+    kind = operation.bare(op.name)
     if kind == "_fft_c2r":
         shape[dims[-1]] = op.scalar(3)
     points = prod(shape[dim] for dim in dims)
@@ -218,7 +208,7 @@ def _solve(op: Operation) -> int:
 
 @counts_flops("linalg_solve_triangular", "triangular_solve")
 def _solve_triangular(op: Operation) -> int:
-    matrix, right = (1, 0) if bare(op.name) == "triangular_solve" else (0, 1)
+    matrix, right = (1, 0) if operation.bare(op.name) == "triangular_solve" else (0, 1)
     return op.numel(right) * op.shape(matrix)[-1]
 
 
@@ -266,8 +256,8 @@ counts("_cudnn_rnn", scalars=True)(lambda op: _library_rnn(op, mode=op.scalar(6)
 counts("miopen_rnn", scalars=True)(lambda op: _library_rnn(op, mode=op.scalar(5), hidden=op.scalar(6)))
 counts_flops("_thnn_fused_lstm_cell")(lambda op: op.numel(0) // 4 * (_LSTM_GATES + (8 if op.has(3) else 0)))
 counts_flops("_thnn_fused_gru_cell")(lambda op: op.numel(0) // 3 * (_GRU_GATES + (6 if op.has(3) else 0)))
-counts_flops("_thnn_fused_lstm_cell_backward_impl")(per_element(2, 2 * _LSTM_GATES))
-counts_flops("_thnn_fused_gru_cell_backward")(per_element(0, 2 * _GRU_GATES))
+counts_flops("_thnn_fused_lstm_cell_backward_impl")(operation.per_element(2, 2 * _LSTM_GATES))
+counts_flops("_thnn_fused_gru_cell_backward")(operation.per_element(0, 2 * _GRU_GATES))
 
 # Attention
 
@@ -278,7 +268,7 @@ def _attention(query: Shape, key: Shape, value: Shape) -> tuple[int, int, int]:
     Key and value may have fewer heads (grouped queries) and a smaller batch (broadcasting). Masks skip nothing.
     """
     heads = max(query[-3], key[-3], value[-3]) if len(query) > 2 else 1
-    batch = prod(broadcast([query[:-3], key[:-3], value[:-3]]))
+    batch = prod(operation.broadcast([query[:-3], key[:-3], value[:-3]]))
     scores = batch * heads * query[-2] * key[-2]
     return scores * query[-1], scores * value[-1], scores
 
@@ -314,8 +304,8 @@ def _heads_first(shape: Shape) -> Shape:
 
 @counts("_flash_attention_forward", "_efficient_attention_forward", "flash_attn::_flash_attn_forward")
 def _forward_attention_heads_last(op: Operation) -> tuple[int, int]:
-    lengths = {"_flash_attention_forward": (3, 4), "_efficient_attention_forward": (4, 5)}.get(bare(op.name), ())
-    if any(op.has(index) for index in lengths):
+    lengths = {"_flash_attention_forward": (3, 4), "_efficient_attention_forward": (4, 5)}
+    if any(op.has(index) for index in lengths.get(operation.bare(op.name), ())):
         raise Unknown  # packed sequences: their lengths are in the data, which is not recorded
     return _attend(*(_heads_first(op.shape(index)) for index in range(3)))
 
