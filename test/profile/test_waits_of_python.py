@@ -65,7 +65,9 @@ def test_a_forward_waits_for_its_own_threads() -> None:
     assert ns <= model.waited_ns + 20 * MS  # a thread also waits for another to start
     [finding] = [finding for finding in advise(prof.run) if finding.rule == "waits_for_threads"]
     assert (finding.layer, finding.gain_ns) == ("Threaded", ns)
-    assert not any("between operators" in finding.finding or "larger batch" in finding.remedy for finding in advise(prof.run))
+    assert not any(
+        "between operators" in finding.finding or "larger batch" in finding.remedy for finding in advise(prof.run)
+    )
     rows = {line.split("|")[0].strip("├─└ ").split(" ")[0]: line for line in str(prof).splitlines()}
     assert rows["a"].split("|")[1:] == rows["b"].split("|")[1:]
     assert [cell.strip() for cell in rows["a"].split("|")[1:]] == ["–", "–", "3"]

@@ -257,14 +257,13 @@ _OF_ANY_CAUSE = ("launches_slower_than_the_device", "python_in_the_loop")
 def _within_place(findings: Iterable[Advice], evidence: Evidence) -> list[Advice]:
     """The findings, the largest gain first, with gains of at most the recorded time together on each place. The gain of
     one for which nothing is left is unknown."""
-    left: defaultdict[tuple[str, ...], int] = defaultdict(lambda: evidence.recorded_ns)
+    left: defaultdict[str, int] = defaultdict(lambda: evidence.recorded_ns)
     least = WORTH * evidence.recorded_ns
     limited = []
     for advice in sorted(findings, key=lambda advice: advice.rule in _OF_ANY_CAUSE):
         if advice.gain_ns is not None and advice.gain_ns >= least:
-            place = advice.layers or (advice.layer,)
-            gain_ns = min(advice.gain_ns, left[place])
-            left[place] -= gain_ns
+            gain_ns = min(advice.gain_ns, left[advice.layer])
+            left[advice.layer] -= gain_ns
             advice = advice._replace(gain_ns=gain_ns if gain_ns >= least else None)
         limited.append(advice)
     return limited

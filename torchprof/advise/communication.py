@@ -165,7 +165,7 @@ def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
     interrupted = evidence.whole_of(is_interruption).cpu_ns
     waiting += evidence.whole_of(is_wait_in_the_loop).cpu_ns
     launching = evidence.run.rows.total("cpu_ns") - waiting - loading - unusual - interrupted
-    idle, span = evidence.idle_ns, evidence.span_ns
+    idle, span = evidence.idle_ns, sum(time.span_ns for time in evidence.busiest)
     # Loading and start-up may be before the first kernel: they take from the idle time of the whole recording.
     busy = sum(max(meta.busy_devices.values(), default=0) for meta in evidence.run.metas)
     gain = min(idle, evidence.recorded_ns - busy - loading - unusual - interrupted, launching)

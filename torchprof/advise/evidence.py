@@ -121,15 +121,10 @@ class Evidence:
     def idle_ns(self) -> int:
         """How long the busiest device was idle between its first and its last work, summed over ranks. All of the
         recorded time of a rank without any."""
-        return sum(busiest.idle_ns for busiest in self._busiest)
-
-    @property
-    def span_ns(self) -> int:
-        """From its first to its last work, in the same way."""
-        return sum(busiest.span_ns for busiest in self._busiest)
+        return sum(busiest.idle_ns for busiest in self.busiest)
 
     @cached_property
-    def _busiest(self) -> list[DeviceTime]:
+    def busiest(self) -> list[DeviceTime]:
         """The busiest device of each rank."""
         busiest = {meta.rank: DeviceTime("", meta.rank, meta.wall_ns, 0, 0, 0, 0, 0, ()) for meta in self.run.metas}
         for time in self.run.device_use:

@@ -27,16 +27,7 @@ from torchprof.advise.evidence import Evidence
 from torchprof.advise.python import FEWEST_SAMPLES, FIND_THE_LINE, UNKNOWN_REASON, Function, Spent, functions, most_of
 from torchprof.run.formats import format_time
 from torchprof.run.torch_names import DATA, GARBAGE, OPTIMIZER, purpose_of
-from torchprof.run.words import (
-    BACKWARD,
-    FORWARD,
-    OUTSIDE,
-    PHASES,
-    WAITS_FOR_THREADS,
-    FrameKind,
-    SourceLine,
-    sampled_line,
-)
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, WAITS_FOR_THREADS, FrameKind, sampled_line
 
 _LEAST_SHARE_ON_DATA = 0.1  # of the recorded time
 _SMALL_NS = 30_000  # an operator of less time is small
@@ -227,7 +218,7 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
 def waits_for_threads(evidence: Evidence) -> Iterator[Advice]:
     """A loop, or a layer, that waits for other threads of its own, such as one that prepares batches. The line is the
     one that was sampled most (``torchprof run``)."""
-    lines: defaultdict[int, Counter[SourceLine]] = defaultdict(Counter)
+    lines: defaultdict[int, Counter[str]] = defaultdict(Counter)
     for row in evidence.rows(_is_line_of_wait, phases=(FORWARD,)):
         if (line := sampled_line(row.frames)) is not None:
             lines[row.layer][line] += row.calls

@@ -29,9 +29,9 @@ from torchprof.run.words import (
     OUTSIDE_NAME,
     PHASES,
     RECOMPUTE,
-    WAITS_FOR_AUTOGRAD,
     WAITS_FOR_RANKS,
     WAITS_FOR_THREADS,
+    WAITS_IN_WORDS,
     FrameKind,
     StepEnd,
 )
@@ -307,11 +307,6 @@ _NAMES = {  # of parts outside of layers
     GARBAGE: "garbage collection",
     OF_NO_LAYER: BACKWARD,
 }
-_OF_WAITS = {
-    WAITS_FOR_AUTOGRAD: "waiting for backward",
-    WAITS_FOR_RANKS: "waiting for other ranks",
-    WAITS_FOR_THREADS: "waiting for other threads",
-}
 IDLE = "idle"
 STAGES = "waiting for other stages"
 COMPILING_PART = "torch.compile compiling"
@@ -321,7 +316,7 @@ _LONG_FIRST_CALL = 2
 """The first call of a model is a part of its own if it took more than this many times as long as the median one."""
 _ORDER = (
     *(COMPILING_PART, "data", FIRST_CALL, LATER_CALLS, FORWARD, NO_GRAD, RECOMPUTE, BACKWARD, "optimizer", "copies"),
-    *(_NAMES[WAIT], *_OF_WAITS.values(), STAGES, _NAMES[GARBAGE], OTHER, IDLE),
+    *(_NAMES[WAIT], *WAITS_IN_WORDS.values(), STAGES, _NAMES[GARBAGE], OTHER, IDLE),
 )
 
 
@@ -345,7 +340,7 @@ def time_parts(run: Run, field: str) -> dict[str, int]:
         else:
             purpose = purpose_of(PHASES[phase], chains[chain])
             waits = chains[chain][-1].name if purpose == NO_OP and chains[chain] else ""
-            parts[_OF_WAITS.get(waits) or _NAMES.get(purpose, OTHER)] += ns
+            parts[WAITS_IN_WORDS.get(waits) or _NAMES.get(purpose, OTHER)] += ns
     if field == "cpu_ns":
         no_grad = sum(spread.sum for key, spread in run.samples.items() if key.measure == "no_grad_ns")
         parts[NO_GRAD] = min(no_grad, parts[FORWARD])
@@ -354,7 +349,7 @@ def time_parts(run: Run, field: str) -> dict[str, int]:
         if parts[FIRST_CALL]:
             parts[LATER_CALLS] = parts.pop(FORWARD) - parts[FIRST_CALL]
         waited = sum(pipeline.waited_ns for pipeline in run.pipelines if pipeline.device == "cpu")
-        for part in (_OF_WAITS[WAITS_FOR_RANKS], OTHER):
+        for part in (WAITS_IN_WORDS[WAITS_FOR_RANKS], OTHER):
             of_stages = min(waited - parts[STAGES], parts[part])
             parts[STAGES] += of_stages
             parts[part] -= of_stages

@@ -167,14 +167,7 @@ class _Pass:
         return events
 
     def waits(self, columns: EventColumns) -> Iterator[Event]:
-        """The time in which the thread that called the engine ran nothing and other threads ran the nodes.
-
-        ::
-
-            caller     loss | backward( ........ hook ........ ) | step
-            autograd                 [node  node  node  node]
-            waits                    [....]    [.......]
-        """
+        """The time in which the thread that called the engine ran nothing and other threads ran the nodes."""
         thread = self._caller if self.call is None else self.call.thread
         events_of = {events.thread: events for events in columns.threads}
         others = [span for of_thread, span in self.spans.items() if of_thread != thread]

@@ -24,8 +24,7 @@ from torchprof.run.words import (
     PHASES,
     RECOMPUTE,
     WAITS_FOR_AUTOGRAD,
-    WAITS_FOR_RANKS,
-    WAITS_FOR_THREADS,
+    WAITS_IN_WORDS,
     FrameKind,
     SourceLine,
     range_in_words,
@@ -44,12 +43,8 @@ _PHASES_OF_RANGES = {
 }
 """For traces without modules: a range need not be a forward call."""
 _NO_LAYER = {OUTSIDE: "outside of all layers", NOT_SELECTED: "in layers that were not selected"}
-_FOR_BACKWARD = range_in_words(FrameKind.WAIT, WAITS_FOR_AUTOGRAD)
-_WAITS = {
-    _FOR_BACKWARD: "waiting for backward",
-    range_in_words(FrameKind.WAIT, WAITS_FOR_RANKS): "waiting for other ranks",
-    range_in_words(FrameKind.WAIT, WAITS_FOR_THREADS): "waiting for other threads",
-}
+_WAITS = {range_in_words(FrameKind.WAIT, name): phrase for name, phrase in WAITS_IN_WORDS.items()}
+_PHRASES = {AUTOGRAD_ENGINE: "in autograd's engine", **_WAITS}
 _NAMES_OF_KINDS = {
     "Linear": "linear layer",
     "LayerNorm": "layer norm",
@@ -122,7 +117,7 @@ def _by_phase(run: Run, parts: Parts) -> dict[int, Parts]:
     by_phase: defaultdict[int, Parts] = defaultdict(dict)
     for part, amount in parts.items():
         layer, work = part
-        if layer == OUTSIDE and work.name == _FOR_BACKWARD:
+        if layer == OUTSIDE and _WAITS.get(work.name) == WAITS_IN_WORDS[WAITS_FOR_AUTOGRAD]:
             continue
         is_of_phase = layer >= 0 or (layer == OUTSIDE and work.phase == in_backward)
         by_phase[work.phase if is_of_phase else layer][part] = amount
@@ -281,9 +276,7 @@ def _in_work(measured: _Measured, kind: KindOfWork) -> str:
         return f"in {known}" if known else f"in the label `{shortened(label)}`"
     if work == BETWEEN_OPS:
         return "where no operator ran" if measured.field == "cpu_ns" else "in work that no operator launched"
-    if work in _WAITS:
-        return _WAITS[work]
-    return "in autograd's engine" if work == AUTOGRAD_ENGINE else f"in `{shortened(work)}`"
+    return _PHRASES.get(work) or f"in `{shortened(work)}`"
 
 
 def _kind(layer: Layer, is_of_model: bool) -> tuple[str, str]:

@@ -294,12 +294,8 @@ def _with_engine_range(run_backward: Any) -> Any:
 
 
 class WaitRanges(SharedChange):
-    """From ``on`` to ``off``, each call of Python that waits for other ranks or threads is a range.
-
-    ``queue.Queue.get()``, ``Event.wait()`` and ``Future.result()`` wait in ``Condition.wait()``; ``dist.recv()``,
-    ``dist.barrier()`` and the collectives without ``async_op=True`` in ``Work.wait()``. Locks, and what waits in C++,
-    as DistributedDataParallel at the end of backward, cannot be seen here.
-    """
+    """From ``on`` to ``off``, each call of Python that waits for other ranks or threads is a range. Locks, and waits in
+    C++, as those of DistributedDataParallel at the end of backward, cannot be seen here."""
 
     def _make(self) -> None:
         works = getattr(dist, "Work", None)  # torch may be built without distributed

@@ -167,6 +167,12 @@ WAITS_FOR_AUTOGRAD = "waits for autograd"
 threads."""
 WAITS_FOR_RANKS, WAITS_FOR_THREADS = "waits for other ranks", "waits for other threads"
 """The names of the frames of calls of Python that wait: ``Work.wait()``; ``Thread.join()``, ``Condition.wait()``."""
+WAITS_IN_WORDS = {
+    WAITS_FOR_AUTOGRAD: "waiting for backward",
+    WAITS_FOR_RANKS: "waiting for other ranks",
+    WAITS_FOR_THREADS: "waiting for other threads",
+}
+"""The names of these in sentences."""
 AUTOGRAD_ENGINE = "(autograd engine)"
 """The name of the frame for the time in a backward pass that is in no autograd node."""
 
