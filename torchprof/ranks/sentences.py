@@ -54,7 +54,7 @@ def sentences(run: Run, balance: Balance) -> Iterator[str]:
 
 
 def verdict_on_ranks(run: Run) -> tuple[bool, str]:
-    """Whether a job has stragglers beyond chance; and these in words, or that there are none or they are unknown."""
+    """Whether a job has stragglers beyond chance; and in words these, or that there are none, or they are unknown."""
     balance = balance_of(run)
     named = [part for part in (balance.slow, balance.late) if part is not None]
     sentence = straggler(run, balance) or " ".join(_about_none(run, balance))
