@@ -39,7 +39,7 @@ def skip_without(needs: list[str]) -> None:
         (
             "read_trace.py",
             [],
-            ["53% of the time is in the backward", "Params                   61.71 K", "report.html"],
+            ["54% of the time is in the backward", "Params                   61.71 K", "report.html"],
         ),
         ("compare_two_versions.py", [], ["Added: Net.features.1 (BatchNorm2d)", "computes 2 times as much"]),
         ("budget_in_pytest.py", [], ["3 passed"]),

@@ -24,7 +24,7 @@ from torchprof.attribute.launches import CollectiveOwners
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.fold import fold
 from torchprof.measure.lockstep import Locksteps
-from torchprof.measure.waiting import PROMPTLY_NS, is_communication
+from torchprof.measure.waiting import PROMPTLY_NS, Waiting, is_communication
 from torchprof.ranks import balance_of
 from torchprof.run.collectives import Entered, Unfinished
 from torchprof.run.layers import Layer
@@ -632,3 +632,11 @@ def test_a_block_without_steps_is_one() -> None:
 
 def test_a_process_that_is_no_rank_has_no_lockstep_data() -> None:
     assert three_steps().lockstep == {}
+
+
+def test_an_exchange_that_gloo_ends_late_is_a_wait_of_the_engine() -> None:
+    """On a busy machine gloo ends its range 10 ms after the thread that waited went on. No Python runs in the engine."""
+    waiting, ms = Waiting(), 1_000_000
+    waiting.add(10 * ms, 60 * ms, True)
+    assert waiting.within(5 * ms, 50 * ms, True) == []
+    assert waiting.within(5 * ms, 50 * ms, True, in_engine=True) == [(10 * ms, 50 * ms)]

@@ -219,7 +219,8 @@ class Locksteps:
             self._own_ns[place] += end - start
         elif is_own:
             is_of_loop = place.kind == FrameKind.LABEL and place.layer == OUTSIDE and place.phase == FORWARD
-            waits = self._waiting.within(start, end, has_requested or is_of_loop or place.is_engine)
+            for_any = has_requested or is_of_loop or place.is_engine
+            waits = self._waiting.within(start, end, for_any, place.is_engine)
             self._own_ns[place] += end - start - covered_ns(waits)
 
     def _on_kernel(self, event: Event, place: Place, ns: int) -> None:

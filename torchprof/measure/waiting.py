@@ -68,13 +68,14 @@ class Waiting:
     def add(self, start: int, end: int, is_collective: bool) -> None:
         insort(self._exchanges, _Exchange(end, start, is_collective))
 
-    def within(self, start: int, end: int, for_any: bool) -> list[tuple[int, int]]:
+    def within(self, start: int, end: int, for_any: bool, in_engine: bool = False) -> list[tuple[int, int]]:
         """The parts of a gap in which its thread waited. ``for_any``: any collective that ended in the gap counts.
+        ``in_engine``: no Python runs in it, so an exchange whose end was recorded later counts as well.
 
         Example, in ms: an all_reduce runs from 2 to 8. In a gap from 1 to 8.5, the thread waited from 2 to 8. In one
         from 1 to 12, it waited then only if ``for_any``.
         """
-        late = max(_RECORDED_LATE_NS, min((end - start) // 10, PROMPTLY_NS))
+        late = end - start if in_engine else max(_RECORDED_LATE_NS, min((end - start) // 10, PROMPTLY_NS))
         index = bisect_right(self._exchanges, (end + late, end, True))
         ended = []
         while index and self._exchanges[index - 1].end_ns > start:
