@@ -635,7 +635,7 @@ def test_a_process_that_is_no_rank_has_no_lockstep_data() -> None:
 
 
 def test_an_exchange_that_gloo_ends_late_is_a_wait_of_the_engine() -> None:
-    """On a busy machine gloo ends its range 10 ms after the thread that waited went on. No Python runs in the engine."""
+    """On a busy machine gloo ends its range 10 ms after the thread that waited went on. The engine runs no Python."""
     waiting, ms = Waiting(), 1_000_000
     waiting.add(10 * ms, 60 * ms, True)
     assert waiting.within(5 * ms, 50 * ms, True) == []
