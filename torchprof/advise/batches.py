@@ -105,9 +105,8 @@ def waiting_for_data(evidence: Evidence) -> Iterator[Advice]:
     if steps:
         of_step = sum(spread.sum for spread in in_steps) / steps
         each = f" ({format_time(of_step)} per step on average)"
-        if (
-            "MultiProcessing" in loading.label
-        ):  # the pass before the first step starts them: it counts as an average one
+        # The pass before the first step starts the workers: it counts as an average one.
+        if "MultiProcessing" in loading.label:
             gain = min(gain, round(of_step * max(evidence.passes, steps)))
     waits = f"{format_time(gain)}{each}"
     details = options = ""

@@ -53,10 +53,10 @@ def steps(run: Run, *, depth: int | None = None, top: int | None = None) -> Sect
 
     First, the duration of a step. Second, the parts of a step: forward, backward and recompute of the layers; loading
     data (with torch's DataLoader), the optimizer, copies between host and device, waiting for the device, garbage
-    collection, other ops such as those of the loss; and time in no op, which is Python. The means of the parts add up
-    to the mean of the step; if several threads worked at the same time, a line subtracts what would count twice.
-    Columns for devices have the time of the work that each part launched. Third, the layers, each with all layers below
-    it.
+    collection, other ops such as those of the loss; and time in no op, which is Python or waiting. The means of the
+    parts add up to the mean of the step; if several threads worked at the same time, a line subtracts what would count
+    twice. Columns for devices have the time of the work that each part launched. Third, the layers, each with all
+    layers below it.
 
     Median, P95 and IQR (interquartile range) are over all steps (over a uniform sample of 256, if there were more).
     They are not additive.
@@ -370,8 +370,7 @@ def _first_call_ns(run: Run) -> int:
 
 def device_parts(run: Run) -> dict[str, int]:
     """The parts of the time of all devices from their first to their last work, with that in which they were idle.
-    Kernels that ran at the same time
-    share it in proportion to their durations."""
+    Kernels that ran at the same time share it in proportion to their durations."""
     parts = time_parts(run, "device_ns")
     worked, kernels = sum(time.busy_ns for time in run.device_use), sum(parts.values())
     if not kernels or not worked:

@@ -236,6 +236,7 @@ def largest_parts(run: Run, limit: int, width: int | None = None) -> list[Part]:
 
 
 def title_of_parts(run: Run) -> str:
+    """The heading of the largest parts: of FLOPs if no time was measured."""
     return "Where the FLOPs are" if {"cpu_ns", "device_ns"}.isdisjoint(run.meta.measured) else "Where the time goes"
 
 

@@ -167,7 +167,7 @@ def _subject(run: Run) -> tuple[str, _Measured]:
             extent = "from its first to its last work" if all(time.streams for time in used) else "that was recorded"
             return f"{which} was idle for {least}{share} of the time {extent}. ", cpu
         if used and max(time.span_ns for time in used) < (1 - _MOSTLY_IDLE) * recorded:
-            return f"From its first to its last work, {which} takes less than half of the recorded time. ", cpu
+            return f"{which} had all of its work within less than half of the recorded time. ", cpu
         return "", on_device
     if "cpu_ns" in meta.measured or "flops" not in meta.measured:
         return "", _Measured("cpu_ns", "time", plain=True)
