@@ -17,6 +17,7 @@ import torchprof
 from torchprof import Profile
 from torchprof.run.layers import Layer
 from torchprof.run.run import Run
+from torchprof.run.timeline import DeviceTime
 from torchprof.run.words import NOT_SELECTED, OUTSIDE, PHASES, Frame
 
 FORWARD, BACKWARD, RECOMPUTE = PHASES
@@ -208,6 +209,17 @@ def test_the_measure_of_the_headline(golden: Callable[..., None]) -> None:
         "an empty block": head((OUTSIDE, FORWARD, (), {"cpu_ns": 6_000})),
     }
     golden(said)
+
+
+@pytest.mark.parametrize(("span", "short"), [(400, True), (600, False)])
+def test_a_device_with_work_in_a_short_part_of_the_time(span: int, short: bool) -> None:
+    """It is busy from its first to its last work, so it is not idle: the time before and after is the CPU's."""
+    fields = ("cpu_ns", "device_ns")
+    meta: dict[str, Any] = {"requested": fields, "measured": fields, "device": "cuda", "wall_ns": 1_000}
+    run = run_of(NET, took("Net.stem", 900, device_ns=span), busy_ns=(("cuda:0", span),), **meta)
+    run = replace(run, device_times=(DeviceTime("cuda:0", run.meta.rank, span, span, span, 0, 0, 0, ()),))
+    said = "`cuda:0` had all of its work within less than half of the recorded time. "
+    assert run.report("headline").startswith(said) is short
 
 
 # Several models and ranks
