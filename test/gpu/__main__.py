@@ -44,6 +44,7 @@ COST = ("-m", "benchmarks.device", "--device", "{device}", "--figures", "{folder
 PARTS = {
     "recordings": tests("recordings", "reference recordings of training and decoding, made and read back", 90),
     "kernels": tests("kernels", "all kernels, copies and sets, by layer; streams, types, attention", 75),
+    "waits": tests("waits", "what a thread waits for, against the trace and a clock", 40),
     "memory": tests("memory", "the peak and the bytes of each layer, against the allocator", 60),
     "flops": tests("flops", "FLOPs against the CPU's and torch's counter; what the device can do", 75),
     "graphs": tests("graphs", "CUDA graphs: capture, replay, what layers they belong to", 40),
