@@ -146,7 +146,8 @@ class Locksteps:
                         self._elsewhere.add(start, start + ns)
                     thread.innermost = item
                     thread.last_start = start
-                    thread.has_requested &= kind is Kind.INTERRUPTION or kind is Kind.WAIT  # these come at any time
+                    if kind is not Kind.INTERRUPTION and kind is not Kind.WAIT:  # these come at any time
+                        thread.has_requested = thread.has_run_backward = False
                     if not self._work_of(place).is_own:
                         self._last.note_request(place)
                     if correlation:
@@ -183,13 +184,14 @@ class Locksteps:
         while item is not None and (end := item.event.start_ns + item.ns) <= until:
             place, item = item.place, item.outer
             if end > time:
-                self._add_interval(number, place, time, end, thread.has_requested)
+                self._add_interval(number, place, time, end)
                 time = end
             if place.kind not in INTERRUPTIONS and place.kind != FrameKind.WAIT:
                 thread.has_requested = not self._work_of(place).is_own
+                thread.has_run_backward = place.is_engine or place.is_node
         thread.innermost = item
         if until > time and (item is not None or number == self._main):
-            self._add_interval(number, None if item is None else item.place, time, until, thread.has_requested)
+            self._add_interval(number, None if item is None else item.place, time, until)
         thread.until = max(time, until)
 
     def _work_of(self, place: Place) -> _WorkIn:
@@ -203,15 +205,17 @@ class Locksteps:
             work = self._work_in[place] = _WorkIn(is_own, never_waits)
         return work
 
-    def _add_interval(self, thread: int, place: Place | None, start: int, end: int, has_requested: bool) -> None:
+    def _add_interval(self, number: int, place: Place | None, start: int, end: int) -> None:
         """Count an interval in which a thread began nothing new. ``place``: of its innermost range, if it is in one."""
-        if thread == self._main:
+        thread = self._threads[number]
+        has_requested = thread.has_requested
+        if number == self._main:
             if end - start > self._last.longest.ns:
                 self._last.longest = Stall(end - start, start, place, has_requested)
         elif end - start > self._last.longest_elsewhere.ns:
             self._last.longest_elsewhere = Stall(end - start, start, place, has_requested)
         if place is None:
-            waits = self._waiting.within(start, end, True)
+            waits = self._waiting.within(start, end, True, thread.has_run_backward)
             self._gap_ns += end - start - covered_ns([*waits, *self._elsewhere.within(start, end)])
             return
         is_own, never_waits = self._work_of(place)
@@ -220,7 +224,7 @@ class Locksteps:
         elif is_own:
             is_of_loop = place.kind == FrameKind.LABEL and place.layer == OUTSIDE and place.phase == FORWARD
             for_any = has_requested or is_of_loop or place.is_engine
-            waits = self._waiting.within(start, end, for_any, place.is_engine)
+            waits = self._waiting.within(start, end, for_any, place.is_engine or thread.has_run_backward)
             self._own_ns[place] += end - start - covered_ns(waits)
 
     def _on_kernel(self, event: Event, place: Place, ns: int) -> None:

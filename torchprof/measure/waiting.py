@@ -68,14 +68,15 @@ class Waiting:
     def add(self, start: int, end: int, is_collective: bool) -> None:
         insort(self._exchanges, _Exchange(end, start, is_collective))
 
-    def within(self, start: int, end: int, for_any: bool, in_engine: bool = False) -> list[tuple[int, int]]:
+    def within(self, start: int, end: int, for_any: bool, after_nodes: bool) -> list[tuple[int, int]]:
         """The parts of a gap in which its thread waited. ``for_any``: any collective that ended in the gap counts.
-        ``in_engine``: no Python runs in it, so an exchange whose end was recorded later counts as well.
+        ``after_nodes``: it is in a call of the engine, or follows the last node of a backward pass, where
+        DistributedDataParallel waits: an exchange whose end was recorded later counts as well.
 
         Example, in ms: an all_reduce runs from 2 to 8. In a gap from 1 to 8.5, the thread waited from 2 to 8. In one
         from 1 to 12, it waited then only if ``for_any``.
         """
-        late = end - start if in_engine else max(_RECORDED_LATE_NS, min((end - start) // 10, PROMPTLY_NS))
+        late = end - start if after_nodes else max(_RECORDED_LATE_NS, min((end - start) // 10, PROMPTLY_NS))
         index = bisect_right(self._exchanges, (end + late, end, True))
         ended = []
         while index and self._exchanges[index - 1].end_ns > start:
@@ -102,15 +103,16 @@ class _Exchange(NamedTuple):
 
 class ThreadState:
     """A thread. ``until``: its time is counted up to here. ``innermost``: its innermost range that has not ended then.
-    ``has_requested``: whether its last action was to request a collective. ``first_start``, ``last_start``: of ranges.
+    ``has_requested``, ``has_run_backward``: whether its last action was to request a collective, or a backward pass.
+    ``first_start``, ``last_start``: of ranges.
     """
 
-    __slots__ = ("first_start", "has_requested", "innermost", "last_start", "until")
+    __slots__ = ("first_start", "has_requested", "has_run_backward", "innermost", "last_start", "until")
 
     def __init__(self, until: int) -> None:
         self.innermost: Attributed | None = None
         self.first_start = self.last_start = self.until = until
-        self.has_requested = False
+        self.has_requested = self.has_run_backward = False
 
 
 class Stall(NamedTuple):
