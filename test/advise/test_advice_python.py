@@ -260,30 +260,24 @@ def test_other_loops_are_not_reported(run: Run) -> None:
     assert of(run, "python_in_the_loop") == []
 
 
-def test_waiting_for_other_ranks_does_not_count_as_python() -> None:
-    """The work of DistributedDataParallel before its module's forward; a user label counts as Python."""
+@pytest.mark.parametrize("name", ["DistributedDataParallel.forward", "mine"])
+def test_time_in_a_label_without_operators_is_not_called_python(name: str) -> None:
+    """Nothing says what runs there: DistributedDataParallel waits for other ranks in such a label of torch."""
 
-    def in_label(name: str) -> nn.Module:
-        class Wrapped(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.fc = nn.Linear(16, 16)
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(16, 16)
 
-            def forward(self, x: Tensor) -> Tensor:
-                with torch.autograd.profiler.record_function(name):
-                    busy(0.03)
-                return self.fc(x)
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autograd.profiler.record_function(name):
+                busy(0.03)
+            return self.fc(x)
 
-        return Wrapped()
-
-    def found_in(name: str) -> list[Advice]:
-        model = in_label(name)
-        model(torch.ones(4, 16))
-        with Profile(model) as prof:
-            for _ in range(2):
-                model(torch.ones(4, 16))
-        return of(prof.run)
-
-    # On a busy machine a call may stall elsewhere, for less than the 60 ms in the label.
-    assert sum(one.gain_ns or 0 for one in found_in("DistributedDataParallel.forward")) < 45 * MS
-    assert [one.layer for one in found_in("mine")] == ["Wrapped"]
+    model = Wrapped()
+    model(torch.ones(4, 16))
+    with Profile(model) as prof:
+        for _ in range(2):
+            model(torch.ones(4, 16))
+    (advice,) = of(prof.run)
+    assert advice.layer == "Wrapped" and UNKNOWN_REASON in advice.finding and "Replace" not in advice.remedy

@@ -13,7 +13,7 @@ from torchprof.advise.chains import Among, Frames, Holds, always, is_collection,
 from torchprof.advise.evidence import Evidence
 from torchprof.run.formats import format_time
 from torchprof.run.layers import Layer
-from torchprof.run.words import FORWARD, FSDP_RANGE, OUTSIDE, Frame, FrameKind, SourceLine, sampled_line
+from torchprof.run.words import FORWARD, OUTSIDE, Frame, FrameKind, SourceLine, sampled_line
 
 # Python by function
 
@@ -135,9 +135,6 @@ _GAP_NS = 30_000  # what the call of a layer or an operator takes outside of it
 _converts_to_array = Among(is_direct, lambda frames: frames[-1].name == "aten::resolve_neg")
 """It is the operator that Tensor.numpy() and Tensor.tolist() call; models do not call it directly."""
 _is_line_between_ops = Among(is_line, lambda frames: is_own_time(frames[:-1]))
-_WAITS_FOR_RANKS = ("DistributedDataParallel.", "FullyShardedDataParallel.", FSDP_RANGE)
-"""Prefixes of torch's own labels of distributed wrappers, which may wait for other ranks."""
-_is_python = Among(is_own_time, lambda frames: not any(frame.name.startswith(_WAITS_FOR_RANKS) for frame in frames))
 _NN_OF_EACH_DIMENSION = """
 AdaptiveAvgPool AdaptiveMaxPool AvgPool BatchNorm CircularPad ConstantPad Conv ConvTranspose Dropout InstanceNorm
 LPPool LazyBatchNorm LazyConv LazyConvTranspose LazyInstanceNorm MaxPool MaxUnpool ReflectionPad ReplicationPad
@@ -212,7 +209,7 @@ def own_time_of_slow_python(evidence: Evidence) -> dict[int, int]:
     layers = evidence.run.layers
     slow: dict[int, int] = {}
     direct = evidence.took(is_direct, phases=(FORWARD,))
-    for layer, took in evidence.took(_is_python, phases=(FORWARD,)).items():
+    for layer, took in evidence.took(is_own_time, phases=(FORWARD,)).items():
         if layer < 0 or took.cpu_ns < evidence.notable_ns or not has_python(layers[layer]):
             continue
         children = layers.children[layer]
