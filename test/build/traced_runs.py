@@ -93,8 +93,10 @@ def layers_of(run: Run) -> list[Any]:
 
 
 def warnings_of(run: Run) -> list[str]:
-    """Without the cost of labels, and whether a slow first call had other shapes: only the process has these."""
-    warnings = [warning for warning in sentences(run) if not warning.endswith("It is in the times of layers.")]
+    """Without the cost of labels, and whether a slow first call had other shapes: only the process has these; and
+    without ranges that cross, as some of the compiler do: only the reader of a trace counts them."""
+    of_one = ("It is in the times of layers.", "the rest of their time counts in what is around both.")
+    warnings = [warning for warning in sentences(run) if not warning.endswith(of_one)]
     return [re.sub(r"^(The first recorded call of .* on average)\. .*", r"\1", warning) for warning in warnings]
 
 

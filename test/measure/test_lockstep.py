@@ -24,7 +24,7 @@ from torchprof.attribute.launches import CollectiveOwners
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.fold import fold
 from torchprof.measure.lockstep import Locksteps
-from torchprof.measure.waiting import PROMPTLY_NS, Waiting, is_communication
+from torchprof.measure.waiting import PROMPTLY_NS, is_communication
 from torchprof.ranks import balance_of
 from torchprof.run.collectives import Entered, Unfinished
 from torchprof.run.layers import Layer

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
-from build.trace_files import arrow, exact_ns, kernel, memory_event, node, op, trace_event
+from build.trace_files import arrow, exact_ns, kernel, memory_event, node, op, trace_event, write
 from build.traced_events import events_of, read
 
+import torchprof
 from torchprof.attribute.events import Detail, Kind
 from torchprof.traces.event_table import EventTable
 from torchprof.traces.events import TraceEvents
@@ -367,3 +369,20 @@ def test_events_added_one_at_a_time_are_the_same() -> None:
     assert Counter(event.kind for event in parts.columns(()).events())[Kind.NODE] == 1
     assert len(parts.table) == len(whole.table) == 5
     assert parts.table.unread == whole.table.unread == 1
+
+
+def test_ranges_that_cross_and_work_before_its_launch_are_counted(tmp_path: Path) -> None:
+    """They are counted by hand: neither nested ranges nor those that rounding makes overlap are among them."""
+    launch = trace_event("cuda_runtime", "cudaLaunchKernel", 12, 2, correlation=5)
+    crossing = [op("aten::outer", 10, 20), op("aten::inner", 15, 5), op("aten::crossing", 25, 30)]
+    rounded = [op("aten::first", 100, 11), op("aten::second", 110, 9), op("aten::third", 119, 2)]
+    in_order = [launch, *crossing, *rounded, kernel("gemm", 11.5, 5, correlation=5)]
+    trace = {"traceEvents": [*in_order, op("aten::ends_before_it_begins", 200, -3)]}
+
+    def counts() -> dict[str, int]:
+        run = torchprof.from_trace(write(tmp_path / "t.json", trace))
+        return {warning.code: warning.facts["count"] for warning in run.meta.warnings if "count" in warning.facts}
+
+    assert counts() == {"trace_events_missing": 1, "trace_ranges_cross": 1}
+    trace["traceEvents"] += [kernel("early", 4, 5, correlation=6), {**launch, "args": {"correlation": 6}}]
+    assert counts() == {"trace_events_missing": 1, "trace_ranges_cross": 1, "clocks_differ": 1}

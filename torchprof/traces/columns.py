@@ -147,15 +147,17 @@ class Columns:
                 yield index
             seen.add(event)
 
-    def separate(self, threads: Sequence[int], is_left_out: Sequence[bool]) -> None:
+    def separate(self, threads: Sequence[int], is_left_out: Sequence[bool]) -> int:
         """Cut a range that overlaps the start of the next one on its thread, which would otherwise be inside it::
 
             |first...........|                  |first..........|
                             |second....|   →                    |second....|
 
         The overlap is taken for rounding if it is below 1 us, and shorter than the rest of either range. ``threads``:
-        by lane. ``is_left_out``: by name, whether an event is not a range of its thread.
+        by lane. ``is_left_out``: by name, whether an event is not a range of its thread. Returns how many ranges end
+        later than the range around them for other reasons.
         """
+        crossing = 0
         starts, lengths, lanes, names = self.start, self.ns, self.lane, self.name
         open_ranges: dict[int, list[int]] = {thread: [] for thread in threads}  # outer to inner
         for window in self.windows():
@@ -170,7 +172,9 @@ class Columns:
                     if overlap > 0:
                         is_rounding = overlap < _MICROSECOND and 2 * overlap < min(lengths[last], lengths[index])
                         if not is_rounding or start + overlap >= end:
+                            crossing += overlap > _MICROSECOND and end - start - overlap > _MICROSECOND
                             break
                         lengths[last] -= overlap
                     stack.pop()
                 stack.append(index)
+        return crossing

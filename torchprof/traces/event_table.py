@@ -271,12 +271,18 @@ class EventTable:
         threads = threads_of_overhead([start for start, _, _ in overhead], ops)
         self.cpu.add([(*event, lane_of[thread], -1, 0, 0) for event, thread in zip(overhead, threads) if thread])
 
-    def separate(self) -> None:
-        """Let ranges that only rounding makes overlap follow each other: see ``Columns.separate``."""
+    def separate(self) -> int:
+        """Let ranges that only rounding makes overlap follow each other, and count others: ``Columns.separate``."""
         # Runtime calls and overhead have another clock: one may end after its operator.
         no_ranges = (MEMORY_EVENTS, RUNTIME_CALLS, OVERHEAD_EVENTS)
         is_left_out = [group in no_ranges or is_host_collective(name) for group, name in self.names]
-        self.cpu.separate([thread for thread, _ in self.lanes], is_left_out)
+        return self.cpu.separate([thread for thread, _ in self.lanes], is_left_out)
+
+    def count_early_work(self) -> int:
+        """How much device work begins over 1 us before the call that launched it, on the clocks of the trace."""
+        calls = zip(self.cpu.number, self.cpu.start, self.cpu.name)
+        called = {number: start for number, start, name in calls if self.names[name][0] is RUNTIME_CALLS}
+        return sum(start + 1000 < called.get(number, 0) for start, number in zip(self.work.start, self.work.number))
 
 
 class Arrows:

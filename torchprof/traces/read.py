@@ -202,10 +202,10 @@ def _read(
         table.add(piece)
     duplicates = table.drop_duplicates()
     table.place_overhead()
-    table.separate()
+    crossing = table.separate()
     base = file.header.get("baseTimeNanoseconds")
     events = TraceEvents(table, base if type(base) is int and abs(base) < BEYOND else 0)
-    seen = Observations(warnings=[*file.warnings, *_warnings(path, events, duplicates)])
+    seen = Observations(warnings=[*file.warnings, *_warnings(path, events, duplicates, crossing)])
     if not len(table):
         raise TorchprofError(
             f"{path} holds no event of torch's profiler that can be read: no operator, no range and no kernel. "
@@ -291,12 +291,16 @@ _MUCH_OUTSIDE, _LONG_OUTSIDE_NS = 0.05, 5_000_000
 than this: starting and stopping the profiler takes some milliseconds."""
 
 
-def _warnings(path: Path, events: TraceEvents, duplicates: int) -> Iterator[RunWarning]:
+def _warnings(path: Path, events: TraceEvents, duplicates: int, crossing: int) -> Iterator[RunWarning]:
     table = events.table
     if duplicates:
         yield RunWarning.of("trace_events_twice", file=path.name, count=duplicates)
     if table.unread:
         yield RunWarning.of("trace_events_missing", file=path.name, count=table.unread)
+    if crossing:
+        yield RunWarning.of("trace_ranges_cross", file=path.name, count=crossing)
+    if len(table.processes) == 1 and (early := table.count_early_work()):
+        yield RunWarning.of("clocks_differ", file=path.name, count=early)
     before_ns, after_ns = events.outside_ns
     if before_ns + after_ns > max(_MUCH_OUTSIDE * events.wall_ns, _LONG_OUTSIDE_NS):
         yield RunWarning.of("session_outside", before_ns=before_ns, after_ns=after_ns)
