@@ -83,8 +83,8 @@ _TEXTS = {
     "The copies were ignored. Was the file merged with a copy of itself?",
     "trace_ranges_cross": "{count:,} range(s) of {file} end after the range around them on their thread: they are cut "
     "there, and the rest of their time counts in what is around both.",
-    "clocks_differ": "{count:,} kernel(s) of {file} begin before the call that launched them: the clocks of the CPU and "
-    "the device differ. The times of each are right, but not which of both came first.",
+    "clocks_differ": "{count:,} kernel(s) of {file} begin before the call that launched them: the clocks of the CPU "
+    "and the device differ. The times of each are right, but not which of both came first.",
     "layers_by_alignment": "The trace names no layers: its operators were aligned with those of the model's forward, "
     "in {count:,} call(s).",
     "layers_in_doubt": "Operators that were not found in the model have no layer: {share:.1%} of the time of its "
