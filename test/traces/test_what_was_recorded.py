@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from build.trace_files import kernel, op, session, trace_event, write
 import torchprof
 from torchprof import Run
 from torchprof.advise import advise
+from torchprof.run.words import Frame, FrameKind
 
 A100 = Path(__file__).parents[3] / "shared" / "traces" / "a100_ddp_train_rank0_of_2.json.gz"
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -129,3 +131,67 @@ def test_lost_kernels_never_raise_idle_without_a_warning(share: float, tmp_path:
     idle = {name: sum(time.idle_ns for time in run.device_use) for name, run in (("all", whole), ("some", some))}
     assert lost and (idle["some"] <= idle["all"] or warned(some, "kernels_lost"))
     assert share < 0.1 or not some.device_use
+
+
+def steps_of(count: int, ms: float, start: float = 0) -> list[dict[str, Any]]:
+    return [
+        trace_event("user_annotation", f"ProfilerStep#{number}", start + 1000 * ms * number, 1000 * ms)
+        for number in range(count)
+    ]
+
+
+def test_making_the_context_is_start_up_and_in_no_step(tmp_path: Path) -> None:
+    """It takes 981 ms inside an operator. Then each of 40 steps of 24.5 ms has 200 kernels, of 43 us each: the device
+    is idle for 24.5 - 8.6 = 15.9 ms of a step."""
+    called = trace_event("cuda_runtime", "cudaFree", 100, 981_000, correlation=9999)
+    before = [op("aten::empty", 50, 981_100, External_id=9998), called]
+    run = read(tmp_path, [*before, *steps_of(40, 24.5, 990_000), *launches(8000, 990_100, 43, 24_500 / 200)])
+    start_up = Frame(FrameKind.START_UP, "cudaFree")
+    assert run.rows.total("cpu_ns", frames=lambda frames: frames[:1] == (start_up,)) == 981_000_000
+    assert run.rows.total("cpu_ns", frames=lambda frames: "aten::empty" in {frame.name for frame in frames}) == 100_000
+    [bound] = [finding for finding in advise(run) if "launch-bound" in finding.finding]
+    assert bound.gain_ns is not None and 15e6 < bound.gain_ns / 40 <= 15.9e6
+    for text in (run.report("headline"), run.report("top")):
+        assert "start-up" in text and "idle" in text
+
+
+def test_the_start_of_a_loaders_workers_is_no_wait_of_each_step(tmp_path: Path) -> None:
+    """The first batch takes 1.94 s, later ones 216 ms, and the rest of each step 57 ms."""
+    events, at = [], 0.0
+    for number in range(38):
+        wait = 1_940_000 if number == 0 else 216_000
+        events += [
+            trace_event("user_annotation", f"ProfilerStep#{number}", at, wait + 57_000),
+            trace_event("user_annotation", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", at, wait),
+            op("aten::mm", at + wait, 57_000),
+        ]
+        at += wait + 57_000
+    run = read(tmp_path, events)
+    [finding] = [finding for finding in advise(run) if "DataLoader" in finding.remedy]
+    said = f"{finding.finding} {run.report('headline')}"
+    assert set(re.findall(r"([\d.]+m?s) (?:a|per) step", said)) <= {"216.000ms", "216ms"}
+    assert finding.gain_ns is not None and finding.gain_ns / 38 <= 216e6
+
+
+def test_exposed_communication_is_that_of_the_layers_it_names(tmp_path: Path) -> None:
+    """Of 313 ms, 60 are in the first layer, and the rest in others."""
+    events, at = [], 0.0
+    times = {"embedding": 60, "attention": 90, "mlp": 85, "head": 78}
+    for number, (name, ms) in enumerate(times.items(), 1):
+        call = 10 * number
+        events += [
+            trace_event("user_annotation", name, at, 1000),
+            op("aten::mm", at + 10, 100, External_id=call),
+            trace_event("cuda_runtime", "cudaLaunchKernel", at + 20, 8, External_id=call, correlation=call),
+            kernel("gemm", at + 60, 10_000, device=0, stream=7, correlation=call, External_id=call),
+            op("c10d::allreduce_", at + 200, 100, External_id=call + 1),
+            trace_event("cuda_runtime", "cudaLaunchKernel", at + 220, 8, External_id=call + 1, correlation=call + 1),
+            kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", at + 10_060, 1000 * ms, device=0, stream=20,
+                   correlation=call + 1, External_id=call + 1),
+        ]  # fmt: skip
+        at += 10_060 + 1000 * ms
+    run = read(tmp_path, events)
+    exposed = [finding for finding in advise(run) if "Exposed communication" in finding.finding]
+    assert [finding.gain_ns for finding in exposed] == [313_000_000]
+    assert "embedding" not in exposed[0].layer and "313.000ms" in exposed[0].finding
+    assert "60.000ms" in run.report("collectives")

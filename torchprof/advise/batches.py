@@ -99,22 +99,23 @@ def waiting_for_data(evidence: Evidence) -> Iterator[Advice]:
     loading = _loading(evidence)
     if not loading.ns:
         return
+    has_workers = "MultiProcessing" in loading.label
     in_steps = [spread for _, spread in evidence.samples["step_data_ns"]]
     steps = sum(spread.count for spread in in_steps)
-    gain, each = loading.ns, ""
+    start = sum(max(0, spread.first - round(spread.median)) for spread in in_steps) if has_workers else 0
+    gain, each = loading.ns - start, ""
     if steps:
-        of_step = sum(spread.sum for spread in in_steps) / steps
+        of_step = (sum(spread.sum for spread in in_steps) - start) / steps
         each = f" ({format_time(of_step)} per step on average)"
-        # The pass before the first step starts the workers: it counts as an average one.
-        if "MultiProcessing" in loading.label:
+        if has_workers:  # the pass before the first step may start them: it counts as an average one
             gain = min(gain, round(of_step * max(evidence.passes, steps)))
     waits = f"{format_time(gain)}{each}"
     details = options = ""
-    if "MultiProcessing" in loading.label:
+    if has_workers:
         if not in_steps and loading.fetches < _FEWEST_FETCHES:
             return
-        gain -= sum(max(0, spread.first - round(spread.median)) for spread in in_steps)
         cause = f"The loop waits {waits} for the workers of its DataLoader"
+        details = f"Their start takes another {format_time(start)}." if start > loading.ns // 10 else ""
         if gain < _HARDLY_LONGER * _PASSING_NS * loading.fetches:
             cause += ", hardly longer than to pass a batch."
             action = "Use larger batches (`batch_size=…`)."

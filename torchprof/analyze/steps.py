@@ -309,14 +309,15 @@ _NAMES = {  # of parts outside of layers
 }
 IDLE = "idle"
 STAGES = "waiting for other stages"
+START_UP = "start-up of the device"
 COMPILING_PART = "torch.compile compiling"
 NO_GRAD = "forward (no grad)"
 FIRST_CALL, LATER_CALLS = "first call", "later calls"
 _LONG_FIRST_CALL = 2
 """The first call of a model is a part of its own if it took more than this many times as long as the median one."""
 _ORDER = (
-    *(COMPILING_PART, "data", FIRST_CALL, LATER_CALLS, FORWARD, NO_GRAD, RECOMPUTE, BACKWARD, "optimizer", "copies"),
-    *(_NAMES[WAIT], *WAITS_IN_WORDS.values(), STAGES, _NAMES[GARBAGE], OTHER, IDLE),
+    *(START_UP, COMPILING_PART, "data", FIRST_CALL, LATER_CALLS, FORWARD, NO_GRAD, RECOMPUTE, BACKWARD, "optimizer"),
+    *("copies", _NAMES[WAIT], *WAITS_IN_WORDS.values(), STAGES, _NAMES[GARBAGE], OTHER, IDLE),
 )
 
 
@@ -338,9 +339,10 @@ def time_parts(run: Run, field: str) -> dict[str, int]:
         elif layer != OUTSIDE:
             parts[PHASES[phase]] += ns
         else:
-            purpose = purpose_of(PHASES[phase], chains[chain])
-            waits = chains[chain][-1].name if purpose == NO_OP and chains[chain] else ""
-            parts[WAITS_IN_WORDS.get(waits) or _NAMES.get(purpose, OTHER)] += ns
+            purpose, frames = purpose_of(PHASES[phase], chains[chain]), chains[chain]
+            waits = frames[-1].name if purpose == NO_OP and frames else ""
+            is_start = bool(frames) and frames[0].kind == FrameKind.START_UP
+            parts[START_UP if is_start else WAITS_IN_WORDS.get(waits) or _NAMES.get(purpose, OTHER)] += ns
     if field == "cpu_ns":
         no_grad = sum(spread.sum for key, spread in run.samples.items() if key.measure == "no_grad_ns")
         parts[NO_GRAD] = min(no_grad, parts[FORWARD])

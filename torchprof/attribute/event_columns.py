@@ -15,12 +15,14 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from torchprof.attribute.events import Event, Kind
 from torchprof.run.collectives import C10D_OPS, RECORDS_COLLECTIVE
-from torchprof.run.words import REPLAYS
+from torchprof.run.torch_names import COPYING, WAITING
+from torchprof.run.words import REPLAYS, is_runtime_call
 
 IN_NODE = 2  # see ``EventColumns.groupable``
 IntColumn: TypeAlias = "array[int]"
 BEYOND = 1 << 62  # no time, no index and no other number of an event is larger
 _OF_COMPILED_CODE = frozenset({Kind.GUARDS, Kind.REGION, Kind.GRAPH, Kind.COMPILING, Kind.COMPILED_INPUTS})
+_LONG_CALL_NS = 1_000_000  # of a device's runtime; most take some microseconds
 _COLUMNS = {
     "number": ("i", 0),
     "start": ("q", 0),
@@ -75,7 +77,8 @@ class EventColumns:
     - ``size``: how many events begin on the thread before this one ends, itself included: 3 for an op with two inside.
 
     ``threads``: the events of each. ``kernels``: the work of devices, in the order of start; of a trace, read once.
-    ``launched``: the number of calls that launch a kernel; ``lost``: of those whose kernel was not recorded.
+    ``first_work_ns``: when the first of it began. ``launched``: the number of calls that launch a kernel; ``lost``: of
+    those whose kernel was not recorded.
     """
 
     kinds: list[EventKind]
@@ -90,6 +93,7 @@ class EventColumns:
     nbytes: IntColumn | None = None
     address: IntColumn | None = None
     kernels: Iterable[Event] = ()
+    first_work_ns: int = 0
     launched: int = 0
     lost: int = 0
     _size: IntColumn | None = field(default=None, init=False)
@@ -251,15 +255,32 @@ class EventColumns:
                 threads.append(ThreadEvents(thread, first, after))
         self.threads = threads
 
-    def rename(self, events: Iterable[int], name: str) -> None:
+    def change(self, events: Iterable[int], **values: Any) -> None:
+        """Change the kind or the name of events, given by their indices."""
         self.kinds = [*self.kinds]
         numbers: dict[int, int] = {}
         for index in events:
             before = self.number[index]
             if before not in numbers:
                 numbers[before] = len(self.kinds)
-                self.kinds.append(self.kinds[before]._replace(name=name))
+                self.kinds.append(self.kinds[before]._replace(**values))
             self.number[index] = numbers[before]
+
+    def mark_start_up(self) -> None:
+        """Make long calls of a device's runtime start-up if they begin before any work of a device, for example
+        ``cudaFree``, in which the context is made: they cannot wait for work. Those that copy stay, and those that wait
+        or launch a kernel that names them."""
+        is_call = [kind is Kind.OP and is_runtime_call(name) for kind, name, _ in self.kinds]
+        may_wait = [bool(WAITING.fullmatch(name) or COPYING.fullmatch(name)) for _, name, _ in self.kinds]
+        start_up = [
+            index
+            for _, first, after in (self.threads if any(is_call) else ())
+            for index in range(first, bisect_left(self.start, self.first_work_ns, first, after))
+            if is_call[self.number[index]] and not may_wait[self.number[index]]
+            if self.end[index] - self.start[index] >= _LONG_CALL_NS
+            if not (self.correlation and self.correlation[index])
+        ]
+        self.change(start_up, kind=Kind.INTERRUPTION)
 
     def groupable(self) -> bytes:
         """By index of an event: 1 if nothing is to be known of it but its place and its values, else 0. IN_NODE if that

@@ -46,7 +46,7 @@ def add_steps(columns: EventColumns, steps: int) -> None:
         for index, thread in columns.of_kinds(Kind.USER_LABEL)
         if is_torchs_step(columns.kinds[columns.number[index]].name)
     ]
-    columns.rename((index for index, _ in ranges), ANY_STEP)
+    columns.change((index for index, _ in ranges), name=ANY_STEP)
     times = [(columns.start[index], thread) for index, thread in ranges]
     times += [(columns.end[index], thread) for index, thread in ranges[steps - 1 : steps]]
     columns.add(before=[Event(Kind.STEP, STEP_MARK, time, time, thread) for time, thread in times])

@@ -15,7 +15,7 @@ from torchprof.attribute.compiled_graphs import CompiledGraphs
 from torchprof.attribute.compiled_ranges import CompiledRanges
 from torchprof.attribute.engine_ranges import NodeGaps
 from torchprof.attribute.event_columns import BEYOND, IN_NODE, EventColumns
-from torchprof.attribute.event_names import OF_THE_PROFILER, WAITS
+from torchprof.attribute.event_names import GARBAGE_COLLECTION_LABEL, OF_THE_PROFILER, WAITS
 from torchprof.attribute.events import (
     ACCUMULATES,
     HOOKS,
@@ -284,8 +284,11 @@ class Attribution:
 
     def _interruption(self, event: Event, open_range: _Open) -> _Opened:
         """It belongs to no layer, with everything inside it."""
-        name = event.name
-        kind, name = (FrameKind.PROFILER, name) if name in OF_THE_PROFILER else (FrameKind.GC, GARBAGE_COLLECTION)
+        kind, name = FrameKind.START_UP, event.name
+        if name in OF_THE_PROFILER:
+            kind = FrameKind.PROFILER
+        elif name == GARBAGE_COLLECTION_LABEL:
+            kind, name = FrameKind.GC, GARBAGE_COLLECTION
         return self.places.inside(self._outside, kind, name), 1, None, OUTSIDE
 
     def _wait(self, event: Event, open_range: _Open) -> _Opened:

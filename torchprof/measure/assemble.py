@@ -161,6 +161,7 @@ def _columns_of(recording: Recording) -> EventColumns:
         ended_ns = recording.began_ns + recording.source.wall_ns
         samples = (sample for sample in recording.python_samples if recording.began_ns <= sample[0] < ended_ns)
         _add_samples(columns, samples, recording.began_ns)
+    columns.mark_start_up()
     add_engine_calls(columns)
     return columns
 

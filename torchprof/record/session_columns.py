@@ -197,7 +197,8 @@ class SessionColumns:
             signature=column(signatures, "i") if signatures else None,
             nbytes=column(nbytes) if nbytes else None,
             address=column(addresses) if addresses else None,
-            kernels=[*self._device_work()],
+            kernels=(kernels := [*self._device_work()]),
+            first_work_ns=min((kernel.start_ns for kernel in kernels), default=0),
             launched=len(self._launches),
             lost=len(self._launches.difference(map(_correlation, self._work))),
         )

@@ -70,6 +70,8 @@ class FrameKind(str, Enum):
     """Python's garbage collector."""
     PROFILER = "profiler"
     """Work of the profiler itself."""
+    START_UP = "start-up"
+    """A call of a device's runtime before the device has done any work."""
     WAIT = "wait"
     """A thread runs no operator, and something recorded says what it waits for."""
 
@@ -77,7 +79,7 @@ class FrameKind(str, Enum):
     __repr__ = str.__repr__
 
 
-INTERRUPTIONS = frozenset({FrameKind.GC, FrameKind.PROFILER})
+INTERRUPTIONS = frozenset({FrameKind.GC, FrameKind.PROFILER, FrameKind.START_UP})
 """The kinds of what can interrupt anything, and belongs to no layer."""
 RANGES = frozenset({FrameKind.LABEL, FrameKind.REGION, FrameKind.KERNELS, FrameKind.WAIT, *INTERRUPTIONS})
 """The kinds of frames that are ranges: everything that ran in them is in their total."""
@@ -322,6 +324,6 @@ def range_in_words(kind: FrameKind, name: str) -> str:
         return f"{name} (label)"
     if kind not in RANGES:
         return name
-    if kind == FrameKind.PROFILER:
-        return f"(profiler: {name})"
+    if kind in (FrameKind.PROFILER, FrameKind.START_UP):
+        return f"({kind}: {name})"
     return f"(region {name})" if kind == FrameKind.REGION and name != COMPILING else f"({name})"

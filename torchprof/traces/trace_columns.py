@@ -80,6 +80,7 @@ class TraceColumns:
             nbytes=self._of_memory(cpu.ns),
             address=self._of_memory(cpu.number),
             kernels=self._device_work(),
+            first_work_ns=min(self._table.work.start, default=-base_ns) + base_ns,
             launched=len(launches),
             lost=len(launches.difference(self._table.work.number)),
         )

@@ -234,7 +234,7 @@ function capitalized(text) {
 function rangeInWords({ kind, name }) {
   if (kind === "label") return `${name} (label)`;
   if (kind === "region" && name !== "compiling") return `(region ${name})`;
-  if (kind === "profiler") return `(profiler: ${name})`;
+  if (kind === "profiler" || kind === "start-up") return `(${kind}: ${name})`;
   return ["region", "kernels", "gc", "wait"].includes(kind) ? `(${name})` : name;
 }
 
