@@ -16,7 +16,7 @@ from torch import nn
 
 import torchprof
 from examples.models import LeNet5
-from torchprof.run.formats import format_count
+from torchprof.run.formats import format_count, short_time
 from torchprof.run.layers import Layer
 from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.meta import Peak
@@ -65,8 +65,8 @@ def test_the_figures_of_a_model() -> None:
     assert found["MACs"] == "833.04 K"  # 2 · 416,520, for one of the two calls
     total = prof.run.tree("forward").total
     assert found["FLOPs"] == f"{total.flops / 2 / 1e6:.2f} M"
-    (spread,) = [spread for key, spread in prof.run.samples.items() if key.layer == 0 and key.measure == "cpu_ns"]
-    assert found["Throughput"] == f"{2 / spread.median * 1e9:,.2f} samples/s (2, the first size of the first input)"
+    wall_ns = prof.run.meta.wall_ns
+    assert found["Throughput"] == f"{2 * 2 / wall_ns * 1e9:,.0f} samples/s over {short_time(wall_ns)}"
     assert found["FLOP/s (mean)"] == str(format_count(total.flops / total.cpu_ns * 1e9))
     # Outputs of the layers without children: 2 of 4,704, 1,176; of 1,600, 400; of 120; 120; 84; 84 and 10 numbers.
     numbers = 2 * (2 * 4_704 + 1_176 + 2 * 1_600 + 400 + 2 * 120 + 2 * 84 + 10)
@@ -132,6 +132,7 @@ def made(**meta: Any) -> Run:
     samples = {SampleKey(0, "forward", 0, "cpu", "cpu_ns"): Spread.of([(0, 2_000_000), (1, 4_000_000)])}
     fields = {"requested": ("cpu_ns", "macs", "flops", "uncounted"), **meta}
     fields.setdefault("measured", fields["requested"])
+    fields.setdefault("wall_ns", 8_000_000)
     return replace(run_of(rows, layers=[layer], **fields), samples=samples)
 
 
@@ -144,7 +145,7 @@ PEAKS = (
 
 
 def test_figures_by_hand(golden: Callable[..., None]) -> None:
-    """4 MACs and 10 FLOPs in a call of 3 ms (median): 5 samples in 3 ms, 20 FLOPs in 6 ms, a third of the last peak of
+    """4 MACs and 10 FLOPs in a call of 3 ms (median): 10 samples in 8 ms, 20 FLOPs in 6 ms, a third of the last peak of
     the CPU for float32. The profiler does not wait for a device: the latency of a call is unknown, the busy time of the
     device is known, 20 FLOPs in 1 ms. With calls that were not counted, all but 0 are lower bounds."""
     fields = ("cpu_ns", "device_ns", "macs", "flops", "uncounted")
@@ -171,6 +172,10 @@ def of_batches(model: nn.Module, *sizes: int, **options: Any) -> Run:
     return prof.run
 
 
+def is_rate_of(found: dict[str, str], samples: int, run: Run) -> bool:
+    return found["Throughput"].startswith(f"{samples / run.meta.wall_ns * 1e9:,.0f} samples/s over ")
+
+
 @pytest.mark.parametrize("options", [{"with_flops": True}, {"with_flops": True, "record_shapes": True}])
 def test_figures_over_calls_of_different_shapes_are_marked(options: dict[str, bool]) -> None:
     """128 rows once and 1 row 49 times, 4,096 MACs per row: the mean per call is (128 + 49) · 4,096 / 50."""
@@ -190,7 +195,7 @@ def test_figures_over_calls_of_one_shape_are_not_marked() -> None:
     run = of_batches(nn.Sequential(nn.Linear(64, 64), nn.ReLU()), *[3] * 4, with_flops=True)
     assert [row[3:5] for row in cells(run)[1:]] == [["[3, 64]", "[3, 64]"]] * 3
     assert cells(run)[1][6] == str(format_count(3 * 4096))
-    assert "samples/s (3," in stripped(run)["Throughput"]
+    assert is_rate_of(stripped(run), 3 * 4, run)
     assert '"first"' not in run.report("summary") and '"mean"' not in run.report("summary")
 
 
@@ -207,11 +212,12 @@ def test_a_layer_called_on_two_shapes_in_each_call_of_the_model_has_constant_wor
     model, act = cells(run)[1:]
     assert (model[3], act[3]) == ("[4, 64]", "first [4, 64]")
     assert (model[6], act[6]) == ("0", "0")
-    assert "samples/s (4," in stripped(run)["Throughput"]
+    assert is_rate_of(stripped(run), 4 * 2, run)
 
 
 def test_the_batch_of_all_calls_is_known_without_recorded_shapes() -> None:
-    assert "samples/s (4," in stripped(of_batches(nn.Linear(64, 64), 4, 4))["Throughput"]
+    run = of_batches(nn.Linear(64, 64), 4, 4)
+    assert is_rate_of(stripped(run), 4 * 2, run)
     assert stripped(of_batches(nn.Linear(64, 64), 4, 4, 3))["Throughput"] == "–"
     run = made()
     assert stripped(run)["Throughput"] != "–"

@@ -89,7 +89,7 @@ def test_steps_are_shorter_on_a_cpu_that_runs_ahead_of_its_device(busy_ms: int, 
 @pytest.mark.parametrize(
     "of_layer, said",
     [
-        ({"input_shapes": ((8, 4),), "same_shapes": True}, "200 samples/s"),  # 8 × 3 in 120 ms
+        ({"input_shapes": ((8, 4),), "same_shapes": True}, "200 samples/s over 120ms"),  # 8 × 3 in 120 ms
         ({"input_shapes": ((8, 3, 4),), "same_shapes": True}, ""),  # or 8 points in time of 3 samples
         ({"input_shapes": ((8, 4),), "same_shapes": False}, ""),
         ({"input_shapes": ((8, 4),)}, ""),

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 
 from torchprof.analyze.report import Section, printable
 from torchprof.analyze.warnings import waited_share
-from torchprof.run.formats import ranks_in_words
+from torchprof.run.formats import ranks_in_words, short_time
 from torchprof.run.run import Run
 from torchprof.run.words import BETWEEN_OPS, OUTSIDE_NAME
 
@@ -145,3 +145,32 @@ def summed_over(run: Run) -> str:
     calls = sum(map(run.rows.forward_calls, roots))
     models = run.layers[roots[0]].name if len(roots) == 1 else "the models"
     return f"{calls} calls of {models}" if calls > 1 else ""
+
+
+# The rate
+
+_TIME_FIRST = ("LSTM", "GRU", "RNN", "MultiheadAttention", "Transformer")
+"""The classes whose input has its time, not the batch, in its first dimension unless ``batch_first=True``."""
+
+
+def throughput(run: Run, root: int, calls: int) -> str:
+    """The tokens or samples that a model got in its ``calls``, all of one shape, in a second of recorded time, or of the
+    time that a device was busy, if that is longer: "3,121 samples/s over 1.21s". "" if the dimension of the batch, or
+    the time, is unknown. ``root``: the model."""
+    layer = run.layers[root]
+    wall_ns = max((ns for meta in run.metas for ns in (meta.wall_ns, *meta.busy_devices.values())), default=0)
+    shape = layer.input_shapes[0] if layer.input_shapes else ()
+    if not wall_ns or "cpu_ns" not in run.meta.measured or len(shape) not in (2, 4, 5) or min(shape) < 1:
+        return ""  # three dimensions may be (time, batch, features)
+    are_tokens = any(other.kind == "Embedding" and other.input_shapes == (shape,) for other in run.layers)
+    may_have_time_first = any(
+        other.kind.startswith(_TIME_FIRST) and "batch_first=True" not in other.settings for other in run.layers
+    )
+    if len(shape) == 2 and are_tokens:
+        number, unit = calls * shape[0] * shape[1], "tokens"
+    elif may_have_time_first:
+        return ""
+    else:
+        number, unit = calls * shape[0], "samples"
+    per_s = number * 1e9 / wall_ns
+    return f"{f'{per_s:,.0f}' if per_s >= 100 else f'{per_s:.3g}'} {unit}/s over {short_time(wall_ns)}"

@@ -11,7 +11,7 @@ from torchprof.analyze.columns import MEASURE_OF, Column
 from torchprof.analyze.figures import Figures, figures_of_layers, varying_calls
 from torchprof.analyze.metrics import dtype_of_most_macs, peak_of
 from torchprof.analyze.report import Part, ReportTable, Section, TableRow, branches, printable, report, spaced, stacked
-from torchprof.analyze.sentences import warnings_below
+from torchprof.analyze.sentences import throughput, warnings_below
 from torchprof.run.formats import (
     UNKNOWN,
     Cell,
@@ -177,12 +177,9 @@ def _of_time(run: Run, root: Node, figures: Figures, varies: bool | None) -> Ite
     latency = spread.median if spread is not None and not on_device else None
     over = " (over calls of different shapes)" if varies else ""
     yield "Latency (median)", _if_known(latency, lambda ns: f"{format_time(ns)}{over}")
-    first = root.layer.input_shapes[0] if root.layer.input_shapes else ()
     in_all_calls = root.calls <= 1 or root.layer.same_shapes or (root.layer.same_shapes is None and varies is False)
-    batch = first[0] if in_all_calls and len(first) > 1 and first[0] > 0 else None
-    rate = batch / latency * 1e9 if batch is not None and latency else None
-    about = f"samples/s ({batch}, the first size of the first input)"
-    yield "Throughput", _if_known(rate, lambda per_s: f"{per_s:,.2f} {about}")
+    is_known = in_all_calls and root.calls and len(run.roots) == 1
+    yield "Throughput", (is_known and throughput(run, run.layers.index(root.layer), root.calls)) or UNKNOWN
     measured = {"flops", "device_ns" if on_device else "cpu_ns"} <= set(run.meta.measured)
     achieved = figures.rate(FORWARD, on_device, measured)
     yield "FLOP/s (mean)", achieved.text(format_count) or UNKNOWN

@@ -10,7 +10,7 @@ from torchprof.advise import Advice, filled, findings_table, judge, place_in_wor
 from torchprof.advise.evidence import Evidence
 from torchprof.analyze.compiled import compiled_in_short
 from torchprof.analyze.report import Part, name_of_layer, printable, stacked
-from torchprof.analyze.sentences import about_times, count_of_ranks
+from torchprof.analyze.sentences import about_times, count_of_ranks, throughput
 from torchprof.analyze.steps import device_parts, ns_behind_the_cpu, percents, time_parts
 from torchprof.analyze.top import measures_of
 from torchprof.first_screen.headline import headline
@@ -40,8 +40,6 @@ def verdict(run: Run, width: int | None = None, findings: Sequence[Advice] | Non
 # What ran
 
 _CALLS_FOR_PERCENTILES = 20  # with fewer calls, less than one is beyond the 95th
-_TIME_FIRST = ("LSTM", "GRU", "RNN", "MultiheadAttention", "Transformer")
-"""The classes whose input has its time, not the batch, in its first dimension unless ``batch_first=True``."""
 
 
 def lines_of_run(run: Run) -> list[str]:
@@ -118,30 +116,10 @@ def _distribution(spreads: Sequence[Spread], noun: str, suffix: str = "") -> str
 
 
 def _rate(run: Run) -> str:
-    """Tokens or samples a second of recorded time, if all calls had the same batch and its dimension is known."""
-    wall_ns = max((meta.wall_ns for meta in run.metas), default=0)
     models = _called_models(run)
-    if len(models) != 1 or not wall_ns or "cpu_ns" not in run.meta.measured:
-        return ""
-    [(root, calls)] = models.items()
-    layer = run.layers[root]
-    if not layer.input_shapes or not (layer.same_shapes or calls == 1):
-        return ""
-    shape = layer.input_shapes[0]
-    are_tokens = any(other.kind == "Embedding" and other.input_shapes == (shape,) for other in run.layers)
-    if len(shape) == 2 and min(shape) > 0 and are_tokens:
-        return f"{_number(calls * shape[0] * shape[1] * 1e9 / wall_ns)} tokens/s"
-    may_have_time_first = any(
-        other.kind.startswith(_TIME_FIRST) and "batch_first=True" not in other.settings for other in run.layers
-    )
-    if len(shape) not in (2, 4, 5) or shape[0] < 1 or may_have_time_first:  # three may be (time, batch, features)
-        return ""
-    return f"{_number(calls * shape[0] * 1e9 / wall_ns)} samples/s"
-
-
-def _number(value: float) -> str:
-    """A number in three digits, with all digits before the point: 12.3, 1,234."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    root, calls = next(iter(models.items()), (0, 0))
+    is_sure = len(models) == 1 and bool(run.layers[root].same_shapes or calls == 1)
+    return throughput(run, root, calls) if is_sure else ""
 
 
 def _params(run: Run) -> str:

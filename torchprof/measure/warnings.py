@@ -55,6 +55,8 @@ def about_labels(
     """Calls that the profiler did not record, and layers that could not be labelled."""
     for index, calls in sorted(unobserved.items()):
         yield RunWarning.of("calls_not_recorded", [layers[index].name], calls=calls)
+    if unobserved:
+        yield RunWarning.of("threads_not_recorded")
     bare = [layers[index].name for index in unlabelled]
     if bare:
         yield RunWarning.of("layers_unlabelled", bare)

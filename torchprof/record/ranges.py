@@ -23,7 +23,7 @@ from torchprof.attribute.event_names import ENGINE_LABEL, GARBAGE_COLLECTION_LAB
 from torchprof.attribute.pipeline_ranges import SENDS_LABEL, WAIT_LABEL, action_label, step_label
 from torchprof.record.forwards import leave_to_eager, never_compiled
 from torchprof.record.modules import instances_of, stages_in, with_wrapped
-from torchprof.record.session import is_observed, record
+from torchprof.record.session import is_observed, is_profiled, record
 from torchprof.record.torch_internals import SharedChange, optional
 from torchprof.run.words import WAITS_FOR_RANKS, WAITS_FOR_THREADS
 
@@ -274,7 +274,8 @@ def _numbers_of(stages: Iterable[Any]) -> dict[int, int]:
 
 
 class EngineRanges(SharedChange):
-    """From ``on`` to ``off``, each call of autograd's engine is a range."""
+    """From ``on`` to ``off``, each call of autograd's engine is a range, on threads that are recorded. Where torch
+    records all threads (``profile_all_threads``), ``is_observed`` is False on all of them."""
 
     def _make(self) -> None:
         for name in _ENGINE_MODULES:
@@ -287,7 +288,7 @@ def _with_engine_range(run_backward: Any) -> Any:
     @never_compiled
     @functools.wraps(run_backward)
     def in_a_range(*args: Any, **kwargs: Any) -> Any:
-        with record(ENGINE_LABEL) if is_observed() else nullcontext():
+        with record(ENGINE_LABEL) if is_profiled() else nullcontext():
             return run_backward(*args, **kwargs)
 
     return in_a_range
@@ -314,7 +315,7 @@ def _in_range_of_wait(function: Any, label: str) -> Any:
     @never_compiled
     @functools.wraps(function)
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_observed():
+        if not is_profiled():
             return function(self, *args, **kwargs)
         with record(label):
             return function(self, *args, **kwargs)

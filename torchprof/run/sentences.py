@@ -37,6 +37,10 @@ _TEXTS = {
     "sorted its buckets when the recording began: it does so after the first backward, but never with "
     "find_unused_parameters=True. A bucket counts in the layers whose gradients were ready before it.",
     # What could not be recorded
+    "threads_not_recorded": "torch's profiler records the thread that enters the block, and the threads of autograd. "
+    "To record all threads, but no memory: `with torchprof.annotate(model), torch.profiler.profile(experimental_config="
+    "torch._C._profiler._ExperimentalConfig(profile_all_threads=True)) as p:`, and then `torchprof.from_profiler(p, "
+    "model)`.",
     "device_without_kernels": "{device} reports no kernels to torch's profiler: its columns are unknown. The columns "
     "of the CPU are correct.",
     "no_device": "{device} was requested, but torch finds no {device} device: its columns are unknown.",
@@ -140,10 +144,7 @@ def _counted(count: int, noun: str) -> str:
 
 @_sentence
 def calls_not_recorded(layers: list[str], calls: int) -> str:
-    return (
-        f"{_counted(calls, 'call')} of {layers[0]} on other threads {'was' if calls == 1 else 'were'} not recorded. "
-        "torch's profiler records the thread that enters the block, and the threads of autograd."
-    )
+    return f"{_counted(calls, 'call')} of {layers[0]} on other threads {'was' if calls == 1 else 'were'} not recorded."
 
 
 @_sentence
