@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import runpy
 import sys
+import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from torchprof.profile.program import Program
 from torchprof.run.run import Run
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks" / "faults" / "scripts"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "scripts"
 RULES = {
     "anomaly_detection": "anomaly_detection_on",
     "average_by_deepcopy": "python_in_the_loop",
@@ -34,6 +37,7 @@ RULES = {
     "loss_by_rows": "python_in_the_loop",
     "positions_in_each_call": "constants_in_layers",
     "prints_tensors": "python_in_the_loop",
+    "slow_prefetch_thread": "waits_for_threads",
     "starts_a_process": "python_in_the_loop",
     "unused_head": "layers_without_backward",
     "updates_without_gradients": "updates_without_gradients",
@@ -47,11 +51,10 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.autograd.set_detect_anomaly(False)
 
 
-def recorded(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Run:
-    file = str(SCRIPTS / f"{name}.py")
-    monkeypatch.setattr(sys, "argv", [file, *arguments])
+def recorded(script: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Run:
+    monkeypatch.setattr(sys, "argv", [str(script), *arguments])
     with Program(warmup_calls=None) as program:
-        runpy.run_path(file, run_name="__main__")
+        runpy.run_path(str(script), run_name="__main__")
     return program.run
 
 
@@ -62,7 +65,8 @@ def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) ->
     accepted = dict(re.findall(r"^# (place|cause|remedy): (.+)$", text, re.MULTILINE))
     found: list[Advice] = []
     for _ in range(3):  # samples of a busy machine may be anywhere
-        found += [one for one in first_findings(Evidence(recorded(name, monkeypatch))) if one.rule == RULES[name]]
+        run = recorded(SCRIPTS / f"{name}.py", monkeypatch)
+        found += [one for one in first_findings(Evidence(run)) if one.rule == RULES[name]]
         if any(
             re.search(accepted["cause"], one.finding) and re.search(accepted["remedy"], one.remedy) for one in found
         ):
@@ -79,10 +83,44 @@ STEADY = sorted(name for name, rule in RULES.items() if rule not in {"anomaly_de
 def test_nothing_is_found_where_the_fault_is_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     always: set[str] | None = None
     for _ in range(3):  # times of a busy machine may be anywhere
-        run = recorded(name, monkeypatch, "fixed")
+        run = recorded(SCRIPTS / f"{name}.py", monkeypatch, "fixed")
         assert [one for one in advise(run) if one.rule == RULES[name]] == []
         found = {one.rule for one in first_findings(Evidence(run))} - OF_A_BUSY_MACHINE
         always = found if always is None else always & found
         if not always:
             return
     raise AssertionError(always)
+
+
+def in_main(script: Path, folder: Path) -> Path:
+    """The same script with all of its code in ``main``: when that returns, the model is freed."""
+    body = script.read_text()
+    indented = textwrap.indent(body, "    ", lambda line: bool(line.strip()))
+    copy = folder / script.name
+    copy.write_text(f"def main():\n{indented}\nmain()\n")
+    return copy
+
+
+def facts_of(run: Run) -> object:
+    """What a run says of layers, calls and steps: no time. Which parameters changed is unknown of a freed model."""
+    layers = [replace(layer, updated_params=None) for layer in run.layers]
+    calls = [run.rows.forward_calls(index) for index in range(len(layers))]
+    counts = {key: spread.count for key, spread in run.samples.items() if key.measure in ("cpu_ns", "step_ns")}
+    return layers, calls, counts
+
+
+OF_CALLS = ("cell_over_time", "costly_dropout", "evaluation_with_gradients", "frozen_body", "unused_head")
+
+
+@pytest.mark.jobs
+@pytest.mark.parametrize(
+    "script",
+    [*(SCRIPTS / f"{name}.py" for name in OF_CALLS), *sorted(EXAMPLES.glob("*.py"))],
+    ids=lambda path: path.stem,
+)
+def test_a_model_that_main_frees_has_the_same_layers_and_calls(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    at_top, freed = (recorded(path, monkeypatch) for path in (script, in_main(script, tmp_path)))
+    assert facts_of(freed) == facts_of(at_top)

@@ -154,7 +154,7 @@ _TIME_FIRST = ("LSTM", "GRU", "RNN", "MultiheadAttention", "Transformer")
 
 
 def throughput(run: Run, root: int, calls: int) -> str:
-    """The tokens or samples that a model got in its ``calls``, all of one shape, in a second of recorded time, or of the
+    """The tokens or samples that a model got in its ``calls``, all of one shape, a second of recorded time, or of the
     time that a device was busy, if that is longer: "3,121 samples/s over 1.21s". "" if the dimension of the batch, or
     the time, is unknown. ``root``: the model."""
     layer = run.layers[root]
