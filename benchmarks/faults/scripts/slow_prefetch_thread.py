@@ -12,13 +12,13 @@ from queue import Queue
 import torch
 from torch import nn
 
-STEPS, THREADS = 60, 4 if "fixed" in sys.argv else 1
+STEPS, THREADS = 60, 6 if "fixed" in sys.argv else 1
 
 
 def prepare(queue, count):
     for _ in range(count):
         time.sleep(0.02)  # a read from a store elsewhere
-        queue.put((torch.rand(64, 128), torch.randint(10, (64,))))
+        queue.put((torch.rand(256, 256), torch.randint(10, (256,))))
 
 
 def batches():
@@ -29,14 +29,10 @@ def batches():
         yield queue.get()
 
 
-def main():
-    model = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 10))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=True)
-    for x, y in batches():
-        loss = nn.functional.cross_entropy(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-main()
+model = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=True)
+for x, y in batches():
+    loss = nn.functional.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
