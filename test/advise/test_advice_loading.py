@@ -112,7 +112,7 @@ def test_slow_workers_are_reported_without_their_start() -> None:
     [advice] = of(with_steps(run_of(batches(WORKERS), wall_ns=100 * MS), 30, 10, 10, 10))
     assert advice.finding == (
         "The loop waits 40.000ms (10.000ms per step on average) for the workers of its DataLoader: they are too slow. "
-        "Their start takes another 20.000ms."
+        "The first batch takes another 20.000ms."
     )
     assert advice.gain_ns == 40 * MS and advice.remedy.startswith("Use more workers")
 

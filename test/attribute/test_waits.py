@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 from build.events import ENGINE, Walked, engine, label, node, op, user_label
+from build.exchanges import exchange
 from build.intervals import times_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 import torchprof
-from torchprof.attribute.engine_ranges import add_engine_calls
+from torchprof.attribute.engine_ranges import add_engine_calls, add_waits_for_exchanges
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Event, Kind, Site
-from torchprof.run.words import FORWARD, OUTSIDE, WAITS_FOR_AUTOGRAD, Frame, FrameKind
+from torchprof.run.words import FORWARD, OUTSIDE, WAITS_FOR_AUTOGRAD, WAITS_FOR_RANKS, Frame, FrameKind
 
 WAIT = (WAITS_FOR_AUTOGRAD,)
 FORWARD_OF_NET = [label("net", 0, 20), op("x", 2, 8, sequence=1), op("y", 12, 18, sequence=2)]
@@ -64,6 +65,31 @@ def test_it_is_part_of_the_operator_that_waits():
     walk = walked(op("aten::solve", 30, 100), *NODES)
     assert (OUTSIDE, FORWARD, WAIT) not in walk.self_ns()
     assert walk.self_ns()[OUTSIDE, FORWARD, ("aten::solve",)] == 70
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 100), st.integers(1, 30)), max_size=6),
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), max_size=6),
+)
+def test_a_wrapper_waits_where_it_runs_nothing_and_an_exchange_runs(exchanges, ops):
+    """Nanosecond by nanosecond: in the label of torch from 20 to 90, on its own thread."""
+    ran, time = [], 22
+    for gap, ns in ops:
+        ran.append(op("aten::mul", time + gap, min(time + gap + ns, 88)))
+        time = ran[-1].end_ns
+    ran = [event for event in ran if event.start_ns < event.end_ns <= 88]
+    sent = [exchange("gloo:broadcast", start, start + ns) for start, ns in exchanges]
+    columns = EventColumns.of(
+        sorted([user_label("DistributedDataParallel.forward", 20, 90), *ran, *sent], key=lambda event: event.start_ns)
+    )
+    add_waits_for_exchanges(columns)
+    found = [event for event in columns.events() if event.kind is Kind.WAIT]
+    waited = [ns for event in found for ns in range(event.start_ns, event.end_ns)]
+    busy = {ns for event in ran for ns in range(event.start_ns, event.end_ns)}
+    running = {ns for event in sent for ns in range(event.start_ns, event.end_ns)}
+    assert len(waited) == len(set(waited))
+    assert set(waited) == (set(range(20, 90)) - busy) & running
+    assert {event.name for event in found} <= {WAITS_FOR_RANKS}
 
 
 @given(

@@ -635,19 +635,18 @@ def test_a_process_that_is_no_rank_has_no_lockstep_data() -> None:
 
 
 @pytest.mark.parametrize("engine_recorded", [True, False], ids=["the engine's call", "only its nodes"])
-def test_an_exchange_that_gloo_ends_late_after_backward_is_a_wait(engine_recorded: bool) -> None:
+def test_an_exchange_that_gloo_ends_late_after_backward_of_ddp_is_a_wait(engine_recorded: bool) -> None:
     """On a busy machine gloo ends its range 10 ms after the thread that waited went on to the optimizer."""
-    call = [engine(20, 50)] if engine_recorded else []
     last = [op("optimizer", 50, 65), step(70)]
-    found = found_in(
-        *in_ms(step(0), label(NET, 1, 15), op("add", 2, 14, sequence=1), *call, node("add", 20, 30, 1)),
-        *in_ms(exchange("gloo:all_reduce", 25, 60), *last),
-    )
-    own = found[LockstepKey(OUTSIDE, FORWARD, "cpu", STEP)].last_ns[0] / MS
-    assert own == 70 - 20  # it waits from the end of the last node to the optimizer
-    asked = [op("work", 30, 30.5)]  # whatever runs after the last node, and the end of the exchange is not near
-    found = found_in(
-        *in_ms(step(0), label(NET, 1, 15), op("add", 2, 14, sequence=1), node("add", 20, 30, 1)),
-        *in_ms(exchange("gloo:all_reduce", 25, 60), *asked, *last),
-    )
-    assert found[LockstepKey(OUTSIDE, FORWARD, "cpu", STEP)].last_ns[0] / MS == 70
+
+    def own_ms(*wrapper: Event, call: Sequence[Event] = (), after: Sequence[Event] = ()) -> float:
+        forward = [step(0), label(NET, 1, 15), *wrapper, op("add", 3, 14, sequence=1)]
+        backward = [*call, node("add", 20, 30, 1), exchange("gloo:all_reduce", 25, 60), *after]
+        found = found_in(*in_ms(*forward, *backward, *last))
+        return found[LockstepKey(OUTSIDE, FORWARD, "cpu", STEP)].last_ns[0] / MS
+
+    ddp = user_label("DistributedDataParallel.forward", 2, 15)
+    call = [engine(20, 50)] if engine_recorded else []
+    assert own_ms(ddp, call=call) == 70 - 20  # it waits from the end of the last node to the optimizer
+    assert own_ms(ddp, after=[op("work", 30, 30.5)]) == 70  # something ran after the last node
+    assert own_ms(call=call) == (50 if engine_recorded else 70)  # Python may run: nothing waits for the exchange here

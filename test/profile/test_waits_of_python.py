@@ -138,3 +138,44 @@ dist.destroy_process_group()
 def test_receiving_and_a_barrier_are_waits_for_other_ranks(tmp_path: Path) -> None:
     job = torchrun(tmp_path, 2, JOB)
     assert job.code == 0 and all("right" in out for out in job.out), str(job)
+
+
+def test_waits_of_a_loop_are_a_part_of_its_steps() -> None:
+    model, items = nn.Linear(4, 4), queue.Queue[torch.Tensor]()
+
+    def prepare() -> None:
+        for _ in range(3):
+            time.sleep(0.02)
+            items.put(torch.ones(1, 4))
+
+    with torchprof.Profile(model) as prof:
+        thread, began = threading.Thread(target=prepare), time.perf_counter_ns()
+        thread.start()  # which waits until the thread runs
+        waited_ns = time.perf_counter_ns() - began
+        for _ in range(3):
+            began = time.perf_counter_ns()
+            x = items.get()
+            waited_ns += time.perf_counter_ns() - began
+            model(x)
+            prof.step()
+    sums = {key.measure: spread.sum for key, spread in prof.run.samples.items() if key.layer == OUTSIDE}
+    assert 50 * MS < sums["step_awaited_ns"] <= waited_ns
+    assert sums["step_ns"] >= sums["step_awaited_ns"] + sums["step_gap_ns"]
+    steps = prof.run.report("steps")
+    assert "waiting for other threads or ranks | " in steps and "in no op  " in steps
+
+
+@pytest.mark.skipif(
+    not hasattr(torch._C._profiler, "_ExperimentalConfig"), reason="this torch records no other threads"
+)
+def test_where_torch_records_all_threads_their_layers_and_the_wait_have_times() -> None:
+    """As the warning says; the stopwatch is around the threads."""
+    model, inputs = Threaded(), torch.ones(4, 64)
+    config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    with torch.no_grad(), torchprof.annotate(model), torch.profiler.profile(experimental_config=config) as theirs:
+        model(inputs)
+    run = torchprof.from_profiler(theirs, model)
+    ns, _ = waits_in(run, 0, WAITS_FOR_THREADS)
+    assert 10 * MS <= ns <= model.waited_ns
+    assert [run.rows.forward_calls(index) for index in range(3)] == [1, 1, 1]
+    assert all(branch.total.cpu_ns > 0 for branch in run.tree().walk())

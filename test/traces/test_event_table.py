@@ -386,3 +386,15 @@ def test_ranges_that_cross_and_work_before_its_launch_are_counted(tmp_path: Path
     assert counts() == {"trace_events_missing": 1, "trace_ranges_cross": 1}
     trace["traceEvents"] += [kernel("early", 4, 5, correlation=6), {**launch, "args": {"correlation": 6}}]
     assert counts() == {"trace_events_missing": 1, "trace_ranges_cross": 1, "clocks_differ": 1}
+
+
+def test_what_begins_after_the_cut_of_a_range_does_not_cross_it() -> None:
+    """The second is cut at 100 us, so the third is not inside it; the fourth is cut at 200 us."""
+    found = read([op("aten::x", start, lasted) for start, lasted in ((0, 100), (50, 100), (120, 80), (180, 100))])
+    assert found.table.separate() == 2
+
+
+def test_work_without_a_number_has_no_launch() -> None:
+    calls = [trace_event("cuda_runtime", "cudaLaunchKernel", 10 * at, 5) for at in range(50)]
+    found = read([*calls, *(kernel("gemm", 10 * at + 6, 2) for at in range(50))])
+    assert found.table.count_early_work() == 0

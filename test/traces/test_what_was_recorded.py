@@ -155,6 +155,16 @@ def test_making_the_context_is_start_up_and_in_no_step(tmp_path: Path) -> None:
         assert "start-up" in text and "idle" in text
 
 
+@pytest.mark.parametrize("name", ["cudaHostAlloc", "cudaLaunchKernel", "cudaFree"])
+def test_what_may_wait_or_work_is_no_start_up(name: str, tmp_path: Path) -> None:
+    """Page-locked memory takes long at any time, a launch may wait for a full queue, and of lost kernels it is unknown
+    when they ran."""
+    lost = trace_event("cuda_runtime", "cudaLaunchKernel", 10, 5, correlation=99_999) if name == "cudaFree" else None
+    events = [trace_event("cuda_runtime", name, 100, 24_000, correlation=9999), *launches(20, 30_000)]
+    run = read(tmp_path, [*events, *filter(None, [lost])])
+    assert not run.rows.total("cpu_ns", frames=lambda frames: frames[:1] == (Frame(FrameKind.START_UP, name),))
+
+
 def test_the_start_of_a_loaders_workers_is_no_wait_of_each_step(tmp_path: Path) -> None:
     """The first batch takes 1.94 s, later ones 216 ms, and the rest of each step 57 ms."""
     events, at = [], 0.0

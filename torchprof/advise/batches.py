@@ -19,6 +19,7 @@ from torchprof.advise.chains import (
 from torchprof.advise.evidence import Evidence
 from torchprof.advise.python import functions, own_time_of_slow_python
 from torchprof.run.formats import format_time
+from torchprof.run.measures import Spread
 from torchprof.run.words import FORWARD, LOADING, OUTSIDE
 
 # Small batches
@@ -102,7 +103,7 @@ def waiting_for_data(evidence: Evidence) -> Iterator[Advice]:
     has_workers = "MultiProcessing" in loading.label
     in_steps = [spread for _, spread in evidence.samples["step_data_ns"]]
     steps = sum(spread.count for spread in in_steps)
-    start = sum(max(0, spread.first - round(spread.median)) for spread in in_steps) if has_workers else 0
+    start = sum(map(_start_of_workers, in_steps)) if has_workers else 0
     gain, each = loading.ns - start, ""
     if steps:
         of_step = (sum(spread.sum for spread in in_steps) - start) / steps
@@ -115,7 +116,7 @@ def waiting_for_data(evidence: Evidence) -> Iterator[Advice]:
         if not in_steps and loading.fetches < _FEWEST_FETCHES:
             return
         cause = f"The loop waits {waits} for the workers of its DataLoader"
-        details = f"Their start takes another {format_time(start)}." if start > loading.ns // 10 else ""
+        details = f"The first batch takes another {format_time(start)}." if start > loading.ns // 10 else ""
         if gain < _HARDLY_LONGER * _PASSING_NS * loading.fetches:
             cause += ", hardly longer than to pass a batch."
             action = "Use larger batches (`batch_size=…`)."
@@ -137,6 +138,12 @@ def waiting_for_data(evidence: Evidence) -> Iterator[Advice]:
     gain = evidence.while_idle(gain)
     if gain > evidence.notable_ns:
         yield Advice(evidence.name_of(OUTSIDE), cause, action, gain, details=details, options=options)
+
+
+def _start_of_workers(waits: Spread) -> int:
+    """By how much the first wait of a loop is longer than all later ones: the workers start."""
+    *_, longest = 0, *waits.sample[:-1]
+    return max(0, waits.first - longest) if waits.first == waits.max and waits.count > 1 else 0
 
 
 def _loading(evidence: Evidence) -> _Loading:

@@ -153,11 +153,18 @@ _TIME_FIRST = ("LSTM", "GRU", "RNN", "MultiheadAttention", "Transformer")
 """The classes whose input has its time, not the batch, in its first dimension unless ``batch_first=True``."""
 
 
-def throughput(run: Run, root: int, calls: int) -> str:
-    """The tokens or samples that a model got in its ``calls``, all of one shape, a second of recorded time, or of the
-    time that a device was busy, if that is longer: "3,121 samples/s over 1.21s". "" if the dimension of the batch, or
-    the time, is unknown. ``root``: the model."""
-    layer = run.layers[root]
+def called_models(run: Run) -> dict[int, int]:
+    """The forward calls of the models that were called, by the index of the layer."""
+    return {root: calls for root in run.layers.roots if (calls := run.rows.forward_calls(root))}
+
+
+def throughput(run: Run, root: int) -> str:
+    """The tokens or samples that the model ``root`` got in its calls, all of one shape, a second of recorded time, or
+    of the time that a device was busy, if that is longer: "3,121 samples/s over 1.21s". "" if several models were
+    called, or if the dimension of the batch, the time, or the number of calls is unknown."""
+    layer, calls = run.layers[root], run.rows.forward_calls(root)
+    if [*called_models(run)] != [root] or any(warning.code == "calls_not_recorded" for warning in run.meta.warnings):
+        return ""
     wall_ns = max((ns for meta in run.metas for ns in (meta.wall_ns, *meta.busy_devices.values())), default=0)
     shape = layer.input_shapes[0] if layer.input_shapes else ()
     if not wall_ns or "cpu_ns" not in run.meta.measured or len(shape) not in (2, 4, 5) or min(shape) < 1:

@@ -17,7 +17,18 @@ from torchprof.run.formats import UNKNOWN, Cell, format_number, format_share, fo
 from torchprof.run.measures import MEASURES, Cost, SampleKey, Spread
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
-from torchprof.run.torch_names import COPY, DATA, GARBAGE, NO_OP, OF_NO_LAYER, OPTIMIZER, WAIT, purpose_of
+from torchprof.run.torch_names import (
+    AWAITED,
+    COPY,
+    DATA,
+    GARBAGE,
+    NO_OP,
+    OF_NO_LAYER,
+    OPTIMIZER,
+    START_UP,
+    WAIT,
+    purpose_of,
+)
 from torchprof.run.words import (
     BACKWARD,
     COMPILING,
@@ -30,7 +41,6 @@ from torchprof.run.words import (
     PHASES,
     RECOMPUTE,
     WAITS_FOR_RANKS,
-    WAITS_FOR_THREADS,
     WAITS_IN_WORDS,
     FrameKind,
     StepEnd,
@@ -53,10 +63,10 @@ def steps(run: Run, *, depth: int | None = None, top: int | None = None) -> Sect
 
     First, the duration of a step. Second, the parts of a step: forward, backward and recompute of the layers; loading
     data (with torch's DataLoader), the optimizer, copies between host and device, waiting for the device, garbage
-    collection, other ops such as those of the loss; and time in no op, which is Python or waiting. The means of the
-    parts add up to the mean of the step; if several threads worked at the same time, a line subtracts what would count
-    twice. Columns for devices have the time of the work that each part launched. Third, the layers, each with all
-    layers below it.
+    collection, other ops such as those of the loss, waiting for other threads or ranks; and time in no op: Python,
+    other libraries, or waiting. The means of the parts add up to the mean of the step; if several threads worked at the
+    same time, a line subtracts what would count twice. Columns for devices have the time of the work that each part
+    launched. Third, the layers, each with all layers below it.
 
     Median, P95 and IQR (interquartile range) are over all steps (over a uniform sample of 256, if there were more).
     They are not additive.
@@ -225,9 +235,6 @@ def _parts(loop: _Loop) -> ReportTable:
 
 def _parts_of_no_layer(loop: _Loop) -> list[_Part]:
     has_device = bool(loop.accelerators)
-    names = {frame.name for chain in loop.run.rows.frames for frame in chain[-1:] if frame.kind == FrameKind.WAIT}
-    waits = ", waiting for ranks" if any(meta.world_size > 1 for meta in loop.run.metas) else ""
-    waits += ", waiting for threads" if WAITS_FOR_THREADS in names else ""
     are_ranges = bool(loop.run.roots) and not loop.run.meta.model
     twice = "several threads, or in ranges" if are_ranges else "several threads"
     return [
@@ -238,7 +245,9 @@ def _parts_of_no_layer(loop: _Loop) -> list[_Part]:
         _Part("garbage collection", "step_gc_ns", shown=None),
         _Part("backward of no layer", "step_backward_ns", launches=True, shown=None),
         _Part("loss and other ops", "step_other_ns", launches=True),
-        _Part(f"in no op (Python{waits})", "step_gap_ns"),
+        _Part("start-up of the device", "step_start_ns", shown=None),
+        _Part("waiting for other threads or ranks", "step_awaited_ns", shown=None),
+        _Part("in no op", "step_gap_ns"),
         _Part(f"counted twice ({twice})", "step_overlap_ns", launches=are_ranges, shown=None),
         _Part("Step", "step_ns"),
     ]
@@ -304,19 +313,30 @@ _NAMES = {  # of parts outside of layers
     OPTIMIZER: "optimizer",
     COPY: "copies",
     WAIT: "waiting for the device",
+    START_UP: "start-up of the device",
     GARBAGE: "garbage collection",
     OF_NO_LAYER: BACKWARD,
 }
 IDLE = "idle"
 STAGES = "waiting for other stages"
-START_UP = "start-up of the device"
 COMPILING_PART = "torch.compile compiling"
 NO_GRAD = "forward (no grad)"
 FIRST_CALL, LATER_CALLS = "first call", "later calls"
 _LONG_FIRST_CALL = 2
 """The first call of a model is a part of its own if it took more than this many times as long as the median one."""
 _ORDER = (
-    *(START_UP, COMPILING_PART, "data", FIRST_CALL, LATER_CALLS, FORWARD, NO_GRAD, RECOMPUTE, BACKWARD, "optimizer"),
+    *(
+        _NAMES[START_UP],
+        COMPILING_PART,
+        "data",
+        FIRST_CALL,
+        LATER_CALLS,
+        FORWARD,
+        NO_GRAD,
+        RECOMPUTE,
+        BACKWARD,
+        "optimizer",
+    ),
     *("copies", _NAMES[WAIT], *WAITS_IN_WORDS.values(), STAGES, _NAMES[GARBAGE], OTHER, IDLE),
 )
 
@@ -340,9 +360,8 @@ def time_parts(run: Run, field: str) -> dict[str, int]:
             parts[PHASES[phase]] += ns
         else:
             purpose, frames = purpose_of(PHASES[phase], chains[chain]), chains[chain]
-            waits = frames[-1].name if purpose == NO_OP and frames else ""
-            is_start = bool(frames) and frames[0].kind == FrameKind.START_UP
-            parts[START_UP if is_start else WAITS_IN_WORDS.get(waits) or _NAMES.get(purpose, OTHER)] += ns
+            waits = frames[-1].name if purpose in (AWAITED, NO_OP) and frames else ""
+            parts[WAITS_IN_WORDS.get(waits) or _NAMES.get(purpose, OTHER)] += ns
     if field == "cpu_ns":
         no_grad = sum(spread.sum for key, spread in run.samples.items() if key.measure == "no_grad_ns")
         parts[NO_GRAD] = min(no_grad, parts[FORWARD])

@@ -178,8 +178,7 @@ def _of_time(run: Run, root: Node, figures: Figures, varies: bool | None) -> Ite
     over = " (over calls of different shapes)" if varies else ""
     yield "Latency (median)", _if_known(latency, lambda ns: f"{format_time(ns)}{over}")
     in_all_calls = root.calls <= 1 or root.layer.same_shapes or (root.layer.same_shapes is None and varies is False)
-    is_known = in_all_calls and root.calls and len(run.roots) == 1
-    yield "Throughput", (is_known and throughput(run, run.layers.index(root.layer), root.calls)) or UNKNOWN
+    yield "Throughput", (in_all_calls and throughput(run, run.layers.index(root.layer))) or UNKNOWN
     measured = {"flops", "device_ns" if on_device else "cpu_ns"} <= set(run.meta.measured)
     achieved = figures.rate(FORWARD, on_device, measured)
     yield "FLOP/s (mean)", achieved.text(format_count) or UNKNOWN

@@ -22,7 +22,7 @@ from torchprof.analyze.report import (
     spaced,
     stacked,
 )
-from torchprof.analyze.sentences import about_sums, warnings_below
+from torchprof.analyze.sentences import LEGEND, about_sums, warnings_below
 from torchprof.errors import some
 from torchprof.run.formats import Cell, ReportCell, format_count, format_share, format_time
 from torchprof.run.layers import Layer
@@ -208,7 +208,7 @@ _USUAL_TYPE = "float32"
 _ALIKE = 3  # so many layers that are alike become one row
 _OUTLIER = 1.5  # so many times the median of layers that are alike, and a layer is named in the row of the others
 _NO_OPERATOR = {
-    "cpu_ns": "(between ops): no operator ran: Python, other libraries, or waiting for a thread.",
+    "cpu_ns": f"{BETWEEN_OPS}: {LEGEND[BETWEEN_OPS]}.",
     "device_ns": "(between ops): no operator launched it.",
 }
 

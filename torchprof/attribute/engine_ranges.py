@@ -1,21 +1,33 @@
-"""Autograd's engine: where its calls begin and end if torch recorded only nodes, and the places of its time."""
+"""Autograd's engine: where its calls begin and end if torch recorded only nodes, and the places of its time; and waits
+for other ranks that torch does not record."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate, islice
 from math import inf
 from typing import NamedTuple
 
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Attributed, Event, Kind, Place, Places
-from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, OUTSIDE, WAITS_FOR_AUTOGRAD, FrameKind
+from torchprof.run.words import (
+    AUTOGRAD_ENGINE,
+    BACKWARD,
+    FSDP_RANGE,
+    OUTSIDE,
+    WAITS_FOR_AUTOGRAD,
+    WAITS_FOR_RANKS,
+    FrameKind,
+)
 
 _GRADIENT_SUMS = frozenset({"aten::add", "aten::add_"})
 """The engine adds gradients up with these operators, in old versions of torch between two nodes."""
 _ENDS_A_PASS = frozenset({Kind.OP, Kind.LABEL, Kind.USER_LABEL, Kind.REGION, Kind.STEP, Kind.ENGINE})
 """The kinds of events that end a pass if they begin on a thread that waits for it, or on its thread between nodes."""
+_OF_WRAPPERS = ("DistributedDataParallel.", "FullyShardedDataParallel.", FSDP_RANGE)
+"""Prefixes of torch's own ranges of distributed wrappers."""
 
 
 def add_engine_calls(columns: EventColumns) -> None:
@@ -188,6 +200,38 @@ class _Pass:
                 free = end
         if free < last:
             yield Event(Kind.WAIT, WAITS_FOR_AUTOGRAD, free, last, thread)
+
+
+def add_waits_for_exchanges(columns: EventColumns) -> None:
+    """Add WAIT events where a thread runs nothing in a range of torch's distributed wrappers while an exchange with
+    other ranks runs on another thread of the CPU. For example, while the buffers of a model are sent::
+
+        thread 1  |DistributedDataParallel.forward  |op|  |    before
+                  |        |wait.........|          |op|  |    after
+        thread 2           |gloo:broadcast|                    before
+    """
+    is_wrapper = [kind.name.startswith(_OF_WRAPPERS) for kind in columns.kinds]
+    exchanges = [
+        (columns.start[index], columns.end[index])
+        for index, _ in (columns.of_kinds(Kind.COLLECTIVE) if any(is_wrapper) else ())
+    ]
+    ends = [*accumulate((end for _, end in exchanges), max)]  # by the number of an exchange: the latest end so far
+    waits = []
+    for thread, first, after in columns.threads if exchanges else ():
+        for index in range(first, after):
+            if not is_wrapper[columns.number[index]]:
+                continue
+            free = columns.start[index]
+            for inner in (*range(index + 1, index + columns.size[index]), index):
+                until = columns.end[index] if inner == index else columns.start[inner]
+                for start, end in islice(exchanges, bisect_right(ends, free), None):
+                    if start >= until:
+                        break
+                    if free < end:
+                        waits.append(Event(Kind.WAIT, WAITS_FOR_RANKS, max(start, free), min(end, until), thread))
+                        free = min(end, until)
+                free = max(free, columns.end[inner])
+    columns.add(after=waits)
 
 
 class NodeGaps:

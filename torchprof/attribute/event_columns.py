@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
@@ -15,14 +16,15 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from torchprof.attribute.events import Event, Kind
 from torchprof.run.collectives import C10D_OPS, RECORDS_COLLECTIVE
-from torchprof.run.torch_names import COPYING, WAITING
 from torchprof.run.words import REPLAYS, is_runtime_call
 
 IN_NODE = 2  # see ``EventColumns.groupable``
 IntColumn: TypeAlias = "array[int]"
 BEYOND = 1 << 62  # no time, no index and no other number of an event is larger
 _OF_COMPILED_CODE = frozenset({Kind.GUARDS, Kind.REGION, Kind.GRAPH, Kind.COMPILING, Kind.COMPILED_INPUTS})
-_LONG_CALL_NS = 1_000_000  # of a device's runtime; most take some microseconds
+_LONG_CALL_NS = 10_000_000  # of a device's runtime; most take some microseconds
+_MAY_WORK = re.compile(r"Alloc|Host|Launch|Mem(cpy|set)|Sync|Wait|Record|Query|Graph|Enqueue")
+"""In the names of a runtime's calls that take long for other reasons than the start of a device."""
 _COLUMNS = {
     "number": ("i", 0),
     "start": ("q", 0),
@@ -268,17 +270,16 @@ class EventColumns:
 
     def mark_start_up(self) -> None:
         """Make long calls of a device's runtime start-up if they begin before any work of a device, for example
-        ``cudaFree``, in which the context is made: they cannot wait for work. Those that copy stay, and those that wait
-        or launch a kernel that names them."""
-        is_call = [kind is Kind.OP and is_runtime_call(name) for kind, name, _ in self.kinds]
-        may_wait = [bool(WAITING.fullmatch(name) or COPYING.fullmatch(name)) for _, name, _ in self.kinds]
+        ``cudaFree``, in which the context is made. Calls that may allocate, copy, launch or wait for work stay. If
+        kernels were lost, it is unknown when the device began to work."""
+        is_call = [
+            kind is Kind.OP and is_runtime_call(name) and not _MAY_WORK.search(name) for kind, name, _ in self.kinds
+        ]
         start_up = [
             index
-            for _, first, after in (self.threads if any(is_call) else ())
+            for _, first, after in (self.threads if any(is_call) and not self.lost else ())
             for index in range(first, bisect_left(self.start, self.first_work_ns, first, after))
-            if is_call[self.number[index]] and not may_wait[self.number[index]]
-            if self.end[index] - self.start[index] >= _LONG_CALL_NS
-            if not (self.correlation and self.correlation[index])
+            if is_call[self.number[index]] and self.end[index] - self.start[index] >= _LONG_CALL_NS
         ]
         self.change(start_up, kind=Kind.INTERRUPTION)
 

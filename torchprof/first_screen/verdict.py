@@ -10,7 +10,7 @@ from torchprof.advise import Advice, filled, findings_table, judge, place_in_wor
 from torchprof.advise.evidence import Evidence
 from torchprof.analyze.compiled import compiled_in_short
 from torchprof.analyze.report import Part, name_of_layer, printable, stacked
-from torchprof.analyze.sentences import about_times, count_of_ranks, throughput
+from torchprof.analyze.sentences import about_times, called_models, count_of_ranks, throughput
 from torchprof.analyze.steps import device_parts, ns_behind_the_cpu, percents, time_parts
 from torchprof.analyze.top import measures_of
 from torchprof.first_screen.headline import headline
@@ -72,7 +72,7 @@ def _times(run: Run) -> str:
 
 def _times_of_calls(run: Run) -> str:
     """The calls of the model that took the most time, and how many others there are; "" without a call."""
-    models = _called_models(run)
+    models = called_models(run)
     if not models:
         return ""
     spreads = {root: _spreads(run, root, "cpu_ns") for root in models}
@@ -84,11 +84,6 @@ def _times_of_calls(run: Run) -> str:
     if not spreads[root] or "cpu_ns" not in run.meta.measured:
         return f"{models[root]:,} call{'s' * (models[root] != 1)} of {name}"
     return _distribution(spreads[root], "forward call", f" of {name}")
-
-
-def _called_models(run: Run) -> dict[int, int]:
-    """The forward calls of the models that were called, by the index of the layer."""
-    return {root: calls for root in run.layers.roots if (calls := run.rows.forward_calls(root))}
 
 
 def _spreads(run: Run, layer: int, measure: str) -> list[Spread]:
@@ -116,10 +111,10 @@ def _distribution(spreads: Sequence[Spread], noun: str, suffix: str = "") -> str
 
 
 def _rate(run: Run) -> str:
-    models = _called_models(run)
-    root, calls = next(iter(models.items()), (0, 0))
-    is_sure = len(models) == 1 and bool(run.layers[root].same_shapes or calls == 1)
-    return throughput(run, root, calls) if is_sure else ""
+    models = called_models(run)
+    return "".join(
+        throughput(run, root) for root, calls in models.items() if run.layers[root].same_shapes or calls == 1
+    )
 
 
 def _params(run: Run) -> str:
@@ -131,7 +126,7 @@ def _params(run: Run) -> str:
 
 def _macs(run: Run) -> str:
     """The MACs of an average forward call, if one model was called."""
-    models = _called_models(run)
+    models = called_models(run)
     if "flops" not in run.meta.measured or len(models) != 1:
         return ""
     [root] = models

@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from torchprof.attribute.compiled_graphs import CompiledGraphs
-from torchprof.attribute.engine_ranges import add_engine_calls
+from torchprof.attribute.engine_ranges import add_engine_calls, add_waits_for_exchanges
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Detail, Event, Kind, Place
 from torchprof.attribute.launches import CollectiveOwners
@@ -163,6 +163,7 @@ def _columns_of(recording: Recording) -> EventColumns:
         _add_samples(columns, samples, recording.began_ns)
     columns.mark_start_up()
     add_engine_calls(columns)
+    add_waits_for_exchanges(columns)
     return columns
 
 

@@ -37,6 +37,8 @@ from torchprof.run.words import (
     is_host_collective,
 )
 
+_DDP = "DistributedDataParallel."
+"""The prefix of torch's ranges of this wrapper, which waits for its exchanges after the last node of backward."""
 _CallTimes = tuple[int, int, int]
 """Of a call of a collective: how long it took, during how much of that an earlier one was running, and its step."""
 
@@ -106,6 +108,7 @@ class Locksteps:
         self._elsewhere = Intervals()  # the outermost ranges of all threads but the one with the steps
         self._work_in: dict[Place, _WorkIn] = {}
         self._last = LastStep()
+        self._uses_ddp = False  # so far
 
     def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
         kernel, collective, step = Kind.KERNEL, Kind.COLLECTIVE, Kind.STEP
@@ -148,6 +151,7 @@ class Locksteps:
                     thread.last_start = start
                     if kind is not Kind.INTERRUPTION and kind is not Kind.WAIT:  # these come at any time
                         thread.has_requested = thread.has_run_backward = False
+                    self._uses_ddp |= place.name.startswith(_DDP)
                     if not self._work_of(place).is_own:
                         self._last.note_request(place)
                     if correlation:
@@ -188,7 +192,7 @@ class Locksteps:
                 time = end
             if place.kind not in INTERRUPTIONS and place.kind != FrameKind.WAIT:
                 thread.has_requested = not self._work_of(place).is_own
-                thread.has_run_backward = place.is_engine or place.is_node
+                thread.has_run_backward = self._uses_ddp and (place.is_engine or place.is_node)
         thread.innermost = item
         if until > time and (item is not None or number == self._main):
             self._add_interval(number, None if item is None else item.place, time, until)

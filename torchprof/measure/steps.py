@@ -18,9 +18,8 @@ from torchprof.run.measures import SampleKey, spreads_at
 from torchprof.run.torch_names import PURPOSES, WITHIN_DEVICES, purpose_of
 from torchprof.run.words import BEFORE, FORWARD, OUTSIDE, ZERO_GRAD
 
-DATA_NS, OPTIMIZER_NS, COPY_NS, WAIT_NS, GC_NS, BACKWARD_NS, OTHER_NS, GAP_NS, OVERLAP_NS = _PARTS = tuple(
-    f"step_{part}_ns" for part in (*PURPOSES, "overlap")
-)
+_PARTS = tuple(f"step_{part}_ns" for part in (*PURPOSES, "overlap"))
+DATA_NS, OPTIMIZER_NS, COPY_NS, WAIT_NS, GC_NS, BACKWARD_NS, OTHER_NS, *_, GAP_NS, OVERLAP_NS = _PARTS
 """The parts of a step outside all layers, by purpose; see ``SampleKey``."""
 _IN_RANGES = (COPY_NS, WAIT_NS)
 """The parts that also count inside layers that are only ranges of a trace: such a range may be around anything."""

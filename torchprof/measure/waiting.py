@@ -70,8 +70,8 @@ class Waiting:
 
     def within(self, start: int, end: int, for_any: bool, after_nodes: bool) -> list[tuple[int, int]]:
         """The parts of a gap in which its thread waited. ``for_any``: any collective that ended in the gap counts.
-        ``after_nodes``: it is in a call of the engine, or follows the last node of a backward pass, where
-        DistributedDataParallel waits: an exchange whose end was recorded later counts as well.
+        ``after_nodes``: it is in a call of the engine, or follows the last node of a backward pass of
+        DistributedDataParallel, which waits there: an exchange whose end was recorded later counts as well.
 
         Example, in ms: an all_reduce runs from 2 to 8. In a gap from 1 to 8.5, the thread waited from 2 to 8. In one
         from 1 to 12, it waited then only if ``for_any``.

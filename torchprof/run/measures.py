@@ -244,6 +244,7 @@ class SampleKey(NamedTuple):
     The rest of a step, outside all layers and in any phase: ``step_data_ns`` for loading data, ``step_optimizer_ns`` in
     the optimizer, ``step_copy_ns`` in copies between host and device, ``step_wait_ns`` waiting for the device,
     ``step_gc_ns`` in garbage collections, ``step_backward_ns`` in backward of no layer, ``step_other_ns`` in other ops,
+    ``step_awaited_ns`` waiting for other threads or ranks, ``step_start_ns`` in the start-up of the device,
     ``step_gap_ns`` in no op, no layer and no range of torch. ``step_overlap_ns`` is the time that is counted more than
     once because several threads worked at the same time. A step is the sum of its models, of layers that are not
     selected, and of these parts, minus the overlap.

@@ -230,9 +230,10 @@ def kind_of_work(name: str) -> KernelWork:
 
 # What work is for, as far as torch's own ranges and calls say it
 
-PURPOSES = ("data", "optimizer", "copy", "wait", "gc", "backward", "other", "gap")
-DATA, OPTIMIZER, COPY, WAIT, GARBAGE, OF_NO_LAYER, OTHER_WORK, NO_OP = PURPOSES
-"""``OF_NO_LAYER`` is backward. ``NO_OP``: no operator ran there, and no range of torch was open."""
+PURPOSES = ("data", "optimizer", "copy", "wait", "gc", "backward", "other", "awaited", "start", "gap")
+DATA, OPTIMIZER, COPY, WAIT, GARBAGE, OF_NO_LAYER, OTHER_WORK, AWAITED, START_UP, NO_OP = PURPOSES
+"""``OF_NO_LAYER`` is backward. ``AWAITED``: waiting for other threads or ranks. ``NO_OP``: no operator ran there, and
+no range of torch was open."""
 
 LAUNCHING = re.compile(
     r"(?P<launch>(cuda|cu|hip)(Ext)?(Module)?Launch(Cooperative)?Kernel\w*)|(?P<captures>\w+StreamBeginCapture\w*)"
@@ -251,8 +252,8 @@ WITHIN_DEVICES = re.compile(r"Memcpy (DtoD|PtoP)\b.*")
 
 def purpose_of(phase: str, frames: Sequence[Frame]) -> str:
     """What work outside all layers is for: first a wait or a copy, then the phase, then torch's labels around it."""
-    if frames and frames[0].kind == FrameKind.GC:
-        return GARBAGE
+    if frames and frames[0].kind in (FrameKind.GC, FrameKind.START_UP):
+        return GARBAGE if frames[0].kind == FrameKind.GC else START_UP
     labels = [frame.name for frame in frames if frame.kind == FrameKind.LABEL]
     waits_for = frames[-1].name if frames and frames[-1].kind == FrameKind.WAIT else ""
     is_own_time = len(labels) == len(frames)
@@ -269,4 +270,6 @@ def purpose_of(phase: str, frames: Sequence[Frame]) -> str:
             return DATA
         if label.startswith(OPTIMIZER_RANGE) and waits_for != WAITS_FOR_AUTOGRAD:  # as in a closure
             return OPTIMIZER
+    if waits_for and waits_for != WAITS_FOR_AUTOGRAD:
+        return AWAITED
     return NO_OP if is_own_time or waits_for else OTHER_WORK

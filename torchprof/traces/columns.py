@@ -160,6 +160,7 @@ class Columns:
         crossing = 0
         starts, lengths, lanes, names = self.start, self.ns, self.lane, self.name
         open_ranges: dict[int, list[int]] = {thread: [] for thread in threads}  # outer to inner
+        cut: dict[int, int] = {}  # of those that end later than the one around them: where that ends
         for window in self.windows():
             for index in window:
                 if is_left_out[names[index]]:
@@ -168,11 +169,14 @@ class Columns:
                 stack = open_ranges[threads[lanes[index]]]
                 while stack:
                     last = stack[-1]
-                    overlap = starts[last] + lengths[last] - start
+                    last_end = cut.get(last, starts[last] + lengths[last])
+                    overlap = last_end - start
                     if overlap > 0:
                         is_rounding = overlap < _MICROSECOND and 2 * overlap < min(lengths[last], lengths[index])
                         if not is_rounding or start + overlap >= end:
-                            crossing += overlap > _MICROSECOND and end - start - overlap > _MICROSECOND
+                            if end > last_end:
+                                cut[index] = last_end
+                                crossing += overlap > _MICROSECOND and end - last_end > _MICROSECOND
                             break
                         lengths[last] -= overlap
                     stack.pop()

@@ -282,6 +282,7 @@ class EventTable:
         """How much device work begins over 1 us before the call that launched it, on the clocks of the trace."""
         calls = zip(self.cpu.number, self.cpu.start, self.cpu.name)
         called = {number: start for number, start, name in calls if self.names[name][0] is RUNTIME_CALLS}
+        called.pop(0, None)  # no number
         return sum(start + 1000 < called.get(number, 0) for start, number in zip(self.work.start, self.work.number))
 
 
