@@ -179,5 +179,6 @@ def throughput(run: Run, root: int) -> str:
         return ""
     else:
         number, unit = calls * shape[0], "samples"
+    of_ranks = f" on {len(run.metas)} ranks" if len(run.metas) > 1 else ""
     per_s = number * 1e9 / wall_ns
-    return f"{f'{per_s:,.0f}' if per_s >= 100 else f'{per_s:.3g}'} {unit}/s over {short_time(wall_ns)}"
+    return f"{f'{per_s:,.0f}' if per_s >= 100 else f'{per_s:.3g}'} {unit}/s over {short_time(wall_ns)}{of_ranks}"

@@ -208,7 +208,8 @@ def _parts(loop: _Loop) -> ReportTable:
     def add(name: str, on_cpu: Spread | None, launched: Sequence[Spread | None] | None, sign: int = 1) -> None:
         """A row. ``launched``: the work on each device; None: it launches none."""
         total = sign * on_cpu.sum if on_cpu else 0
-        row: list[Cell] = [name, format_time(total / steps), format_share(total / loop.whole.sum)]
+        share = format_share(total / loop.whole.sum) if loop.whole.sum else UNKNOWN
+        row: list[Cell] = [name, format_time(total / steps), share]
         row += _distribution(on_cpu) if sign > 0 else [""] * 3
         for device, on_device in zip(loop.accelerators, launched or ()):
             ns = sign * on_device.sum if on_device else 0

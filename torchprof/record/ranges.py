@@ -296,9 +296,11 @@ def _with_engine_range(run_backward: Any) -> Any:
 
 class WaitRanges(SharedChange):
     """From ``on`` to ``off``, each call of Python that waits for other ranks or threads is a range. Locks, and waits in
-    C++, as those of DistributedDataParallel at the end of backward, cannot be seen here."""
+    C++, as those of DistributedDataParallel at the end of backward, cannot be seen here. Where torch records all
+    threads, this one alone has such ranges: helpers that wait for work cost no time."""
 
     def _make(self) -> None:
+        home = threading.get_ident()
         works = getattr(dist, "Work", None)  # torch may be built without distributed
         for owner, name, what in (
             (works, "wait", WAITS_FOR_RANKS),
@@ -306,16 +308,16 @@ class WaitRanges(SharedChange):
             (threading.Thread, "join", WAITS_FOR_THREADS),
         ):
             if owner is not None:
-                self._put(owner, name, _in_range_of_wait(getattr(owner, name), WAITS + what))
+                self._put(owner, name, _in_range_of_wait(getattr(owner, name), WAITS + what, home))
 
 
-def _in_range_of_wait(function: Any, label: str) -> Any:
+def _in_range_of_wait(function: Any, label: str, home: int) -> Any:
     # pybind11 finds out by the name and the first argument of the caller that a subclass in Python calls this method of
     # its base, and then does not call the subclass again: so this function is named after it.
     @never_compiled
     @functools.wraps(function)
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_profiled():
+        if not (is_observed() or (threading.get_ident() == home and is_profiled())):
             return function(self, *args, **kwargs)
         with record(label):
             return function(self, *args, **kwargs)

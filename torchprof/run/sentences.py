@@ -38,9 +38,9 @@ _TEXTS = {
     "find_unused_parameters=True. A bucket counts in the layers whose gradients were ready before it.",
     # What could not be recorded
     "threads_not_recorded": "torch's profiler records the thread that enters the block, and the threads of autograd. "
-    "To record all threads, but no memory: `with torchprof.annotate(model), torch.profiler.profile(experimental_config="
-    "torch._C._profiler._ExperimentalConfig(profile_all_threads=True)) as p:`, and then `torchprof.from_profiler(p, "
-    "model)`.",
+    "To record all threads, but no memory, with torch 2.7 or newer: `with torchprof.annotate(model), "
+    "torch.profiler.profile(experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True)) as "
+    "p:`, and then `torchprof.from_profiler(p, model)`.",
     "device_without_kernels": "{device} reports no kernels to torch's profiler: its columns are unknown. The columns "
     "of the CPU are correct.",
     "no_device": "{device} was requested, but torch finds no {device} device: its columns are unknown.",
@@ -87,8 +87,8 @@ _TEXTS = {
     "The copies were ignored. Was the file merged with a copy of itself?",
     "trace_ranges_cross": "{count:,} range(s) of {file} end after the range around them on their thread: they are cut "
     "there, and the rest of their time counts in what is around both.",
-    "clocks_differ": "{count:,} kernel(s) of {file} begin before the call that launched them: the clocks of the CPU "
-    "and the device differ. The times of each are right, but not which of both came first.",
+    "clocks_differ": "{count:,} kernel(s) or copies of {file} begin before the call that launched them: the clocks of "
+    "the CPU and the device differ. The times of each are right, but not which of both came first.",
     "layers_by_alignment": "The trace names no layers: its operators were aligned with those of the model's forward, "
     "in {count:,} call(s).",
     "layers_in_doubt": "Operators that were not found in the model have no layer: {share:.1%} of the time of its "
