@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from build.architectures import ARCHITECTURES
+from build.findings import of as told
 from build.hand_made import kernel, label, op, row
 from build.hand_made import run_of as made_run_of
 from build.models import Mlp
@@ -48,11 +49,6 @@ def run_of(rows: Sequence[tuple[Any, ...]], **meta: Any) -> Run:
 def of(run: Run, rule: str) -> list[Advice]:
     """All findings of one rule, also those that are too small to report."""
     return list(rules()[rule](Evidence(run)))
-
-
-def told(run: Run, rule: str) -> list[Advice]:
-    """The findings of one rule that are reported."""
-    return [one for one in advise(run) if one.rule == rule]
 
 
 def profiled(model: nn.Module, work: Callable[[], object], **options: Any) -> Run:
@@ -1070,16 +1066,10 @@ def test_the_time_between_ops_is_counted_once() -> None:
 
 def test_on_a_device_the_time_between_launches_does_not_count() -> None:
     adds = [row(1, op("aten::add"), kernel("k"), device="cuda:0", calls=1000, device_ns=7000)]
-    (found,) = of(between(30_000, ELEMENTWISE, *adds, **CUDA), "many_elementwise_ops")
-    assert found.gain_ns == 7000
-    assert found.finding.endswith(
-        " They take 7.000us in total, 0.007us each." + SHORT.replace("dispatch", "kernel launch")
-    )
-    (found,) = of(between(300_000_000, ELEMENTWISE, *adds, **CUDA), "many_elementwise_ops")
-    assert found.gain_ns == 7000
-    assert found.finding.endswith(
-        " They take 7.000us in total, 0.007us each." + SHORT.replace("dispatch", "kernel launch")
-    )
+    end = " They take 7.000us in total, 0.007us each." + SHORT.replace("dispatch", "kernel launch")
+    for between_ns in (30_000, 300_000_000):
+        (found,) = of(between(between_ns, ELEMENTWISE, *adds, **CUDA), "many_elementwise_ops")
+        assert found.gain_ns == 7000 and found.finding.endswith(end)
 
 
 def test_a_loop_outside_the_layer_does_not_count() -> None:

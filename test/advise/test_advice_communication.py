@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from build.collectives import ALL_REDUCE, kernel
+from build.findings import of
 from build.hand_made import kernel as computing
 from build.hand_made import row, run_of
 from build.hand_made_ranks import everybody, lockstep
 
-from torchprof.advise import Advice, advise
 from torchprof.run.lockstep import LockstepKey
 from torchprof.run.run import Run
 from torchprof.run.timeline import DeviceTime
@@ -20,10 +20,6 @@ from torchprof.run.words import BACKWARD
 MS = 1_000_000
 MEASURES = ("cpu_ns", "device_ns")
 CUDA: dict[str, Any] = {"device": "cuda", "requested": MEASURES, "measured": MEASURES, "wall_ns": 100 * MS}
-
-
-def of(run: Run, rule: str) -> list[Advice]:
-    return [one for one in advise(run) if one.rule == rule]
 
 
 def exchanging(exposed: int = 64, mb: int = 4, calls: int = 16, ns: int = 64 * MS, **meta: Any) -> Run:

@@ -6,17 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from build.findings import of
 from torch import nn
 
 import torchprof
-from torchprof.advise import Advice, advise
 from torchprof.advise.evidence import Evidence
 from torchprof.advise.layers import constants
 from torchprof.run.run import Run
-
-
-def of(run: Run, rule: str) -> list[Advice]:
-    return [one for one in advise(run) if one.rule == rule]
 
 
 class Masked(nn.Module):

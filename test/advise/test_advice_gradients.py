@@ -10,23 +10,20 @@ from typing import Any
 import pytest
 import torch
 from build.even_times import evenly
+from build.findings import of
 from build.hand_made import FORWARD, op, row, run_of
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import torchprof
 from torchprof import Profile
-from torchprof.advise import Advice, advise, judge
+from torchprof.advise import advise, judge
 from torchprof.run.formats import format_memory, format_time
 from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.run import Run
 from torchprof.run.words import BACKWARD, OUTSIDE, RECOMPUTE
 
 MS = 1_000_000
-
-
-def of(run: Run, rule: str) -> list[Advice]:
-    return [one for one in advise(run) if one.rule == rule]
 
 
 def freeze(module: nn.Module) -> nn.Module:

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from build.findings import of
 from build.hand_made import FORWARD, kernel, label, op, row, run_of
 from build.raw_events import MARKED, MODEL, USER, Raw, attributed
 from build.raw_events import kernel as raw_kernel
 from torch import Tensor, nn
 
 from torchprof import Profile
-from torchprof.advise import Advice, advise, judge
+from torchprof.advise import advise, judge
 from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.run import Run
 from torchprof.run.words import BACKWARD, GARBAGE_COLLECTION, LAUNCHED_BEFORE, NOT_SELECTED, OUTSIDE, Frame, FrameKind
@@ -32,10 +33,6 @@ ITEM = (op("aten::item"), op("aten::_local_scalar_dense"))
 def on_cuda(rows: list[Any], wall_ns: int = 100 * MS, idle_ns: int = 50 * MS, **meta: Any) -> Run:
     """A run of so long in which the device did nothing for so long; of the CPU's time only the rows are known."""
     return run_of(rows, **{**CUDA, "wall_ns": wall_ns, "busy_ns": (("cuda:0", wall_ns - idle_ns),), **meta})
-
-
-def of(run: Run, rule: str) -> list[Advice]:
-    return [one for one in advise(run) if one.rule == rule]
 
 
 def called(run: Run, **calls: int) -> Run:

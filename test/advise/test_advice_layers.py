@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from build.findings import of
 from build.hand_made import op, row, run_of
 
-from torchprof.advise import Advice, advise
 from torchprof.run.layers import Layer
 from torchprof.run.run import Run
 from torchprof.run.words import BACKWARD
 
 MS = 1_000_000
 PATHS = {"Net": "Net", "Net.items": "ModuleList", "Net.items.0": "Linear", "Net.items.0.inner": "ReLU"}
-
-
-def of(run: Run, rule: str) -> list[Advice]:
-    return [one for one in advise(run) if one.rule == rule]
 
 
 def looped(calls: int = 100, ns: int = 32 * MS, kind: str = "Linear", compiled: bool = False, params: int = 80) -> Run:

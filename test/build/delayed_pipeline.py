@@ -77,8 +77,7 @@ def main(how: str, place: str) -> None:
         for _ in range(STEPS):
             step()
             prof.step()
-    run = prof.gather()
-    if run is not None:
+    if (run := prof.gather()) is not None:
         run.save("job.json")
     dist.barrier()
     dist.destroy_process_group()

@@ -101,8 +101,7 @@ def train(model: nn.Module, prof: torchprof.Profile) -> None:
 def gathered(model: nn.Module) -> None:
     prof = torchprof.Profile(model)
     train(model, prof)
-    run = prof.gather()
-    if run is not None:
+    if (run := prof.gather()) is not None:
         run.save("job.json")
 
 

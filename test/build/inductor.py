@@ -12,8 +12,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 from torch._C._profiler import _RecordFunctionFast
 
@@ -46,6 +48,19 @@ def kernels_of_zeros() -> Iterator[None]:
         PyCodeCache.cache_clear()
         yield
     PyCodeCache.cache_clear()  # other tests in this process may compile equal code
+
+
+def fresh_compiler(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A fixture: nothing is compiled yet. Kernels write zeros, but in tests with the mark ``real_kernels``."""
+    torch._dynamo.reset()
+    with nullcontext() if request.node.get_closest_marker("real_kernels") else kernels_of_zeros():
+        yield
+    torch._dynamo.reset()
+
+
+def train(model: Any, x: Tensor) -> None:
+    output = model(x)
+    (output[0] if isinstance(output, tuple) else output).sum().backward()
 
 
 if __name__ == "__main__":

@@ -81,8 +81,7 @@ def times_of(path: Path) -> Times:
         waits[thread] = 0
         for (_, free), (until, _) in pairwise(cuts):
             first = bisect_left(by_others, (free, 0))
-            here = [node for node in by_others[first:] if node[0] < until]
-            if here:
+            if here := [node for node in by_others[first:] if node[0] < until]:
                 waits[thread] += min(until, max(end for _, end in here)) - here[0][0]
     extent = min(start for start, _ in every), max(end for _, end in every)
     return Times(waits, round(synchronizing), extent)

@@ -114,8 +114,7 @@ def kernels(run: Run) -> dict[str, int]:
 
 def note(part: str, name: str, value: Any, reference: Any = None, unit: str = "") -> None:
     """Keep a figure in ``figures.jsonl``: a line for each, so that what was measured outlasts a crash."""
-    folder = os.environ.get(FOLDER)
-    if folder:
+    if folder := os.environ.get(FOLDER):
         line = {"part": part, "name": name, "value": value, "reference": reference, "unit": unit}
         with Path(folder, "figures.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")

@@ -20,8 +20,7 @@ def all_messages() -> str:
     blocks = []
     for file in sorted([*SOURCE.rglob("*.py"), *SOURCE.rglob("*.js")]):
         read = messages_of_python if file.suffix == ".py" else messages_of_javascript
-        found = [text.replace("\n", "\\n") for text in read(file.read_text(encoding="utf-8"))]
-        if found:
+        if found := [text.replace("\n", "\\n") for text in read(file.read_text(encoding="utf-8"))]:
             blocks.append("\n".join([f"# {file.relative_to(SOURCE.parent).as_posix()}", *found]))
     return "\n\n".join(blocks)
 

@@ -172,8 +172,7 @@ def run(name: str, folder: Path) -> None:
     assert (vars(stage._PipelineStageBase), vars(schedules)) == originals
     prof.run.save(folder / f"{name}-{rank}.json")
     prof.export_chrome_trace(folder / f"{name}-{rank}-trace.json")
-    gathered = prof.gather()
-    if gathered is not None:
+    if (gathered := prof.gather()) is not None:
         gathered.save(folder / f"{name}-gathered.json")
     order = order_of(schedule, rank)
     (folder / f"{name}-{rank}-truth.json").write_text(json.dumps({"order": order, "watch": watch.steps}))

@@ -1,10 +1,13 @@
 """The state of a model and of what torchprof touches, to be compared before and after."""
 
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
+
+from torchprof import Profile
 
 HOOKS = {key for key, value in vars(nn.Module()).items() if key.endswith("_hooks") and isinstance(value, dict)}
 
@@ -40,3 +43,19 @@ def snapshot(model: nn.Module, values: bool = False) -> dict[str, Any]:
     found["session"] = session.__dict__["_prepare_trace"], session.__dict__["_start_trace"], session.__enter__
     found["active"] = torch.autograd.profiler._is_profiler_enabled
     return found
+
+
+def untouched_models() -> Iterator[Callable[[nn.Module], nn.Module]]:
+    """A fixture: a function that takes a model, which must be unchanged at the end of the test, when no Profile may be
+    open."""
+    kept: list[tuple[nn.Module, dict[str, Any]]] = []
+
+    def keep(model: nn.Module) -> nn.Module:
+        kept.append((model, snapshot(model, values=True)))
+        return model
+
+    yield keep
+    for model, before in kept:
+        assert snapshot(model, values=True) == before
+        with Profile(model):
+            pass

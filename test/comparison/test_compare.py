@@ -18,6 +18,7 @@ import pytest
 import torch
 from build.golden import drawn
 from build.hand_made import cells, label, op, row, run_of
+from build.models import Recursive
 from build.pairs import BACKWARD, COUNTED, FC, FORWARD, MEMORY, calls, layer, made, simple, stepped
 from build.phases import in_column_of
 from build.places import DATA
@@ -204,25 +205,11 @@ def test_calls_of_layers_that_were_not_selected_are_unknown() -> None:
     assert figures(diff, "Net", "calls") == (6, 6, 0, 1)
 
 
-class Again(nn.Module):
-    """Calls itself this many times, each call inside the other."""
-
-    def __init__(self, depth: int) -> None:
-        super().__init__()
-        self.depth = depth
-        self.fc = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor, left: int | None = None) -> torch.Tensor:
-        left = self.depth if left is None else left
-        x = self.fc(x)
-        return self(x, left - 1) if left > 1 else x
-
-
 def recursing(depth: int, outermost: int = 3, mark: bool = False) -> Run:
-    model = Again(depth)
+    model = Recursive()
     with torchprof.Profile(model, with_flops=True) as prof:
         for _ in range(outermost):
-            model(torch.rand(2, 4))
+            model(torch.rand(2, 4), depth)
             if mark:
                 prof.step()
     assert prof.run is not None
@@ -236,10 +223,10 @@ def test_calls_of_a_recursive_model_are_not_used_as_unit(tmp_path: Path) -> None
     two.save(tmp_path / "two.json")
     assert torchprof.load(tmp_path / "two.json") == two
     diff = torchprof.compare(two, five)
-    assert diff.counted is None and figures(diff, "Again", "flops")[3] == 2.5
+    assert diff.counted is None and figures(diff, "Recursive", "flops")[3] == 2.5
     steps = torchprof.compare(recursing(2, 3, mark=True), recursing(5, 4, mark=True))
     assert (steps.unit, steps.counts) == ("step", (3, 4))
-    assert figures(steps, "Again", "flops")[3] == 2.5
+    assert figures(steps, "Recursive", "flops")[3] == 2.5
 
 
 def test_unknown_figures_are_not_the_same() -> None:

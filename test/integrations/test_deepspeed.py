@@ -7,7 +7,7 @@ import json
 import pickle
 import re
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ import pytest
 import torch
 from build.models import Holder, Mlp
 from build.places import ROOT
-from build.snapshots import snapshot
+from build.snapshots import untouched_models
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -134,20 +134,7 @@ def figures(page: str) -> dict[str, tuple[str, str, str]]:
     return found
 
 
-@pytest.fixture
-def untouched() -> Iterator[Any]:
-    """A list of models that must be unchanged at the end of the test. No session may be open then."""
-    kept: list[tuple[nn.Module, dict[str, Any]]] = []
-
-    def keep(model: nn.Module) -> nn.Module:
-        kept.append((model, snapshot(model, values=True)))
-        return model
-
-    yield keep
-    for model, before in kept:
-        assert snapshot(model, values=True) == before
-        with Profile(model):
-            pass
+untouched = pytest.fixture(untouched_models)
 
 
 # The page

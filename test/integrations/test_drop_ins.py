@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from build.models import Checkpointed, Deep, Holder, Mlp, Tied, Work
-from build.snapshots import snapshot
+from build.snapshots import untouched_models
 from torch import Tensor, nn
 
 import torchprof
@@ -53,20 +53,7 @@ def by_path(recording: ModelRecording) -> dict[str, LayerFigures]:
     return {".".join(position.path[1:]): figures.at(position) for position in positions(recording.model)}
 
 
-@pytest.fixture
-def untouched() -> Iterator[Any]:
-    """A function that takes a model, which must be unchanged at the end of the test. No recording may be open then."""
-    kept: list[tuple[nn.Module, dict[str, Any]]] = []
-
-    def keep(model: nn.Module) -> nn.Module:
-        kept.append((model, snapshot(model, values=True)))
-        return model
-
-    yield keep
-    for model, before in kept:
-        assert snapshot(model, values=True) == before
-        with torchprof.Profile(model):
-            pass
+untouched = pytest.fixture(untouched_models)
 
 
 # The call of the model

@@ -388,8 +388,7 @@ def owner(spans: Sequence[Span], at: int) -> str | None:
             break
         chain += around
         spans = around[0].inside
-    inner = [span.name for span in chain if span.kind == "layer"]
-    if inner:
+    if inner := [span.name for span in chain if span.kind == "layer"]:
         return inner[-1]
     if not chain:
         return None

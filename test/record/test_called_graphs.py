@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from build.architectures import ARCHITECTURES, resnet
-from build.inductor import kernels_of_zeros
+from build.inductor import fresh_compiler, train
 from build.libraries import RELEASE
 from torch import Tensor, nn
 
@@ -25,17 +24,7 @@ if "inductor_post_grad_graph_str" not in getattr(output_code.CompiledFxGraph, "_
     pytest.skip("graphs of this torch have no text", allow_module_level=True)
 
 
-@pytest.fixture(autouse=True)
-def _fresh(request: pytest.FixtureRequest) -> Iterator[None]:
-    torch._dynamo.reset()
-    with nullcontext() if request.node.get_closest_marker("real_kernels") else kernels_of_zeros():
-        yield
-    torch._dynamo.reset()
-
-
-def train(model: Any, x: Tensor) -> None:
-    output = model(x)
-    (output[0] if isinstance(output, tuple) else output).sum().backward()
+_fresh = pytest.fixture(fresh_compiler, autouse=True)
 
 
 def counted(model: Any, inputs: list[Tensor], **options: Any) -> Run:

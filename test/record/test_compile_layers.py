@@ -33,6 +33,7 @@ import torch.nn.functional as F  # noqa: N812
 from build.examples import SHARE
 from build.inductor import kernels_of_zeros
 from build.libraries import RELEASE, usable_transformers
+from build.models import Holder
 from build.phases import in_column_of
 from build.warnings import sentences
 from torch import Tensor, nn
@@ -304,8 +305,7 @@ def module_of(trace: str, model: nn.Module) -> tuple[str, ...]:
         source, first = inspect.getsourcelines(type(module).forward)
         assert file == inspect.getsourcefile(type(module).forward)
         assert first <= int(line) < first + len(source)
-        called = re.search(r"self\.(\w+)\(", linecache.getline(file, int(line)))
-        if called is not None:
+        if (called := re.search(r"self\.(\w+)\(", linecache.getline(file, int(line)))) is not None:
             path.append(called[1])
             module = module.get_submodule(called[1])
     return tuple(path)
@@ -1010,15 +1010,6 @@ def test_a_backend_without_kernels_of_its_own(backend: str) -> None:
     }
     assert in_region["aten::addmm"] == in_region["aten::mm"] == in_region["aten::gelu"] == ("Small",)
     assert not any("ttributable" in warning for warning in sentences(found.run))
-
-
-class Holder(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x)
 
 
 class Tied(nn.Module):

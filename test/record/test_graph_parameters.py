@@ -4,15 +4,14 @@ parameters that calls of libraries work for, against the same model without torc
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from build.architectures import ARCHITECTURES, resnet
-from build.inductor import kernels_of_zeros
+from build.inductor import fresh_compiler, train
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -41,12 +40,7 @@ if "inductor_post_grad_graph_str" not in getattr(output_code.CompiledFxGraph, "_
     pytest.skip("graphs of this torch have no text", allow_module_level=True)
 
 
-@pytest.fixture(autouse=True)
-def _fresh(request: pytest.FixtureRequest) -> Iterator[None]:
-    torch._dynamo.reset()
-    with nullcontext() if request.node.get_closest_marker("real_kernels") else kernels_of_zeros():
-        yield
-    torch._dynamo.reset()
+_fresh = pytest.fixture(fresh_compiler, autouse=True)
 
 
 class Net(nn.Module):
@@ -60,11 +54,6 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self.compute(self, x)
-
-
-def train(model: Any, x: Tensor) -> None:
-    output = model(x)
-    (output[0] if isinstance(output, tuple) else output).sum().backward()
 
 
 def infer(model: Any, x: Tensor) -> None:

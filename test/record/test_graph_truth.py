@@ -121,8 +121,7 @@ def test_a_call_is_of_the_parameter_that_it_reads_or_whose_gradient_it_makes(
     ran: list[tuple[str, str, list[Tensor], Tensor]] = []  # graph, operator, arguments, result
     known, calls = dict[str, KeptGraph](), list[Called]()
     for operator in LIBRARY:
-        original = getattr(extern_kernels, operator, None)
-        if original is not None:
+        if (original := getattr(extern_kernels, operator, None)) is not None:
             monkeypatch.setattr(extern_kernels, operator, _noting(operator, original, {*memory}, calls, ran))
     with noted(model, known, calls):
         step()

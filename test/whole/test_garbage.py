@@ -34,6 +34,7 @@ from torchprof.run.meta import Meta
 from torchprof.run.run import Run
 from torchprof.run.words import BACKWARD, FORWARD, GARBAGE_COLLECTION, OTHER, OUTSIDE, Frame, FrameKind
 
+pytestmark = pytest.mark.usefixtures("nothing_old_is_freed_inside")  # collections come only where asked
 MS = 1_000_000
 NET, A = "torchprof:Net", "torchprof:Net.a"
 PATHS = [("Net",), ("Net", "a")]
@@ -182,13 +183,6 @@ class Collects(nn.Module):
         Slow()
         gc.collect(self.generation)
         return self.fc(x)
-
-
-@pytest.fixture(autouse=True)
-def _only_where_asked() -> Iterator[None]:
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def collections(run: Run) -> list[tuple[int, int]]:

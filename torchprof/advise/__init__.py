@@ -338,8 +338,7 @@ def advice(run: Run, *, top: int | None = 20) -> Section:
         parts.append(
             textwrap.fill(printable(f"These rules failed and found nothing: {rules}. Please report this."), _LINE_WIDTH)
         )
-    missing = unrecorded(run)
-    if missing:
+    if missing := unrecorded(run):
         more = ", ".join(_RECORDS[name] for name in missing)
         parts.append(textwrap.fill(f"More can be found in a run recorded with {more}.", _LINE_WIDTH))
     return spaced(parts)

@@ -358,8 +358,7 @@ def _calls_by_collective(evidence: Evidence) -> dict[str, _CollectiveCalls]:
         sums.ns += ns
         sums.layers[layer] += ns
         sizes = () if collective is None else (collective.bytes_in, collective.bytes_out)
-        known = [size for size in sizes if size is not None]
-        if known:
+        if known := [size for size in sizes if size is not None]:
             sums.sized += calls
             sums.sized_ns += ns
             sums.nbytes += calls * max(known)

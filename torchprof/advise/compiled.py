@@ -138,8 +138,7 @@ def _reasons_and_remedy(reasons: Iterable[str]) -> tuple[str, list[str]]:
     in_words = []
     for _, (first, *more) in most_frequent[:_MOST_REASONS]:
         in_words.append((f"`{first}`" if first else _NO_REASON) + (f" and {len(more)} more like it" if more else ""))
-    others = sum(len(alike) for _, alike in most_frequent[_MOST_REASONS:])
-    if others:
+    if others := sum(len(alike) for _, alike in most_frequent[_MOST_REASONS:]):
         in_words.append(f"{others} for other reasons")
     return ", ".join(in_words), [sentence for remedy, _ in most_frequent[:_MOST_REASONS] for sentence in remedy]
 
@@ -204,8 +203,7 @@ def _described(usage: Compiled, compilation: Compilation) -> str:
         return python_name(known)
     if compilation.function == WRAPPED:
         return OF_TORCH
-    file = PurePath(compilation.file).name
-    if file:
+    if file := PurePath(compilation.file).name:
         return f"{compilation.function} ({file}:{compilation.line})"
     return compilation.function or f"the region {compilation.name}"
 

@@ -195,8 +195,7 @@ def _text_of_ops(evidence: Evidence, all_ops: Sequence[_Ops], what: str) -> tupl
     details += f" Their backward takes {format_time(backward_ns)}." if backward_ns else ""
     between_ns = sum(ops.between_ns or 0 for ops in all_ops)
     details += f" The time between operators is {format_time(between_ns)}." if between_ns else ""
-    elsewhere = sum(ops.between_ns is None for ops in all_ops)
-    if elsewhere:
+    if elsewhere := sum(ops.between_ns is None for ops in all_ops):
         of_layers = "" if elsewhere == len(all_ops) else f" of {elsewhere} of these layers"
         details += f" The time between operators{of_layers} is part of another finding."
     return f"A forward call runs {a_call:,.0f} {what}{on_average}.", details

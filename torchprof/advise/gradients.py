@@ -96,8 +96,7 @@ def gradients_zeroed(evidence: Evidence) -> Iterator[Advice]:
     ns = sum(map(evidence.time_of, rows))
     writes = sum(row.calls for row in rows if row.frames[-1].name == "aten::zero_")
     added = evidence.took(_adds_to_gradient, phases=(BACKWARD,)).values()
-    additions = sum(work.calls for work in added)
-    if additions:
+    if additions := sum(work.calls for work in added):
         ns += sum(map(evidence.time_of, added)) * min(writes, additions) // additions
     before = [size for memory in evidence.run.memory for kind, size in memory.before or () if kind == "gradients"]
     name = label.removeprefix(ZERO_GRAD).partition(".")[0]

@@ -53,8 +53,7 @@ def double_precision(evidence: Evidence) -> Iterator[Advice]:
     all_double = set()
     for number, layer in enumerate(evidence.run.layers):
         sizes = dict(layer.dtype_bytes)
-        double = sizes.get("float64", 0) + sizes.get("complex128", 0)
-        if double:
+        if double := sizes.get("float64", 0) + sizes.get("complex128", 0):
             double_bytes[number] = double
             if double == sum(size for dtype, size in sizes.items() if dtype.startswith(_FLOATING)):
                 all_double.add(number)

@@ -79,11 +79,9 @@ def _work_metrics(run: Run, models: Sequence[Figures]) -> Iterator[_Metric]:
             yield from _time_metrics(f"time/{name}", Figures(in_all, in_all), FORWARD, measured)
     if "device_ns" in measured:
         yield "time/launched_before/device_ms", Figure(run.left_over.device_ns / _NS_PER_MS)
-        busy = [time.busy_ns / time.span_ns for time in run.device_use if time.span_ns]
-        if busy:
+        if busy := [time.busy_ns / time.span_ns for time in run.device_use if time.span_ns]:
             yield "device/busy_share", Figure(sum(busy) / len(busy))
-    share = mfu(run)
-    if share is not None:
+    if (share := mfu(run)) is not None:
         yield "mfu", share
 
 

@@ -208,8 +208,7 @@ def ops(
     """
     if op is not None:
         options = {"layer": layer, "group_by_input_shape": group_by_input_shape, "group_by_stack_n": group_by_stack_n}
-        refused = [name for name, value in options.items() if value]
-        if refused:
+        if refused := [name for name, value in options.items() if value]:
             raise TorchprofError(f"With op=, the rows are the layers of one operator: leave out {', '.join(refused)}.")
         return _layers_using(run, op, sort_by=sort_by, top=top, phase=phase)
     sums_of = operators(

@@ -148,8 +148,7 @@ def folded_names(names: Collection[str]) -> dict[str, str]:
     may_be_gpipe = any(name.startswith((PIPELINE, *_EXCHANGES)) for name in names)
     folded = {}
     for name in names:
-        match = _TORCHS.fullmatch(name)
-        if match is not None:
+        if (match := _TORCHS.fullmatch(name)) is not None:
             what = match[1] or match[2]
             folded[name] = PIPELINE_RANGE + _IN_WORDS.get(what, what.lower())
         elif may_be_gpipe and _OF_GPIPE.fullmatch(name):

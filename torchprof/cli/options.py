@@ -151,8 +151,7 @@ def report_options(arguments: argparse.Namespace) -> dict[str, Any]:
     name = arguments.report
     accepted = options_of(name)
     given = given_options(arguments, (*TABLE_OPTIONS, *REPORT_OPTIONS))
-    refused = [option for option in given if option not in accepted]
-    if refused:
+    if refused := [option for option in given if option not in accepted]:
         valid = [option for option in (*TABLE_OPTIONS, *REPORT_OPTIONS) if option in accepted]
         choice = f"It has {in_words(valid)}." if valid else "It has no options."
         raise TorchprofError(f"--report {name} has no {in_words(refused)}. {choice}")

@@ -73,8 +73,7 @@ def _chosen_report(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
         return arguments.report, all_findings | report_options(arguments)
     given = given_options(arguments, TABLE_OPTIONS)
     if arguments.summary:
-        refused = [name for name in given if name not in options_of("summary")]
-        if refused:
+        if refused := [name for name in given if name not in options_of("summary")]:
             raise TorchprofError(f"The summary has no {in_words(refused)}: leave out these options or --summary.")
         return "summary", given
     return "tree" if given else "", given
@@ -106,8 +105,7 @@ def with_legend(sections: Iterator[str]) -> Iterator[str]:
     for text in sections:
         shown += f"{text}\n"
         yield text
-    signs = legend(shown)
-    if signs:
+    if signs := legend(shown):
         yield section("Legend", "\n".join(signs))
 
 

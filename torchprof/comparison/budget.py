@@ -89,8 +89,7 @@ def assert_budget(
     for outcome in outcomes:
         for remark in outcome.remarks:
             warnings.warn(remark, stacklevel=2)
-    failures = [failure for outcome in outcomes for failure in outcome.failures]
-    if failures:
+    if failures := [failure for outcome in outcomes for failure in outcome.failures]:
         raise BudgetExceeded("\n".join(failures))
 
 
@@ -406,8 +405,7 @@ def _amount(limit: Limit, unit: Unit) -> Fraction:
     """The bound of a limit as a number: in ns, in bytes, or a count."""
     bound = limit.bound
     if isinstance(bound, str):
-        amount = parse_amount(bound, unit)
-        if amount is not None:
+        if (amount := parse_amount(bound, unit)) is not None:
             return amount
     elif unit is not Unit.TIME and math.isfinite(bound) and bound >= 0:
         return Fraction(bound)

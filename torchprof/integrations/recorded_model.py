@@ -53,8 +53,7 @@ class ModelRecording:
 
     def stop_profile(self) -> None:
         """Stop profiling. Does nothing if it has not been started."""
-        profile = self._profile
-        if profile is not None:
+        if (profile := self._profile) is not None:
             self._drop()
             self._figures = ModelFigures(profile.run, self.model, self.convention, self._ignored)
 

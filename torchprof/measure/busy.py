@@ -151,8 +151,7 @@ class _BusyTimes:
         new_from = min(max(start, until), end)
         self.by_work[work] += end - new_from
         self.until_by_work[work] = max(end, until)
-        other = _OVERLAPS_WITH[work]
-        if other is not None:
+        if (other := _OVERLAPS_WITH[work]) is not None:
             # After this start, the other kind covers one piece, up to its end: all earlier intervals have begun. A
             # later one of the other kind will add its own overlap with this one.
             self.overlap_ns += max(0, min(end, self.until_by_work[other]) - new_from)

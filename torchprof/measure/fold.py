@@ -295,8 +295,7 @@ def _surroundings(places: Sequence[Place], signatures: Sequence[Signature]) -> _
             if number is None:
                 number = numbers[step] = chains.inside(step[0], _signed(place.frame, place.signature, signatures))
             chain_of[place.index] = number
-        outer = place.within
-        if outer is not None:
+        if (outer := place.within) is not None:
             number = of_within.get(outer.index)
             if number is None:
                 number = of_within[outer.index] = len(arounds)

@@ -323,8 +323,7 @@ class Allocations:
             return Memory(device, self._rank, before=before, allocator=allocator)
         peak, index, _ = self._peaks[device]
         held = self._blocks.live_at(index, device, kinds)
-        rest = peak - sum(nbytes for nbytes, _ in held.values())
-        if rest:
+        if rest := peak - sum(nbytes for nbytes, _ in held.values()):
             held[OUTSIDE, FORWARD, "unknown"][0] = rest
         largest = sorted((Held(*key, *value) for key, value in held.items()), key=lambda row: (-row.nbytes, row))
         peak_at_ns = self._blocks.times[index] - self._zero

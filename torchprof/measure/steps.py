@@ -139,8 +139,7 @@ class Steps:
         if given.place.layer < 0 or given.outer is None or self._are_ranges:
             return given.items()
         last[given.thread] = given.outer
-        correlations = given.columns.correlation
-        if correlations:
+        if correlations := given.columns.correlation:
             launched.update(zip(correlations[given.first : given.after], repeat(len(self._starts) - 1)))
             launched.pop(0, None)
         return ()

@@ -57,8 +57,7 @@ def about_labels(
         yield RunWarning.of("calls_not_recorded", [layers[index].name], calls=calls)
     if unobserved:
         yield RunWarning.of("threads_not_recorded")
-    bare = [layers[index].name for index in unlabelled]
-    if bare:
+    if bare := [layers[index].name for index in unlabelled]:
         yield RunWarning.of("layers_unlabelled", bare)
 
 
@@ -87,8 +86,7 @@ def about_uncalled(rows: Rows, layers: Sequence[Layer], called: Set[int], silent
         is_tied = (layers[index].kind, layers[index].settings) in tied
         return bool(params[index]) and caller not in with_ops and not is_tied
 
-    names = [layers[index].name for index in sorted(unused) if matters(index)]
-    if names:
+    if names := [layers[index].name for index in sorted(unused) if matters(index)]:
         yield RunWarning.of("never_called", names)
 
 
@@ -145,8 +143,7 @@ def _about_shapes(rows: Rows) -> Iterator[RunWarning]:
     if without_shapes:
         from torchprof.measure.flops.torch_registry import has_formula  # imports torch
 
-        names = tuple(filter(has_formula, without_shapes))
-        if names:
+        if names := tuple(filter(has_formula, without_shapes)):
             yield RunWarning.of(WITHOUT_SHAPES, names=names)
 
 

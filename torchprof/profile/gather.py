@@ -278,8 +278,7 @@ class RunsInStore:
         for is_last_look in self._looks():
             arrived = [rank for rank in missing if self._has(f"{rank}/pieces")]
             for rank in arrived:
-                data = self._data(rank)
-                if data:
+                if data := self._data(rank):
                     yield run_of(data, f"the run of rank {rank}")
             missing = [rank for rank in missing if rank not in arrived]
             if is_last_look and missing:

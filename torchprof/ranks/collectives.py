@@ -71,8 +71,7 @@ class _Line:
         sizes = use.collective.bytes_in, use.collective.bytes_out
         for size, different in zip(sizes, self.sizes):
             different.update(() if size is None else (size,))
-        known = [size for size in sizes if size is not None]
-        if known:
+        if known := [size for size in sizes if size is not None]:
             self.sized += calls
             self.counted += calls * (len(known) == 2)
             self.nbytes += calls * max(known)

@@ -274,8 +274,7 @@ def _table_of_pipelines(number: int, judged: Judged) -> Section:
         "Idle: the share of the time of all ranks in which no action of a stage runs, in steps of usual length; the "
         "columns after it add up to it."
     ]
-    hidden = len(judged.replicas.pipelines) - len(rows)
-    if hidden:
+    if hidden := len(judged.replicas.pipelines) - len(rows):
         sentences.append(f"{hidden} pipelines are hidden: shown are {len(rows)}, evenly chosen.")
     return stacked([ReportTable.of_cells(headings, rows).of("pipelines", pipeline=number), *sentences])
 

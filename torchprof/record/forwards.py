@@ -75,8 +75,7 @@ class StandIn:
 def on_class(owner: type) -> StandIn | None:
     """The stand-in for the ``forward`` that a class defines; None if the class does not let it be set."""
     original = owner.__dict__["forward"]
-    known = StandIn.of(original)
-    if known is not None:
+    if (known := StandIn.of(original)) is not None:
         return known
     labels = LabelsByModule()
     is_function = hasattr(original, "__code__")
@@ -111,8 +110,7 @@ def on_instance(module: nn.Module, name: str) -> StandIn:
     """The stand-in for an instance's own ``forward``, or for another attribute that is called instead of it."""
     was_there = name in module.__dict__
     original = getattr(module, name)  # TorchScript puts it into the instance when it is first read
-    known = StandIn.of(original)
-    if known is not None:
+    if (known := StandIn.of(original)) is not None:
         return known
     labels = LabelsByModule()
     wrapper = _labelling(lambda _, *args, **kwargs: original(*args, **kwargs), labels)
@@ -134,8 +132,7 @@ def on_instance(module: nn.Module, name: str) -> StandIn:
 def on_hook(hooks: dict[int, Any], key: int) -> StandIn:
     """The stand-in for a hook of a module. It puts a label around the hook."""
     original = hooks[key]
-    known = StandIn.of(original)
-    if known is not None:
+    if (known := StandIn.of(original)) is not None:
         return known
     labels = LabelsByModule()
 

@@ -227,8 +227,7 @@ class Labels:
             for change in self._changes:
                 change.on()
             for target in targets:
-                module = target.module()
-                if module is not None:
+                if (module := target.module()) is not None:
                     self._labels.append(Label(module, target, self, self._joined(target, module, of_class)))
 
     def detach(self) -> None:

@@ -248,8 +248,7 @@ def _called_name(code: CodeType, offset: int, called: CodeType | None = None) ->
         if line is not None and begin is not None and end is not None:
             text = linecache.getline(code.co_filename, line).encode()
             written = text[begin : end if last == line else None].decode(errors="replace")
-            match = _CALLED_NAME.match(written)
-            if match is not None:
+            if (match := _CALLED_NAME.match(written)) is not None:
                 return match[1]
     return getattr(called, "co_qualname", called.co_name) if called is not None else ""
 

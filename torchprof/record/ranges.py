@@ -166,8 +166,7 @@ class PipelineRanges(SharedChange):
 
     def _wrap(self, owner: Any, name: str, wrapper_of: Callable[[Any], Any]) -> None:
         """Replace a function of a class or a Python module by a wrapper, if it has it."""
-        function = getattr(owner, name, None)
-        if function is not None:
+        if (function := getattr(owner, name, None)) is not None:
             self._put(owner, name, leave_to_eager(functools.wraps(function)(wrapper_of(function))))
 
 
@@ -279,8 +278,7 @@ class EngineRanges(SharedChange):
 
     def _make(self) -> None:
         for name in _ENGINE_MODULES:
-            run_backward = optional(f"{name}._engine_run_backward")
-            if run_backward is not None:
+            if (run_backward := optional(f"{name}._engine_run_backward")) is not None:
                 self._put(importlib.import_module(name), "_engine_run_backward", _with_engine_range(run_backward))
 
 

@@ -116,8 +116,7 @@ class SessionEvents:
         waiting = [] if results is None or allocation is None else [results.experimental_event_tree()]
         while waiting:
             for event in waiting.pop():
-                children = event.children
-                if children:
+                if children := event.children:
                     waiting.append(children)
                     continue  # no allocation; `extra_fields` makes a copy, so it is read only if needed
                 fields = event.extra_fields
@@ -244,8 +243,7 @@ def _raws_in(calls: Iterable[Call], raws: Sequence[Any]) -> list[list[Any]]:
     by_thread: defaultdict[int, list[Any]] = defaultdict(list)
     kernels: defaultdict[int, list[Any]] = defaultdict(list)  # by the correlation ID of the op
     for raw in raws:
-        launcher = raw.linked_correlation_id()
-        if launcher:
+        if launcher := raw.linked_correlation_id():
             kernels[launcher].append(raw)
         elif raw.device_type() == DeviceType.CPU or raw.name() == MEMORY:
             by_thread[raw.start_thread_id()].append(raw)

@@ -142,8 +142,7 @@ def collective_of(frames: Sequence[Frame]) -> Collective | None:
     3. for a kernel, the name of torch's op around it, or the name of the NCCL kernel. Then only the name is known.
     """
     for frame in reversed(frames):
-        collective = _of_signature(frame.signature)
-        if collective is not None:
+        if (collective := _of_signature(frame.signature)) is not None:
             return collective
     for frame in reversed(frames):
         if frame.kind == FrameKind.COLLECTIVE:

@@ -142,8 +142,7 @@ def _labelled(
             f"{path} is of other modules than those of {given}: {some(roots)}. Give from_trace {what} and the "
             "paths of the recording; or no model: then the labels are the layers."
         )
-    foreign = [module for module in map(path_of_label, labels) if module not in model.modules]
-    if foreign:
+    if foreign := [module for module in map(path_of_label, labels) if module not in model.modules]:
         seen.warnings.append(RunWarning.of("labelled_in_trace_only", [".".join(module) for module in foreign]))
     return model.plan, model.layers
 

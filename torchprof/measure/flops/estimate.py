@@ -272,8 +272,7 @@ class Estimate:
         return False
 
     def _add(self, place: int, count: Count) -> None:
-        before = self.counts.get(place)
-        if before is not None:
+        if (before := self.counts.get(place)) is not None:
             count = Count(before[0] + count[0], before[1] + count[1], before[2] + count[2])
         self.counts[place] = count
 

@@ -293,8 +293,7 @@ class KernelNodes:
 
     def computed_by(self, index: int) -> Set[str]:
         """The nodes that a kernel computes, perhaps with some of the kernels around it; none if unknown."""
-        call = self._flow.node_of.get(index)
-        if call is not None:
+        if (call := self._flow.node_of.get(index)) is not None:
             return {call.name}
         results = self._first_known_results(index)
         reads = {self._node_in[name] for name in self._kernels[index].reads if name in self._node_in} - results

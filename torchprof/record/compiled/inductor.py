@@ -181,8 +181,7 @@ class Provenance:
 
     def _write_kernel(self, original: Callable[..., Any], wrapper: Any, kernel: str, handle: int | None = None) -> Any:
         """Note the nodes of a kernel for which Inductor writes the provenance."""
-        graph = self._state.graph
-        if graph is not None:
+        if (graph := self._state.graph) is not None:
             with graph.reading():
                 lowering = self._inductor.lowering
                 nodes = graph.nodes_from(lowering, self._inductor.nodes_of(kernel, handle))

@@ -67,8 +67,7 @@ class TracedNode(NamedTuple):
 def owner_of(node: Any) -> Owner | None:
     """The modules in whose forwards a node was traced, outer to inner; None if unknown."""
     meta = node.meta
-    stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack")
-    if stack:
+    if stack := meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack"):
         return tuple(module_of_source(path, cls) for path, cls in stack.values())
     if meta.get("source_fn_stack") or meta.get("fwd_source_fn_stack"):
         return ()
