@@ -17,7 +17,16 @@ from torchprof import Profile
 from torchprof.advise import advise, judge
 from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.run import Run
-from torchprof.run.words import BACKWARD, GARBAGE_COLLECTION, LAUNCHED_BEFORE, NOT_SELECTED, OUTSIDE, Frame, FrameKind
+from torchprof.run.words import (
+    BACKWARD,
+    COMPILING,
+    GARBAGE_COLLECTION,
+    LAUNCHED_BEFORE,
+    NOT_SELECTED,
+    OUTSIDE,
+    Frame,
+    FrameKind,
+)
 
 MS = 1_000_000
 MEASURES = ("cpu_ns", "device_ns")
@@ -339,10 +348,14 @@ def test_other_causes_of_idle_time_do_not_count_as_slow_launches() -> None:
         (launches()[:2], 80 * MS),  # no kernel
         ([*launches(cpu_ns=10 * MS), row(1, op("cudaDeviceSynchronize"), cpu_ns=50 * MS)], 80 * MS),
         ([*launches(), row(OUTSIDE, label("enumerate(DataLoader)#x"), cpu_ns=50 * MS)], 80 * MS),
-        ([*launches(cpu_ns=30 * MS), row(OUTSIDE, Frame(FrameKind.GC, GARBAGE_COLLECTION), cpu_ns=30 * MS)], 80 * MS),
-        (
-            [*launches(cpu_ns=30 * MS), row(OUTSIDE, Frame(FrameKind.PROFILER, "Instrumentation"), cpu_ns=30 * MS)],
-            80 * MS,
+        *(
+            ([*launches(cpu_ns=30 * MS), row(OUTSIDE, Frame(*meanwhile), cpu_ns=30 * MS)], 80 * MS)
+            for meanwhile in (
+                (FrameKind.GC, GARBAGE_COLLECTION),
+                (FrameKind.PROFILER, "Instrumentation"),
+                (FrameKind.START_UP, "cudaFree"),
+                (FrameKind.REGION, COMPILING),
+            )
         ),
         ([*launches(kernels=200), launched_before("gemm")], 80 * MS),  # 300 us for each of the 200 that it launched
     ],

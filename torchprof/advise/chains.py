@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from torchprof.run.words import (
+    COMPILING,
     INTERRUPTIONS,
     LOADING,
     NODE_PREFIX,
@@ -57,6 +58,11 @@ class Among:
 def ops_in(frames: Frames) -> Collection[str]:
     """The names of all ops among the frames."""
     return {frame.name for frame in frames if frame.kind == FrameKind.OP}
+
+
+def regions_in(frames: Frames) -> Collection[str]:
+    """The names of the regions of torch.compile among the frames."""
+    return {frame.name for frame in frames if frame.kind == FrameKind.REGION}
 
 
 def kinds_in(frames: Frames) -> Collection[str]:
@@ -122,6 +128,8 @@ has_label = Having(kinds_in, frozenset({FrameKind.LABEL}))
 """It is in a label, of the user's or of torch."""
 is_interruption = Having(kinds_in, frozenset(INTERRUPTIONS))
 """It is a garbage collection, or work of the profiler itself."""
+is_compiling = Having(regions_in, frozenset({COMPILING}))
+"""It is in the compilation of code by torch.compile."""
 is_collection = Among(is_interruption, lambda frames: frames[0].kind == FrameKind.GC)
 """It is a collection of Python's garbage collector."""
 

@@ -13,6 +13,7 @@ from torchprof.advise.chains import (
     Frames,
     Holds,
     inside,
+    is_compiling,
     is_device_work,
     is_interruption,
     is_loading,
@@ -162,7 +163,7 @@ def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
     waiting = sum(row.cpu_ns for row in evidence.rows(_is_runtime))
     loading = evidence.whole_of(is_loading).cpu_ns
     unusual = evidence.beyond_median_ns(*evidence.run.layers.roots)
-    interrupted = evidence.whole_of(is_interruption).cpu_ns
+    interrupted = evidence.whole_of(is_interruption).cpu_ns + evidence.whole_of(is_compiling).cpu_ns
     waiting += evidence.whole_of(is_wait_in_the_loop).cpu_ns
     launching = evidence.run.rows.total("cpu_ns") - waiting - loading - unusual - interrupted
     idle, span = evidence.idle_ns, sum(time.span_ns for time in evidence.busiest)
