@@ -67,9 +67,7 @@ def on_device(*rows: tuple[Any, ...], **meta: Any) -> Run:
 
 def finds(monkeypatch: pytest.MonkeyPatch, **by_rule: list[Advice]) -> None:
     monkeypatch.setattr(
-        torchprof.advise,
-        "rules",
-        lambda: {name: lambda evidence, one=one: iter(one) for name, one in by_rule.items()},
+        torchprof.advise, "rules", lambda: {name: lambda evidence, one=one: iter(one) for name, one in by_rule.items()}
     )
 
 

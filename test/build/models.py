@@ -36,6 +36,18 @@ class Several(nn.Module):
         return self.once(self.shared(self.shared(self.shared(x))))
 
 
+class Half(nn.Module):
+    """Calls one of its two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Linear(4, 4)
+        self.unused = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x)
+
+
 class Recursive(nn.Module):
     """Calls itself until ``times`` is used up, and its linear layer in each call."""
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from build.models import Holder, Mlp
+from build.models import Half, Holder, Mlp
 from build.places import ROOT
 from build.snapshots import untouched_models
 from torch import nn
@@ -384,15 +384,6 @@ def test_a_scripted_or_traced_network_counts_the_same() -> None:
 
 
 def test_a_module_that_was_not_called_is_unknown_and_not_zero(capsys: pytest.CaptureFixture[str]) -> None:
-    class Half(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.used = nn.Linear(4, 4)
-            self.unused = nn.Linear(4, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.used(x)
-
     get_model_profile(Half(), (4,), warm_up=0)
     printed = capsys.readouterr().out
     shown = figures(printed)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from build.models import Checkpointed, Deep, Holder, Mlp, Tied, Work
+from build.models import Checkpointed, Deep, Half, Holder, Mlp, Tied, Work
 from build.snapshots import untouched_models
 from torch import Tensor, nn
 
@@ -239,15 +239,6 @@ def test_sums_and_products_do_not_count(kind: type[ModelRecording]) -> None:
 
 @both
 def test_a_module_that_was_not_called_is_unknown_and_not_zero(kind: type[ModelRecording]) -> None:
-    class Half(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.used = nn.Linear(4, 4)
-            self.unused = nn.Linear(4, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.used(x)
-
     model = Half()
     recording = recorded(kind, model, torch.rand(1, 4))
     unused = by_path(recording)["unused"]

@@ -25,15 +25,7 @@ from torchprof.run.rows import SIGNATURES as MOST
 from torchprof.run.rows import Around
 from torchprof.run.run import Run
 from torchprof.run.timeline import Held, Memory, Timeline
-from torchprof.run.words import (
-    BACKWARD,
-    FORWARD,
-    OUTSIDE,
-    RECOMPUTE,
-    Frame,
-    FrameKind,
-    Signature,
-)
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, RECOMPUTE, Frame, FrameKind, Signature
 
 LAYERS = (Layer(("Net",), "Net"), Layer(("Net", "a"), "Linear"), Layer(("Net", "b"), "Linear"))
 SITES = {layer.name: Site((number,)) for number, layer in enumerate(LAYERS)}

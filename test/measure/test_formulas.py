@@ -130,10 +130,7 @@ MATRICES = {
         0,
         (2, 9),
     ),
-    "_weight_int8pack_mm": Case(
-        lambda: torch._weight_int8pack_mm(bf16(2, 32), int8(16, 32), bf16(16)),
-        2 * 32 * 16,
-    ),
+    "_weight_int8pack_mm": Case(lambda: torch._weight_int8pack_mm(bf16(2, 32), int8(16, 32), bf16(16)), 2 * 32 * 16),
     "addmm": Case(lambda: torch.addmm(x(4), x(2, 3), x(3, 4)), 24, 2 * 4),
     "_addmm_activation": Case(lambda: torch._addmm_activation(x(4), x(2, 3), x(3, 4)), 24, 2 * 2 * 4),
     "addbmm": Case(lambda: torch.addbmm(x(2, 4), x(5, 2, 3), x(5, 3, 4)), 5 * 24, 2 * 4),

@@ -55,8 +55,7 @@ class Counted(NamedTuple):
 
     def of(self, measure: str, layer: int = OUTSIDE, phase: str = FORWARD, device: str = "cpu") -> list[int]:
         """The values of a measure for each step; [] if it has none."""
-        spread = self.samples.get(SampleKey(layer, phase, 0, device, measure))
-        if spread is None:
+        if (spread := self.samples.get(SampleKey(layer, phase, 0, device, measure))) is None:
             return []
         assert sorted(spread.hashes) == sorted(self.order)  # a value for each step
         by_step = dict(zip(spread.hashes, spread.sample))

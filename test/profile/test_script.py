@@ -344,19 +344,16 @@ def test_ctrl_c_ends_a_module_as_in_plain_python(folder: Path) -> None:
     assert ran.plain.code == -signal.SIGINT
 
 
-def test_sigterm_ends_the_script_by_the_signal(folder: Path) -> None:
-    write(folder, "script.py", waiting("import atexit\natexit.register(print, 'atexit')"))
-    ran = both(folder, "script.py", send=signal.SIGTERM)
-    assert ran.plain.code == -signal.SIGTERM
-    assert ran.ours == ran.plain
-    assert ran.log == [*ONCE, " ".join(TERMINATED)]
+REPLACES_AND_CATCHES_THE_ERROR = (
+    f"import os, sys\ntry:\n    try:\n        try:\n            {READY}\n        finally:\n            1 / 0\n"
+    "    finally:\n        sys.exit(0)\nexcept BaseException:\n    pass\n"
+)
 
 
-def test_sigterm_ends_the_script_even_if_it_replaces_and_catches_the_error(folder: Path) -> None:
-    script = (
-        f"import os, sys\ntry:\n    try:\n        try:\n            {READY}\n        finally:\n            1 / 0\n"
-        "    finally:\n        sys.exit(0)\nexcept BaseException:\n    pass\n"
-    )
+@pytest.mark.parametrize(
+    "script", [waiting("import atexit\natexit.register(print, 'atexit')"), REPLACES_AND_CATCHES_THE_ERROR]
+)
+def test_sigterm_ends_the_script_by_the_signal(folder: Path, script: str) -> None:
     write(folder, "script.py", script)
     ran = both(folder, "script.py", send=signal.SIGTERM)
     assert ran.plain.code == -signal.SIGTERM

@@ -219,8 +219,7 @@ def test_the_records_of_layers_describe_the_layers(real: Run) -> None:
     layers = {layer.name: layer for layer in real.layers}
     params = real.total_params()
     for record in named(records_of(real)):
-        layer = layers.get(record["layer"])
-        if layer is None:
+        if (layer := layers.get(record["layer"])) is None:
             assert record["layer"] == "(outside)"
             assert (record["kind"], record["calls"], record["self_params"]) == (None, None, None)
             continue

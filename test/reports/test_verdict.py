@@ -109,8 +109,7 @@ def test_tokens_are_those_of_an_embedding_and_a_batch_may_not_be_first() -> None
         with torchprof.Profile(model) as prof:
             model(x)
             model(x)
-        rate = re.search(r"([\d,.]+) (\w+)/s", what_ran(prof.run))
-        if rate is None:
+        if (rate := re.search(r"([\d,.]+) (\w+)/s", what_ran(prof.run))) is None:
             return ""
         number, count = float(rate[1].replace(",", "")), x.numel() if rate[2] == "tokens" else len(x)
         assert number == pytest.approx(2 * count * 1e9 / prof.run.meta.wall_ns, rel=0.01)

@@ -139,9 +139,7 @@ def check_operators(run: Run) -> None:
 
 frames = st.lists(st.sampled_from([op("a"), op("b"), op("c"), label("a"), label("m")]), max_size=4).map(tuple)
 chains = st.builds(
-    lambda inner, last: inner + last,
-    frames,
-    st.sampled_from([(), (), (kernel("k"),), (python_line("x.py:1"),)]),
+    lambda inner, last: inner + last, frames, st.sampled_from([(), (), (kernel("k"),), (python_line("x.py:1"),)])
 )
 arounds = st.builds(Around, st.sampled_from([OUTSIDE, 0, 1]), st.sampled_from(PHASES), frames.filter(bool))
 costs = st.fixed_dictionaries(

@@ -387,8 +387,7 @@ def test_kernels_of_a_real_trace_by_layer(trace: Trace) -> None:
         if event.get("cat") not in DEVICE_WORK:
             continue
         key = (event["name"], ns(event["ts"]), event["args"]["External id"])
-        launcher = ops.get(event["args"]["External id"])
-        if launcher is None:
+        if (launcher := ops.get(event["args"]["External id"])) is None:
             expected[key] = (OUTSIDE, FORWARD)
             continue
         thread, at = launcher

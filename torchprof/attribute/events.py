@@ -83,8 +83,7 @@ class SignatureTable:
         self._number_of_bytes: dict[bytes, int] = {}
 
     def _number(self, signature: Signature) -> int:
-        number = self._number_of.get(signature)
-        if number is None:
+        if (number := self._number_of.get(signature)) is None:
             number = len(self.all)
             self.all.append(signature)
             self._number_of[signature] = number
@@ -219,8 +218,7 @@ class Places:
         """The place of a layer's self time. ``around`` is the place around the layer's range."""
         within = around if around is None or around.frame is not None else around.within
         key = (layer, phase, within, shared)
-        place = self._layers.get(key)
-        if place is None:
+        if (place := self._layers.get(key)) is None:
             place = self._layers[key] = Place(len(self.all), layer, phase, within, shared)
             self.all.append(place)
         return place
@@ -232,10 +230,8 @@ class Places:
         inner = outer._inner
         if inner is None:
             inner = outer._inner = {}
-        place = inner.get(key)
-        if place is None:
-            frame = self._frames.get(step)
-            if frame is None:
+        if (place := inner.get(key)) is None:
+            if (frame := self._frames.get(step)) is None:
                 frame = self._frames[step] = Frame(kind, name)
             place = inner[key] = Place(
                 len(self.all), outer.layer, outer.phase, outer.within, outer.shared, outer, frame, signature
@@ -365,8 +361,7 @@ class OpenRanges(Generic[Range]):
 
     def at(self, thread: int, time: int) -> list[Range]:
         """Close the ranges of a thread that have ended at a time; return those that are open, outer to inner."""
-        ranges = self.by_thread.get(thread)
-        if ranges is None:
+        if (ranges := self.by_thread.get(thread)) is None:
             ranges = self.by_thread[thread] = []
         while ranges and ranges[-1].end_ns <= time:
             self._close(ranges)

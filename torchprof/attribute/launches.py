@@ -76,8 +76,7 @@ class Launches:
             self._launched_by[outer.event.correlation] = last
 
     def kernel(self, event: Event) -> Attributed:
-        launcher = self._launched_by.get(event.correlation)
-        if launcher is None:
+        if (launcher := self._launched_by.get(event.correlation)) is None:
             reason = LAUNCHED_BEFORE if event.correlation == BEFORE else LAUNCH_NOT_RECORDED
             launcher = self._places.inside(self._outside, FrameKind.LABEL, reason)
         launcher = self._replayed.get(launcher, launcher)
@@ -103,8 +102,7 @@ def launches_of(calls: Iterable[tuple[int, int, str, int]]) -> set[int]:
     begun: dict[int, int] = {}  # by thread
     captures: list[tuple[float, int]] = []
     for start, thread, name, correlation in sorted(calls):
-        match = LAUNCHING.fullmatch(name)
-        if match is None:
+        if (match := LAUNCHING.fullmatch(name)) is None:
             continue
         if match["launch"]:
             launches.append((start, correlation))
@@ -242,8 +240,7 @@ class CollectiveOwners:
         if self._group is None or not is_host_collective(event.name):
             return event.signature
         key = event.name, event.signature
-        number = self._in_group.get(key)
-        if number is None:
+        if (number := self._in_group.get(key)) is None:
             self._signatures.append(signature_in_group(event.name, self._signatures[event.signature], self._group))
             number = self._in_group[key] = len(self._signatures) - 1
         return number

@@ -119,8 +119,7 @@ class OpTrees:
         source = place.signature if self._called_from is not None and place.phase == BACKWARD else None
         around = frame.name if frame is not None and frame.kind == _OP and frame.name in self._ops else ""
         key = around, place.is_closed, source, *columns.pattern(first, after)
-        tree = self._known.get(key)
-        if tree is None:
+        if (tree := self._known.get(key)) is None:
             tree = self._known[key] = OpTree(self._events(first, after, source), around, place.is_closed)
         return tree
 
@@ -173,8 +172,7 @@ class OpGroup(NamedTuple):
     def places(self) -> list[Place]:
         """The place of each path."""
         known = self.all_places.of_trees
-        places = known.get((self.place, self.tree))
-        if places is None:
+        if (places := known.get((self.place, self.tree))) is None:
             places = known[self.place, self.tree] = [self.place]
             for outer, name, signature in self.tree.paths[1:]:
                 places.append(self.all_places.inside(places[outer], _OP, name, signature))

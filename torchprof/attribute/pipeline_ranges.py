@@ -92,8 +92,7 @@ def _actions(ranges: Sequence[Event]) -> list[ActionRange]:
     actions: dict[Event, ActionRange] = {}
     open_actions: OpenRanges[Event] = OpenRanges()
     for span in ranges:
-        match = _ACTION.fullmatch(span.name.rpartition(":")[2])
-        if match is None:
+        if (match := _ACTION.fullmatch(span.name.rpartition(":")[2])) is None:
             continue
         around = open_actions.at(span.thread, span.start_ns)
         ns = span.end_ns - span.start_ns

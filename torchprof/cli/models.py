@@ -72,8 +72,7 @@ def call_of(arguments: argparse.Namespace) -> ModelCall:
 
 def parse_input(text: str) -> _Input:
     """Parse ``[NAME=][DTYPE:]SHAPE[:LOW..HIGH]``. Raises TorchprofError."""
-    match = _INPUT.fullmatch(text)
-    if match is None:
+    if (match := _INPUT.fullmatch(text)) is None:
         raise TorchprofError(
             f"--input {text!r} does not have the form [NAME=][DTYPE:]SHAPE[:LOW..HIGH]. Examples: 1,3,224,224 or "
             "ids=int64:1,128:0..30522. What is not a tensor goes to --call-kwargs."

@@ -143,8 +143,7 @@ def _notes_on_noise(quantities: Sequence[Column], shown: Sequence[Pair]) -> Iter
 
 
 def _main_cells(pair: Pair, main: Column) -> list[Cell]:
-    change = pair.changes.get(main.key)
-    if change is None:
+    if (change := pair.changes.get(main.key)) is None:
         return [""] * 5
     return [
         "" if pair.how == ADDED else value_text(main, change, 0),
@@ -181,8 +180,7 @@ def percent(ratio: float) -> str:
 
 def _difference(pair: Pair, quantity: Column) -> Cell:
     """The cell of a difference, with its share."""
-    change = pair.changes.get(quantity.key)
-    if change is None:
+    if (change := pair.changes.get(quantity.key)) is None:
         return ""
     if change.difference is None:
         return UNKNOWN

@@ -286,8 +286,7 @@ def _kind(layer: Layer, is_of_model: bool) -> tuple[str, str]:
     """
     if not layer.kind:  # in a trace: a module of unknown class, or a range of record_function
         return "layer" if is_of_model else "range", printable(layer.name)
-    convolution = _CONVOLUTION.fullmatch(layer.kind)
-    if convolution is None:
+    if (convolution := _CONVOLUTION.fullmatch(layer.kind)) is None:
         singular = _NAMES_OF_KINDS.get(layer.kind, f"`{printable(layer.kind)}` layer")
     else:
         sizes = _KERNEL_SIZE.search(layer.settings)

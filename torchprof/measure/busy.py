@@ -92,11 +92,9 @@ class DeviceTimes:
 
     def _on_kernel(self, event: Event, place: Place) -> None:
         name, start, end, device = event.name, event.start_ns, event.end_ns, event.device
-        work = self._work_of_name.get(name)
-        if work is None:
+        if (work := self._work_of_name.get(name)) is None:
             work = self._work_of_name[name] = kind_of_work(name).value
-        of_stream = self._streams.get((device, event.thread))
-        if of_stream is None:
+        if (of_stream := self._streams.get((device, event.thread))) is None:
             of_stream = self._streams[device, event.thread] = _BusyTimes(start)
             self._devices.setdefault(device, _BusyTimes(start))
         if start + _OVERLAPS_A_LITTLE < of_stream.until and (place.outer is None or place.outer.name != REPLAY):

@@ -187,8 +187,7 @@ def _add_outermost(group: OpGroup, on_cpu: Covered) -> int:
 
 def _add_memory(values: dict[tuple[int, str], list[int]], group: OpGroup) -> None:
     for _, path, device, _, nbytes in group.memory():
-        of_path = values.get((path, device))
-        if of_path is None:
+        if (of_path := values.get((path, device))) is None:
             of_path = values[path, device] = [0] * len(FIELDS)
         if nbytes >= 0:
             of_path[_ALLOCATED[device == "cpu"]] += nbytes
@@ -259,8 +258,7 @@ def _rows(
         if ns or called:
             columns.add(home, "cpu", (chain,), (called,), (ns,))
         for tree, times, own_ns in trees:
-            of_paths = chains_of.get((chain, tree))
-            if of_paths is None:
+            if (of_paths := chains_of.get((chain, tree))) is None:
                 of_paths = chains_of[chain, tree] = _chains_inside(chains, chain, tree, signatures)
             calls = [times * calls_in_one for calls_in_one in tree.calls[1:]]
             columns.add(home, "cpu", of_paths[1:], calls, own_ns[1:])
@@ -291,13 +289,11 @@ def _surroundings(places: Sequence[Place], signatures: Sequence[Signature]) -> _
     for place in places:  # a place comes after its ``outer`` and its ``within``
         if place.outer is not None and place.frame is not None:
             step = (chain_of[place.outer.index], place.frame, place.signature)
-            number = numbers.get(step)
-            if number is None:
+            if (number := numbers.get(step)) is None:
                 number = numbers[step] = chains.inside(step[0], _signed(place.frame, place.signature, signatures))
             chain_of[place.index] = number
         if (outer := place.within) is not None:
-            number = of_within.get(outer.index)
-            if number is None:
+            if (number := of_within.get(outer.index)) is None:
                 number = of_within[outer.index] = len(arounds)
                 around = Around(outer.layer, outer.phase, chains.all[chain_of[outer.index]])
                 arounds.append((*arounds[within_of[outer.index]], around))

@@ -14,14 +14,7 @@ from torchprof.attribute.op_groups import OpGroup
 from torchprof.measure.busy import Covered, Intervals, covered_ns
 from torchprof.measure.recording import OpenStep, Pieces
 from torchprof.measure.steps import RECORDING_END
-from torchprof.measure.waiting import (
-    LastStep,
-    Stall,
-    ThreadState,
-    Waiting,
-    is_communication,
-    open_until,
-)
+from torchprof.measure.waiting import LastStep, Stall, ThreadState, Waiting, is_communication, open_until
 from torchprof.run.collectives import POINT_TO_POINT, Collective, collective_of, name_of_collective
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import EXCHANGES, GAP, NOT_RECORDED, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
@@ -140,8 +133,7 @@ class Locksteps:
                         self._main = number
                         self._mark(end)
                 elif kind not in no_ranges:
-                    thread = threads.get(number)
-                    if thread is None:
+                    if (thread := threads.get(number)) is None:
                         thread = threads[number] = ThreadState(start)
                         self._main = self._main or number
                     self._advance(number, start)
@@ -199,8 +191,7 @@ class Locksteps:
         thread.until = max(time, until)
 
     def _work_of(self, place: Place) -> _WorkIn:
-        work = self._work_in.get(place)
-        if work is None:
+        if (work := self._work_in.get(place)) is None:
             # A Function of the user may call code that waits, like all Python. So may the engine's range around it.
             is_op = place.kind == FrameKind.OP and "::" in place.name and not is_node_range(place.name)
             never_waits = is_op or place.kind in INTERRUPTIONS
@@ -235,8 +226,7 @@ class Locksteps:
         marks = self._launched.get(event.correlation)
         if marks is None:  # its launch was not recorded: it counts in the step in which it ran
             marks = bisect_right(self._marks, event.start_ns)
-        known = self._of_kernels.get(place)
-        if known is None:
+        if (known := self._of_kernels.get(place)) is None:
             key = self._collective_of(place)  # of some kernels only the arguments say that they are one
             known = self._of_kernels[place] = key, key is None and not is_communication(place.frames)
         key, is_work = known
@@ -270,8 +260,7 @@ class Locksteps:
 
     def _key_of(self, place: Place, name: str) -> LockstepKey:
         """The collective of all ranks of a group that the CPU runs in a place."""
-        key = self._host_collectives.get(place)
-        if key is None:
+        if (key := self._host_collectives.get(place)) is None:
             collective = collective_of(self._frames_of(place)[-1:])
             group = self._group if collective is None else self._group_of(collective)
             key = self._host_collectives[place] = LockstepKey(place.layer, place.phase, "cpu", name, group)

@@ -78,8 +78,7 @@ class Pipelines:
 
     def _on_kernel(self, item: Attributed) -> None:
         event, place = item.event, item.place
-        communicates = self._communicates.get(place)
-        if communicates is None:
+        if (communicates := self._communicates.get(place)) is None:
             communicates = self._communicates[place] = is_communication(place.frames)
         device = self._devices.setdefault(event.device, _OnDevice(self._steps))
         if self._launched is None:

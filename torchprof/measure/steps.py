@@ -163,8 +163,7 @@ class Steps:
         parts[OVERLAP_NS] += overlap
         parts[GAP_NS] = lasted - explained
         for key, ns in own_ns.items():
-            column = self._cpu.get(key)
-            if column is None:
+            if (column := self._cpu.get(key)) is None:
                 column = self._cpu[key] = array("q")
             if len(column) < len(self._outside):
                 column.frombytes(bytes(8 * (len(self._outside) - len(column))))  # 0 in the steps before

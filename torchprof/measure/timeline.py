@@ -172,8 +172,7 @@ class OpenSpans:
         self._add(event.start_ns, event.end_ns, lane, place.layer, place.phase, self._number_of(event.name))
 
     def _lane_of(self, thread: int) -> int:
-        lane = self._of_thread.get(thread)
-        if lane is None:
+        if (lane := self._of_thread.get(thread)) is None:
             lane = self._of_thread[thread] = len(self._lanes)
             self._lanes.append(Lane("cpu", len(self._of_thread)))
         return lane

@@ -164,8 +164,7 @@ def _labelling(original: Callable[..., Any], labels: LabelsByModule) -> Any:
     def forward(self_: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():  # torch._dynamo.export ignores leave_to_eager
             return original(self_, *args, **kwargs)
-        label = labels.get(identity(self_))
-        if label is None:
+        if (label := labels.get(identity(self_))) is None:
             return original(self_, *args, **kwargs)
         if label.is_waiting and not label.owner.is_due(self_):
             try:

@@ -171,8 +171,7 @@ class Sampler(SharedChange):
             return None
         caller = _calling_module(frame)
         key = id(frame.f_code), frame.f_lasti, id(called), caller
-        index = self._indices.get(key)
-        if index is None:
+        if (index := self._indices.get(key)) is None:
             index = self._indices[key] = len(self._locations)
             self._locations.append(_Location(frame.f_code, frame.f_lineno, frame.f_lasti, called, caller))
         return index
@@ -182,8 +181,7 @@ class Sampler(SharedChange):
         frame, called = innermost, None
         while frame is not None:
             file = frame.f_code.co_filename
-            owner = self._owners.get(file)
-            if owner is None:
+            if (owner := self._owners.get(file)) is None:
                 owner = self._owners[file] = _owner_of(file)
             if owner == _USER:
                 return _enclosing(frame), called

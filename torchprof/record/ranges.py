@@ -224,8 +224,7 @@ _step_labels: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
 def _label_of_step(schedule: Any, *_: Any, **__: Any) -> str:
-    label = _step_labels.get(schedule)
-    if label is None:
+    if (label := _step_labels.get(schedule)) is None:
         stage, *_others = stages_in(schedule)
         ranks: Sequence[int] = ()
         with suppress(Exception):  # of a group that torch does not know the ranks are unknown

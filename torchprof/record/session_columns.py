@@ -106,8 +106,7 @@ class InputSignatures(SignatureTable):
         except ValueError:  # a scalar that is no plain value
             scalars = [value if isinstance(value, (bool, int, float, str, list)) else None for value in scalars]
             key = marshal.dumps((shapes, dtypes, scalars, stack), 2)
-        number = self._number_of_bytes.get(key)
-        if number is None:
+        if (number := self._number_of_bytes.get(key)) is None:
             known = [
                 None if dtype == "TensorList" and _shapes_of_lists is None else shape
                 for shape, dtype in zip(shapes, dtypes)
@@ -129,8 +128,7 @@ class InputSignatures(SignatureTable):
 
     def called_from(self, signature: int, source: int) -> int:
         """The number of a signature like ``signature`` with the source lines of ``source``."""
-        number = self._with_source.get((signature, source))
-        if number is None:
+        if (number := self._with_source.get((signature, source))) is None:
             number = self._number(self.all[signature]._replace(stack=self.all[source].stack))
             self._with_source[signature, source] = number
         return number
@@ -378,8 +376,7 @@ def _detail_of(kind: EventKind | None, detail: Callable[[str], Detail] | None) -
 
 def _device_name(device_type: Any, index: int, known: dict[tuple[Any, int], str]) -> str:
     """The name of a device. torch calls a ROCm device "cuda"; only the profiler's memory events call it "hip"."""
-    device = known.get((device_type, index))
-    if device is None:
+    if (device := known.get((device_type, index))) is None:
         kind = device_type.name.lower().replace("hip", "cuda")
         device = "cpu" if kind in ("cpu", "mkldnn", "ideep") else f"{kind}:{max(index, 0)}"
         known[device_type, index] = device

@@ -77,8 +77,7 @@ def _mesh_of(models: Iterable[nn.Module]) -> tuple[MeshDim, ...]:
     """The device mesh of sharded parameters; the root mesh, if torch gives it."""
     for model in models:
         for param in model.parameters():
-            mesh = getattr(param, "device_mesh", None)
-            if mesh is None:
+            if (mesh := getattr(param, "device_mesh", None)) is None:
                 continue
             resources: Any = getattr(torch.distributed.device_mesh, "_mesh_resources", None)  # torch 2.9 and before
             if hasattr(mesh, "_get_root_mesh"):

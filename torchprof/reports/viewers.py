@@ -111,8 +111,7 @@ def _ranges(run: Run, spans: Spans) -> Iterator[str]:
     for start, end, lane, layer, phase, name in zip(*(spans.columns[name] for name in Spans.COLUMNS)):
         is_thread = spans.lanes[lane].device == "cpu"
         key = (layer, phase, name, is_thread)
-        known = texts.get(key)
-        if known is None:
+        if (known := texts.get(key)) is None:
             if name < 0:
                 known = text(PHASES[phase], _short_name(run, layer), _about_layer(run, layer, phase))
             else:

@@ -217,8 +217,7 @@ def run_of_parquet(data: bytes, path: str) -> Run:
     parquet = _pyarrow().parquet
     with _damaged(path):
         file = parquet.ParquetFile(BytesIO(data), thrift_string_size_limit=_LONGEST_METADATA)
-        stored = (file.metadata.metadata or {}).get(_RUN)
-        if stored is None:
+        if (stored := (file.metadata.metadata or {}).get(_RUN)) is None:
             raise TorchprofError(
                 f"{path} is a Parquet file, but not a saved run: write one with `prof.run.save('run.parquet')`."
             )

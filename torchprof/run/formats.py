@@ -198,8 +198,7 @@ _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-zµμ]*)")
 def parse_amount(text: str, unit: Unit) -> Fraction | None:
     """The amount in ns, in bytes, or as a count; None if the text is not such an amount. Units of bytes and counts may
     be written in small letters; those of time are as in ``UNITS``."""
-    match = _AMOUNT.fullmatch(text.strip())
-    if match is None:
+    if (match := _AMOUNT.fullmatch(text.strip())) is None:
         return None
     spelled = str if unit is Unit.TIME else str.lower
     sizes = {spelled(name): size for name, size in (UNITS[unit] | _OTHER_SPELLINGS[unit]).items()}

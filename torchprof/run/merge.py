@@ -162,8 +162,7 @@ class _MergingLayers:
             ranks = layer.ranks or all_ranks
             if layer.ranks:
                 layer = replace(layer, ranks=())
-            known = self._known.get(layer.path)
-            if known is None:
+            if (known := self._known.get(layer.path)) is None:
                 self._known[layer.path] = _Known(len(self._known), layer, ranks[0], place, [*ranks])
             else:
                 known.add(layer, ranks, place)

@@ -172,8 +172,7 @@ class _OpsOfLayers:
         siblings: list[Op] | None = None
         numbers = []
         for kind, name in path:
-            number = level.get((kind, name))
-            if number is None:
+            if (number := level.get((kind, name))) is None:
                 number = level[kind, name] = len(self.all)
                 self.all.append(Op(name, kind, 0, NO_COST, NO_COST))
                 if siblings is not None:

@@ -188,8 +188,7 @@ class EventTable:
         start, ns = _times(event)
         args = event.get("args") or {}
         where = args.get("device", event["pid"]), args.get("stream", event["tid"])
-        stream = self._stream_numbers.get(where)
-        if stream is None:
+        if (stream := self._stream_numbers.get(where)) is None:
             stream = self._stream_numbers[where] = len(self.streams)
             self.streams.append((max(parse_int(where[0], 0), 0), parse_int(where[1], 0)))
         launch = parse_int(args.get("correlation", 0))
@@ -244,8 +243,7 @@ class EventTable:
         return number
 
     def _lane(self, process: Any, thread: Any, forward: int) -> int:
-        lane = self._lane_numbers.get((process, thread, forward))
-        if lane is None:
+        if (lane := self._lane_numbers.get((process, thread, forward))) is None:
             # In old traces, the same thread ID is text in some kinds of events and a number in others.
             number = self._threads.setdefault((str(process), str(thread)), len(self._threads) + 1)
             lane = self._lane_numbers[process, thread, forward] = len(self.lanes)

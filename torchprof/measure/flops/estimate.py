@@ -180,14 +180,12 @@ class Estimate:
             self._last_groups[thread] = group
 
     def _count_last_group(self, thread: int) -> None:
-        group = self._last_groups.pop(thread, None)
-        if group is None:
+        if (group := self._last_groups.pop(thread, None)) is None:
             return
         sequences, functions = group.columns.sequence or (), group.tree.functions
         # A function of the user's counts only if it may have a backward.
         key = group.tree, bytes(sequences[group.first + index] >= 0 for index in functions if sequences)
-        alike = self._groups.get(key)
-        if alike is None:
+        if (alike := self._groups.get(key)) is None:
             counts, self.counts = self.counts, {}
             for item in group.items():
                 self._on_event(item)
@@ -224,8 +222,7 @@ class Estimate:
             stack = self._open.at(thread, start)
             if start < self._idle_until.get(thread, start):
                 return
-            idle = self._is_idle.get(name)
-            if idle is None:
+            if (idle := self._is_idle.get(name)) is None:
                 is_free = does_no_arithmetic(name) and not has_users_formula(name)
                 idle = self._is_idle[name] = kind is Kind.COMPILING or is_free
             if idle:
@@ -383,8 +380,7 @@ class Estimate:
         if "::" not in name or done.is_dispatched:
             return bool(done.counts) or name in _MAY_BE_EMPTY or self._is_all_ops(done)
         key = (name, bool(done.counts))
-        explains = self._is_transparent.get(key)
-        if explains is None:
+        if (explains := self._is_transparent.get(key)) is None:
             if done.counts:  # a formula without a result: the tensors are nested; the ops inside run on their values
                 explains = name in _HANDS_ON or formula_of(name) is not None or is_made_of_ops(name)
             else:

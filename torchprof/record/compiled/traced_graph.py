@@ -78,8 +78,7 @@ def owner_of(node: Any) -> Owner | None:
 
 def is_view(node: Any) -> bool:
     """Whether the output of a node is its input, or a part of it, in another shape."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
+    if (schema := getattr(node.target, "_schema", None)) is None:
         return node.target is operator.getitem
     of_result = schema.returns[0].alias_info if schema.returns else None
     return of_result is not None and not of_result.is_write
