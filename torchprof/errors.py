@@ -18,8 +18,7 @@ def suggest(given: str, choices: Iterable[str], limit: int = 3, *, every: bool =
     Up to 8 choices are all listed, after the most similar one. Of more, the ``limit`` most similar ones are listed;
     if none is similar, the first 20. With ``every``, all are listed after the similar ones, sorted.
     """
-    known = list(choices)
-    if not known:
+    if not (known := list(choices)):
         return "There is none."
     are_few = len(known) <= 8 and not every
     near = difflib.get_close_matches(given, known, n=1 if are_few else limit, cutoff=0.5)

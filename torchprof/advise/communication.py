@@ -254,8 +254,7 @@ def _merged(
     evidence: Evidence, by_layer: Mapping[int, _Transfers], limit: int
 ) -> Iterator[tuple[MergedLayers, _Transfers]]:
     """The layers that share a finding, and the sum of their transfers. The gain of all layers is at most ``limit``."""
-    all_ns = sum(transfers.cpu_ns for transfers in by_layer.values())
-    if not all_ns:
+    if not (all_ns := sum(transfers.cpu_ns for transfers in by_layer.values())):
         return
     gains = {layer: transfers.cpu_ns * min(all_ns, limit) // all_ns for layer, transfers in by_layer.items()}
     for group in merged(evidence, gains):

@@ -96,8 +96,7 @@ def many_tiny_ops(evidence: Evidence) -> Iterator[Advice]:
     The dispatch or launch of such an op takes longer than its computation. The threshold is 100 because layers without
     a loop call a few dozen ops at most. Elementwise ops are left out: ``many_elementwise_ops`` counts them.
     """
-    took = _tiny_ops(evidence)
-    if not took:
+    if not (took := _tiny_ops(evidence)):
         return
     elementwise = evidence.took(_ELEMENTWISE, phases=(FORWARD, RECOMPUTE))
     nodes = _tiny(evidence, _is_other_node, (BACKWARD,)) | _in_loops(evidence, took)
@@ -271,8 +270,7 @@ def attention_not_fused(evidence: Evidence) -> Iterator[Advice]:
     MultiheadAttention. If backward needs the scores, the gain has the bytes of the softmax in an average call of each
     layer.
     """
-    kinds = _kinds_of_attention(evidence)
-    if not kinds:
+    if not (kinds := _kinds_of_attention(evidence)):
         return
     layers, needs_scores = evidence.run.layers, BACKWARD in evidence.run.phases()
     of_attention = [evidence.took(_MATH), evidence.took(_SEPARATE_PRODUCTS)]

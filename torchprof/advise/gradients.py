@@ -89,8 +89,7 @@ def gradients_zeroed(evidence: Evidence) -> Iterator[Advice]:
     """``zero_grad(set_to_none=False)`` of an optimizer: ops that write zeros into gradients, in its label. Backward
     then adds to these gradients, which is part of the gain; further additions accumulate gradients over batches on
     purpose."""
-    rows = [*evidence.rows(_zeroes)]
-    if not rows:
+    if not (rows := [*evidence.rows(_zeroes)]):
         return
     label = next(frame.name for frame in rows[0].frames if frame.name.startswith(ZERO_GRAD))
     ns = sum(map(evidence.time_of, rows))

@@ -150,8 +150,7 @@ def misaligned_half_precision(evidence: Evidence) -> Iterator[Advice]:
 def tf32_not_used(evidence: Evidence) -> Iterator[Advice]:
     """Matrix products and convolutions in float32 on a CUDA device of compute capability 8.0 or later, by kernels
     without tensor cores, while torch's switches forbid TF32. For products, that is torch's default."""
-    by_layer = _could_be_tf32(evidence)
-    if not by_layer:
+    if not (by_layer := _could_be_tf32(evidence)):
         return
     group = merged_into_one(evidence, {number: int(ns * _GAIN_OF_TENSOR_CORES) for number, ns in by_layer.items()})
     remedies = [switch.remedy for switch in _switches_off(evidence)]

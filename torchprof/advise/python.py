@@ -164,8 +164,7 @@ def python_in_layers(evidence: Evidence) -> Iterator[Advice]:
     """Layers with much Python of their own, beyond the calls of their operators and layers: a loop over elements,
     NumPy. The finding names the line that was sampled most (``torchprof run``), and NumPy if the layer turns tensors
     into arrays, which torch records. Without either, the layer may as well wait for something."""
-    times = own_time_of_slow_python(evidence)
-    if not times:
+    if not (times := own_time_of_slow_python(evidence)):
         return
     arrays = evidence.took(_converts_to_array, phases=(FORWARD,))
     lines: defaultdict[int, Counter[SourceLine]] = defaultdict(Counter)

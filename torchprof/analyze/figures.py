@@ -317,8 +317,7 @@ def _forward_calls(run: Run) -> tuple[Counter[int], set[int], dict[tuple[int, ob
     for (layer, chain), count in run.rows.summed(("layer", "frames"), "calls", phase=FORWARD).items():
         if layer < 0:
             continue
-        frames = run.rows.frames[chain]
-        if not frames:
+        if not (frames := run.rows.frames[chain]):
             calls[layer] += count
             continue
         if frames[-1].kind == FrameKind.PYTHON:

@@ -135,8 +135,7 @@ class _Loop:
     def __init__(self, run: Run, meta: Meta) -> None:
         self.run = run
         self.meta = meta
-        whole = self.outside("step_ns")
-        if whole is None:
+        if (whole := self.outside("step_ns")) is None:
             warnings = (str(warning) for warning in run.warnings if meta.rank in warning.ranks)
             raise TorchprofError(
                 "No loop was recorded. Steps end where `prof.step()` marks it, inside the block of a Profile or of "
@@ -405,8 +404,7 @@ def device_parts(run: Run) -> dict[str, int]:
 def percents(parts: Mapping[str, int]) -> dict[str, int]:
     """The parts in whole percent of their sum, which add up to 100: those with the largest remainders are rounded up.
     Three equal parts are 34, 33 and 33. Parts of 0 % are left out."""
-    whole = sum(parts.values())
-    if not whole:
+    if not (whole := sum(parts.values())):
         return {}
     shares = {name: 100 * ns // whole for name, ns in parts.items()}
     by_remainder = sorted(parts, key=lambda name: 100 * parts[name] % whole, reverse=True)

@@ -62,8 +62,7 @@ def summary(run: Run, *, depth: int | None = None) -> Section:
         ranks = ranks_in_words(meta.rank for meta in run.metas)
         sentences.insert(0, f"All this is rank {run.meta.rank}'s, of {ranks}: run.of_rank(N) has what is rank N's.")
         run = run.of_rank(run.meta.rank)
-    models = [run.tree(FORWARD, root) for root in range(len(run.roots))]
-    if not models:
+    if not (models := [run.tree(FORWARD, root) for root in range(len(run.roots))]):
         sections: list[Part] = ["This run has no layers: all its work is outside of them."]
     else:
         calls_vary, work_varies = varying_calls(run), varying_calls(run, of_model=True)

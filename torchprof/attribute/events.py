@@ -227,8 +227,7 @@ class Places:
         """The place of a frame directly inside ``outer``."""
         step = name if kind is FrameKind.OP else (kind, name)  # most are ops
         key = (step, signature) if signature else step
-        inner = outer._inner
-        if inner is None:
+        if (inner := outer._inner) is None:
             inner = outer._inner = {}
         if (place := inner.get(key)) is None:
             if (frame := self._frames.get(step)) is None:

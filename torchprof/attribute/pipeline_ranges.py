@@ -158,8 +158,7 @@ def folded_names(names: Collection[str]) -> dict[str, str]:
 def with_folded_names(columns: EventColumns) -> EventColumns:
     """The same events, with one name for all of torch's ranges around one kind of action: else each layer has a row for
     each microbatch. ``columns`` stay as they are."""
-    folded = folded_names({kind.name for kind in columns.kinds})
-    if not folded:
+    if not (folded := folded_names({kind.name for kind in columns.kinds})):
         return columns
     columns = copy(columns)
     columns.kinds = [

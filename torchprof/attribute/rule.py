@@ -396,8 +396,7 @@ class Attribution:
         contains: in hooks, FSDP gathers the parameters of layers that run next, and reduces the gradients of others."""
         _, around, label, layer, _, _ = open_range
         name, outer = event.name, around or self._outside
-        layers = self.collective_owners.layers_of_range(name, outer.layer)
-        if layers is None:
+        if (layers := self.collective_owners.layers_of_range(name, outer.layer)) is None:
             return self.places.inside(outer, FrameKind.LABEL, name, event.signature), 1, label, layer
         phase = outer.phase
         if "backward" in name:

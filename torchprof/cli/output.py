@@ -166,8 +166,7 @@ def section(title: str, part: Part) -> str:
 
 def _layers(run: torchprof.Run, arguments: argparse.Namespace, color: bool) -> str:
     """The tree of layers as the options of the table say; without one, the rows that fit."""
-    options = given_options(arguments, TABLE_OPTIONS)
-    if not options:
+    if not (options := given_options(arguments, TABLE_OPTIONS)):
         return text_of(short_tree(run, _LAYERS_SHOWN, terminal_width(), _how_to_see_all(run), color=color))
     deepest = max(len(layer.path) for layer in run.layers) - 1
     hidden = "" if options.get("depth", deepest) >= deepest else f"\nDeeper layers are hidden: {_how_to_see_all(run)}"

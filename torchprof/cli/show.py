@@ -86,8 +86,7 @@ def add_to(commands: options.Commands) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    folder = job_to_write(arguments)
-    if not folder:
+    if not (folder := job_to_write(arguments)):
         options.check_output(arguments)
     options.check_report(arguments)
     if arguments.jobs == 0:
@@ -96,12 +95,10 @@ def execute(arguments: argparse.Namespace) -> int:
         _write_job(folder, arguments)
         return 0
     names, is_trace = arguments.files, False
-    shown = read_job(arguments)
-    if shown is None:
+    if (shown := read_job(arguments)) is None:
         files = files_of(arguments.files)
         names, is_trace = [*files.saved, *files.traces], bool(files.traces)
-        shown = read_many(files, arguments)
-        if shown is None:
+        if (shown := read_many(files, arguments)) is None:
             shown = RunToShow(torchprof.merge(runs_of(files, arguments), add_cycles=arguments.add_cycles))
     run = shown.run if arguments.rank is None else shown.run.of_rank(arguments.rank)
     page_options = {} if shown.compared is None else {"compared": shown.compared}
@@ -281,8 +278,7 @@ def read_job(arguments: argparse.Namespace) -> RunToShow | None:
     Of more than ``MOST_RANKS`` ranks it has ``chosen_ranks``, and a warning with the verdict on all. These are compared
     with their layers for a page and for the report "ranks" alone, since that takes longer. Raises TorchprofError.
     """
-    folders = [file for file in arguments.files if is_job_folder(file)]
-    if not folders:
+    if not (folders := [file for file in arguments.files if is_job_folder(file)]):
         return None
     if len(arguments.files) > 1:
         raise TorchprofError(

@@ -217,16 +217,14 @@ def _pairs(diff: Diff, limit: Limit) -> list[Pair]:
         named = [layers[number] for number in sorted(find(limit.pattern, names))]
     except TorchprofError as error:
         raise TorchprofError(f"{limit.text!r}: {error}") from error
-    there = [pair for pair in named if pair.how != REMOVED]
-    if not there:
+    if not (there := [pair for pair in named if pair.how != REMOVED]):
         raise TorchprofError(f"{limit.text!r}: {'.'.join(named[0].path)} was removed: there is no figure to check.")
     return there
 
 
 def _peak_of_run(diff: Diff, limit: Limit) -> _Subject:
     """The peak of the run: of the device if there is one, else of the CPU."""
-    peaks = [key for key in diff.whole if key.endswith("_peak")]
-    if not peaks:
+    if not (peaks := [key for key in diff.whole if key.endswith("_peak")]):
         raise _not_measured(diff, limit)
     key = peaks[-1]  # the device's comes after the CPU's
     where = [

@@ -72,8 +72,7 @@ def _times(run: Run) -> str:
 
 def _times_of_calls(run: Run) -> str:
     """The calls of the model that took the most time, and how many others there are; "" without a call."""
-    models = called_models(run)
-    if not models:
+    if not (models := called_models(run)):
         return ""
     spreads = {root: _spreads(run, root, "cpu_ns") for root in models}
     root = max(models, key=lambda index: sum(spread.sum for spread in spreads[index]))
@@ -180,8 +179,7 @@ def what_would_help(run: Run, width: int = _WIDTH, findings: Sequence[Advice] | 
     """Up to three findings that are worth at least 3 % of the time or of the memory, the largest gain first, then those
     whose gain is unknown; or that there is none, and what bounds the run."""
     evidence = Evidence(run)
-    first = first_findings(evidence, findings)
-    if not first:
+    if not (first := first_findings(evidence, findings)):
         return textwrap.fill(_no_finding(run), width)
     texts = (_wrapped(number, *in_short(advice, evidence), width) for number, advice in enumerate(first, 1))
     return findings_table("\n".join(["What would help", *texts]), first)

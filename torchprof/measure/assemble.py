@@ -169,8 +169,7 @@ def _columns_of(recording: Recording) -> EventColumns:
 
 def _add_samples(columns: EventColumns, samples: Iterable[tuple[int, SourceLine, int]], began_ns: int) -> None:
     """Add SAMPLE events on the thread that made the first STEP mark, which ended at ``began_ns`` on their clock."""
-    marks = columns.of_kinds(Kind.STEP)
-    if not marks:
+    if not (marks := columns.of_kinds(Kind.STEP)):
         return
     index, thread = marks[0]
     offset_ns = columns.end[index] - began_ns

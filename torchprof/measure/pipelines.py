@@ -120,8 +120,7 @@ def _most_frequent(steps: Sequence[PipelineStep]) -> list[PipelineStep]:
     for step in steps:
         actions = tuple((action.stage, action.what, action.microbatch) for action in step.actions)
         keys.append((step.schedule, step.group, actions))
-    counts = Counter(key for key in keys if key[-1])
-    if not counts:
+    if not (counts := Counter(key for key in keys if key[-1])):
         return []
     most_frequent = max(reversed(keys), key=lambda key: (counts[key], len(key[-1])))
     return [step for step, key in zip(steps, keys) if key == most_frequent]
@@ -142,8 +141,7 @@ def _on_cpu(step: PipelineStep) -> _StepTimes:
 def _launched_in(steps: Sequence[PipelineStep], columns: EventColumns) -> dict[int, tuple[int, int]]:
     """By the number of an op (``Event.correlation``), the numbers of the step and the action during which it began."""
     launched: dict[int, tuple[int, int]] = {}
-    correlations = columns.correlation
-    if correlations is None:
+    if (correlations := columns.correlation) is None:
         return launched
     for number, step in enumerate(steps):
         # An action inside another one comes after it.

@@ -71,8 +71,7 @@ def about_uncalled(rows: Rows, layers: Sequence[Layer], called: Set[int], silent
     tree = Layers.of(layers)
     used = {layers[index].path[:depth] for index in called for depth in range(1, len(layers[index].path))}
     used |= {path for index in called for path in layers[index].shared_with}
-    unused = {index for index in silent if layers[index].path not in used}
-    if not unused:
+    if not (unused := {index for index in silent if layers[index].path not in used}):
         return
     params = tree.roll_up([layer.params != 0 for layer in layers])
     with_ops = rows.summed("layer", "calls", frames=lambda chain: any(frame.name in ON_PARAMETERS for frame in chain))

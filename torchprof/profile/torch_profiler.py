@@ -62,8 +62,7 @@ def from_profiler(profiler: Any, model: nn.Module | Sequence[nn.Module], *, path
     """
     plan = Plan(checked_models(model), paths, model)
     session: SessionEvents = ended_session(profiler)
-    labels = {call.label for call in session.calls()}
-    if not labels:
+    if not (labels := {call.label for call in session.calls()}):
         raise TorchprofError(
             "This profiler recorded no call of an annotated model: put `with torchprof.annotate(model):` around the "
             "recorded code. With a schedule, read the profiler in on_trace_ready, before the next cycle begins."

@@ -119,8 +119,7 @@ def collectives(run: Run) -> Part:
     bound, because the time includes waiting for the slowest rank.
     """
     warnings: list[Part] = [*about_sums(run), warnings_below(run)]
-    uses = [*_uses(run)]
-    if not uses:
+    if not (uses := [*_uses(run)]):
         return stacked(["This run recorded no communication between ranks.", *warnings])
     tables = _Tables(run, uses)
     return spaced([tables.by_collective(), tables.by_layer(), stacked([*tables.sentences(), *warnings])])

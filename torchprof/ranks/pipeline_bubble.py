@@ -121,8 +121,7 @@ def _bubble_of(pipeline: OnePipeline) -> Bubble | str:
             _means(took, lambda action: (action.stage, action.what)),
             took,
         ):
-            ends = simulated(pipeline.orders, durations, pipeline.stages)
-            if ends is None:
+            if (ends := simulated(pipeline.orders, durations, pipeline.stages)) is None:
                 return "its actions do not fit together in the recorded order"
             step_ns.append(max(ends.values()))
         idle_shares.append([1 - sum(took.values()) / (len(pipeline.members) * max(ns, 1)) for ns in step_ns])
@@ -164,8 +163,7 @@ def simulated(orders: Sequence[Order], took: Mapping[Action, float], stages: int
         stage 0  F0 F1          B0 B0 B1 B1
         stage 1     F0 F1 B0 B0 B1 B1
     """
-    needs = _needs(orders, stages)
-    if needs is None:
+    if (needs := _needs(orders, stages)) is None:
         return None
     ends: dict[Action, float] = {}
     now = [0.0] * len(orders)

@@ -74,8 +74,7 @@ def _schedule_of(replicas: ReplicaPipelines) -> str:
 
 def _about_bubble(judged: Judged, *, of_schedule: bool = False) -> str:
     """How long the ranks are idle in a step, and why. ``of_schedule``: with the schedule."""
-    bubble = judged.bubble
-    if bubble is None:
+    if (bubble := judged.bubble) is None:
         reasons = dict.fromkeys(bubble for bubble in judged.bubbles if isinstance(bubble, str))
         return f"How long its ranks are idle (the bubble) is unknown: {'; '.join(reasons)}."
     of = f" ({judged.replicas.first.stages} stages, {_schedule_of(judged.replicas)})" if of_schedule else ""
@@ -139,8 +138,7 @@ def layers_of_stage(run: Run, root: int) -> str:
     "" if its model (``root``) is unknown."""
     if root < 0:
         return ""
-    blocks = numbered_layers(run.layers, root)
-    if not blocks:
+    if not (blocks := numbered_layers(run.layers, root)):
         return printable(run.layers[root].name)
     first, last = _name_in_stage(run, root, blocks[0]), _name_in_stage(run, root, blocks[-1])
     of_blocks = first if len(blocks) == 1 else f"{first}–{last}"
@@ -180,8 +178,7 @@ def pipeline(run: Run, *, top: int | None = None) -> Section:
     Times are medians. The waiting of a stage is that before its actions in a step. ``top``: the number of microbatches
     (16): those that take longest.
     """
-    pipelines = judged_pipelines(run)
-    if not pipelines:
+    if not (pipelines := judged_pipelines(run)):
         nothing = "This run recorded no pipeline of torch.distributed.pipelining."
         if run.pipelines:
             nothing = "A comparison of ranks has no times of pipelines: they are in the run of each rank."

@@ -114,8 +114,7 @@ class Label:
     @classmethod
     def _choose(cls, key: int) -> None:
         """Choose the label that is used: the first without ``gives_way``; if all have it, the first."""
-        labels = cls._all.get(key)
-        if not labels:
+        if not (labels := cls._all.get(key)):
             cls._all.pop(key, None)
             return
         chosen = next((label for label in labels if not label.owner.gives_way), labels[0])

@@ -286,8 +286,7 @@ class SessionColumns:
         self, address_of: Mapping[tuple[int, int, int], int]
     ) -> tuple[array[int] | None, array[int] | None]:
         """The bytes and the addresses of memory events. Each device has a kind of its own."""
-        of_memory = self._indices_of(lambda kind: kind.kind is Kind.MEMORY)
-        if not of_memory:
+        if not (of_memory := self._indices_of(lambda kind: kind.kind is Kind.MEMORY)):
             return None, None
         raws, starts, threads = self._events.all, self._events.starts, self._threads
         nbytes, addresses = array("q", bytes(8 * len(raws))), array("q", bytes(8 * len(raws)))

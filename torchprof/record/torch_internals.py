@@ -125,8 +125,7 @@ def optional(name: str, default: Any = None) -> Any:
 
 def needed(name: str) -> Any:
     """The same for a part without which nothing can be recorded. Raises TorchprofError if it is missing."""
-    value = optional(name)
-    if value is None:
+    if (value := optional(name)) is None:
         import torch  # not above: the sampler of lines is used before a script imports torch
 
         raise TorchprofError(

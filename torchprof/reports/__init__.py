@@ -118,8 +118,7 @@ def format_of(path: str | PathLike[str], *, of: Reported = "run") -> str:
         formats[".parquet"] = PARQUET_RUN
         if names_job_folder(path):
             return PARQUET_RUN
-    fitting = [suffix for suffix in formats if file.endswith(suffix)]
-    if not fitting:
+    if not (fitting := [suffix for suffix in formats if file.endswith(suffix)]):
         raise TorchprofError(
             f"{str(path)!r} does not say by its ending which format it is to have. Choose from "
             f"{', '.join(f'{suffix} ({name})' for suffix, name in sorted(formats.items()))}."

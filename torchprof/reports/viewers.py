@@ -250,8 +250,7 @@ def speedscope(run: Run) -> str:
     ``stacks``. If FLOPs are a lower bound, the name of the profile says so. Raises TorchprofError if nothing was
     recorded."""
     numbers: dict[StackEntry, int] = {}
-    profiles = [*_profiles(run, numbers)]
-    if not profiles:
+    if not (profiles := [*_profiles(run, numbers)]):
         raise TorchprofError("Nothing of what speedscope can show was recorded in this run.")
     names = (
         range_in_words(entry.kind, entry.name) if isinstance(entry, Frame) else run.layers.name_of(entry)

@@ -245,8 +245,7 @@ class Rows(Sequence[Row]):
 
     def only(self, **where: Any) -> Rows:
         """The rows of which ``where`` holds, as for ``summed``."""
-        chosen = self._chosen(where)
-        if chosen is None:
+        if (chosen := self._chosen(where)) is None:
             return self
         columns = {name: array("q", compress(column, chosen)) for name, column in self.columns.items()}
         return replace(self, columns=columns)
@@ -384,8 +383,7 @@ class Chains:
 
 def _without_shapes(frame: Frame) -> Frame:
     """The same frame with unknown shapes and scalars, but those of a collective, which describe it."""
-    signature = frame.signature
-    if signature is None:
+    if (signature := frame.signature) is None:
         return frame
     shapes = tuple(() if shape == () else None for shape in signature.shapes)
     scalars = signature.scalars if shows_collective(frame) else (None,) * len(signature.scalars)

@@ -302,8 +302,7 @@ class AlignedCalls:
         around = tuple(
             call for call, other in zip(self._model[before].calls, self._model[after].calls) if call == other
         )
-        missing = self._model[before + 1 : after]
-        if not missing:
+        if not (missing := self._model[before + 1 : after]):
             return [] if self._model[before].calls == self._model[after].calls else [*ops]
         replaced = [op for op in missing if op.name in self._replaced]
         if replaced and all(op.calls == around for op in replaced):

@@ -78,8 +78,7 @@ def from_trace(
     one rank that are not of one process; OSError as ``open`` does.
     """
     named = [Path(path) for path in ([traces] if isinstance(traces, (str, PathLike)) else traces)]
-    files = traces_in(named)
-    if not files:
+    if not (files := traces_in(named)):
         raise TorchprofError("from_trace needs a trace: the path of one, or several; the list is empty.")
     if paths is not None and model is None:
         raise TorchprofError("paths= selects modules of a model: also give from_trace the model.")
@@ -162,8 +161,7 @@ def traces_in(paths: Iterable[str | PathLike[str]]) -> list[Path]:
             files.append(path)
             continue
         named = (file for file in sorted(path.iterdir()) if file.name.lower().endswith(_SUFFIXES) and file.is_file())
-        traces = [file for file in named if not is_run_file(file)]
-        if not traces:
+        if not (traces := [file for file in named if not is_run_file(file)]):
             raise TorchprofError(
                 f"{path} is a folder without traces: their names end in {' or '.join(_SUFFIXES)}, and it has no such "
                 "file."

@@ -74,8 +74,7 @@ class TraceSignatures(SignatureTable):
 
     def of_collective(self, args: Mapping[str, Any]) -> int:
         """The number of the signature of a collective, from an event's args; 0 if they name no collective."""
-        signature = signature_of(args)
-        if signature is None:
+        if (signature := signature_of(args)) is None:
             return 0
         scalars = tuple(encodable_text(value) if isinstance(value, str) else value for value in signature.scalars)
         return self._number(signature._replace(dtypes=tuple(map(encodable_text, signature.dtypes)), scalars=scalars))

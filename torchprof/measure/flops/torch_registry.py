@@ -30,8 +30,7 @@ _DTYPES = {recorded: dtype.name for dtype in DTYPES for recorded in dtype.record
 
 def registered_formula(name: str) -> Callable[..., Any] | None:
     """The registered formula of an op by its name in a profile (``mine::scan``); None if there is none."""
-    packet = _packet(name)
-    if packet is None:
+    if (packet := _packet(name)) is None:
         return None
     formula: Callable[..., Any] | None = flop_registry.get(packet)
     if formula is None:  # torch 2.4 registers each overload

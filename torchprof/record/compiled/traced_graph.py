@@ -236,8 +236,7 @@ class TracedGraph:
         """The owners of a node of the lowered graph. A product that also adds something is that of the product."""
         if node.name in self._nodes:
             return self._owners(node.name)
-        replaced = self._replaced_by(node)
-        if replaced is None:
+        if (replaced := self._replaced_by(node)) is None:
             return [owner_of(node)]
         products = {name for name in replaced if self._nodes[name].is_product}
         return list(dict.fromkeys(owner for name in sorted(products or replaced) for owner in self._owners(name)))
