@@ -6,6 +6,7 @@ import glob
 import gzip
 import json
 import os
+import platform
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -53,26 +54,33 @@ def write(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
     if names_job_folder(path):
         _add_to_job(stripped(run) if strip else run, Path(path))
         return
-    path = Path(os.path.realpath(path))  # write to the target of a link
+    path = Path(path)
     if not path.parent.is_dir():
         raise TorchprofError(f"{path} cannot be written: the folder {path.parent} does not exist. Make it first.")
-    with _atomic_file(path) as file:
+    with whole_file(path) as file:
         if path.suffix == ".parquet":
             write_parquet(run, file, strip=strip)
         else:
             write_json(run, file, strip=strip, zipped=path.suffix == ".gz")
 
 
+_PART = re.compile(r"\.(?P<name>.+)\.(?P<host>[\w-]+)-(?P<process>\d+)-[0-9a-f]{8}\.part")
+"""The names of files that are being written: the final name, the machine, the process, and a random number."""
+
+
 @contextmanager
-def _atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, under another name until the block ends: then it replaces ``path``. An error removes it. A pipe
-    or a terminal is written directly. Raises OSError like ``open``."""
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, under another name until the block ends: then it replaces ``path``, which is the old file or the
+    new one at any time. An error removes it. Those that a process of this machine left when it was killed are removed.
+    A pipe or a terminal is written directly. Raises OSError like ``open``."""
+    path = Path(os.path.realpath(path))  # write to the target of a link
     if path.exists() and not path.is_file():
         with path.open("wb") as file:
             yield file
         return
-    # Processes of other machines, in containers with the same process number, may write a file of this name, too.
-    written = path.with_name(f".{path.name}.{token_hex(4)}.part")
+    host = re.sub(r"[^\w-]", "_", platform.node()) or "_"
+    _remove_parts(path, host)
+    written = path.with_name(f".{path.name}.{host}-{os.getpid()}-{token_hex(4)}.part")
     try:
         with written.open("wb") as file:
             yield file
@@ -80,6 +88,32 @@ def _atomic_file(path: Path) -> Iterator[BinaryIO]:
     except BaseException:
         written.unlink(missing_ok=True)
         raise
+
+
+def _remove_parts(path: Path, host: str) -> None:
+    """Remove what processes of this machine that no longer exist have left of this file."""
+    with suppress(OSError):
+        for file in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+            match = _PART.fullmatch(file.name)
+            if match and (match["name"], match["host"]) == (path.name, host) and not _exists(int(match["process"])):
+                file.unlink(missing_ok=True)
+
+
+def _exists(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # of another user, or no such number: leave its file alone
+        return True
+    return True
+
+
+def _content_of(path: str | PathLike[str]) -> bytes:
+    """Raises TorchprofError for anything but a file: reading a device or a pipe may never end."""
+    if (path := Path(path)).exists() and not path.is_file():
+        raise TorchprofError(f"{path} is not a file: a run is read from a file that `run.save` wrote.")
+    return path.read_bytes()
 
 
 @paused_gc()
@@ -98,14 +132,14 @@ def load(path: str | PathLike[str] | Iterable[str | PathLike[str]], *, processes
         return merge(in_processes(load, [*path], processes))
     if is_job_folder(path):
         return open_job(path).run()
-    data = Path(path).read_bytes()
+    data = _content_of(path)
     return (run_of_parquet if data.startswith(PARQUET) else run_of)(data, str(path))
 
 
 @paused_gc()
 def load_to_compare(path: str | PathLike[str]) -> Run:
     """``load(path).to_compare(layers=True)`` of a file, but faster. Raises TorchprofError and OSError like ``load``."""
-    data = Path(path).read_bytes()
+    data = _content_of(path)
     if data.startswith(PARQUET):
         return run_of_parquet(data, str(path)).to_compare(layers=True)
     return comparison_of(data, str(path))
@@ -235,7 +269,7 @@ def _add_to_job(run: Run, folder: Path) -> None:
     make_room(folder, run.meta.rank, run.meta.world_size, run.meta.job)
     with ExitStack() as stack:  # which closes the last one first: the files get their names in the order of the tables
         for name, table_of in reversed(_TABLES.items()):
-            write_table(table_of(run), stack.enter_context(_atomic_file(_file_of(folder, name, run.meta.rank))))
+            write_table(table_of(run), stack.enter_context(whole_file(_file_of(folder, name, run.meta.rank))))
 
 
 def make_room(folder: Path, rank: int, world_size: int = 1, job: str = "") -> None:
@@ -292,7 +326,7 @@ def _make(folder: Path) -> None:
             )
         for name in _TABLES:
             (folder / name).mkdir(exist_ok=True)
-        with _atomic_file(folder / _MARK) as file:
+        with whole_file(folder / _MARK) as file:
             file.write(json.dumps({"format": _FORMAT, "schema": _SCHEMA}).encode())
     _check(folder)
 
