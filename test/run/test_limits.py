@@ -190,4 +190,5 @@ def test_what_a_killed_process_left_is_removed_by_the_next_one(tmp_path: Path) -
     for name in names.values():
         (tmp_path / name).touch()
     RUN.save(tmp_path / "run.json")
-    assert {file.name for file in tmp_path.iterdir()} == {"run.json", names["alive"], names["elsewhere"], names["another"]}
+    left = {file.name for file in tmp_path.iterdir()}
+    assert left == {"run.json", names["alive"], names["elsewhere"], names["another"]}
