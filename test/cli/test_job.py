@@ -108,9 +108,9 @@ def test_of_many_ranks_only_some_are_loaded(
     """As if 8 ranks were more than are loaded at once. Rank 5 is slow; rank 3 is the fourth of eight."""
     assert main(["show", "runs", "-o", "job/"]) == 0
     capsys.readouterr()
-    read, run_of_rank = [], job_folder.run_of_rank
+    read, run_of_rank = [], job_folder._run_of_rank
     monkeypatch.setattr("torchprof.cli.show.MOST_RANKS", 7)
-    monkeypatch.setattr(job_folder, "run_of_rank", lambda data, path: read.append(path) or run_of_rank(data, path))
+    monkeypatch.setattr(job_folder, "_run_of_rank", lambda file: read.append(file) or run_of_rank(file))
     assert main(["show", "job", "-o", "some.json", "--report", "tree"]) == 0
     out, err = capsys.readouterr()
     assert err == "Written: some.json.\n"

@@ -387,3 +387,48 @@ def test_without_the_packages_errors_say_how_to_install_them(
         with pytest.raises(TorchprofError, match=r'pip install pyarrow, or pip install "torchprof\[job\]"'):
             use()
     assert job.ranks == (0, 1, 2, 3)
+
+
+def test_damaged_ranks_are_left_out_and_told(job: JobFolder, ranks: list[Run], tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    for rank, content in ((1, pyarrow.array([[1, 2]])), (3, None)):
+        file = tmp_path / "job" / "ranks" / f"rank-{rank:06}.parquet"
+        if content is None:
+            file.write_bytes(file.read_bytes()[:-100])
+            continue
+        table = pyarrow.parquet.read_table(file)
+        for column in ("run", "compared"):
+            at = table.schema.get_field_index(column)
+            table = table.set_column(at, column, content)
+        pyarrow.parquet.write_table(table, file)
+    kept = [ranks[0], ranks[2]]
+    for read, merged in (
+        (job.run, torchprof.merge(kept)),
+        (job.comparison, torchprof.merge(run.to_compare() for run in kept)),
+    ):
+        told: list[str] = []
+        assert read(left_out=lambda error: told.append(str(error))) == merged  # noqa: B023
+        assert ["rank-000001.parquet is a damaged" in told[0], "rank-000003.parquet is a damaged" in told[1]] == [
+            True
+        ] * 2
+        with pytest.raises(
+            TorchprofError, match=r"rank-000001.parquet is a damaged Parquet file: its column '\w+' has no"
+        ):
+            read()
+
+
+def test_a_query_reaches_no_file_outside_of_the_folder(job: JobFolder, tmp_path: Path) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    outside = tmp_path / "outside.csv"
+    outside.write_text("a\n1\n")
+    for query in (
+        f"SELECT * FROM read_csv('{outside}')",
+        f"COPY (SELECT 1) TO '{tmp_path / 'new.csv'}'",
+        "SET enable_external_access = true",
+        "INSTALL httpfs",
+    ):
+        with pytest.raises(duckdb.Error):
+            job.sql(query).fetchall()
+    assert not (tmp_path / "new.csv").exists()
+    assert job.sql("SELECT count(*) FROM ranks").fetchall() == [(4,)]
+    assert job.sql(f"SELECT * FROM read_csv('{outside}')", external=True).fetchall() == [(1,)]

@@ -63,6 +63,8 @@ def _about(error: Exception) -> str:
     path = Path(error.filename)
     if not path.parent.is_dir():
         return f"There is no file {path}: its folder does not exist."
+    if path.is_symlink():
+        return f"There is no file {path}: it is a link to {path.readlink()}, which does not exist."
     near = get_close_matches(path.name, [file.name for file in path.parent.iterdir()])
     meant = f" Did you mean {' or '.join(str(path.with_name(name)) for name in near)}?" if near else ""
     return f"There is no file {path}.{meant}"

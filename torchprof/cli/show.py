@@ -190,7 +190,7 @@ def saved_runs(
         if isinstance(run, TorchprofError):
             if file not in files.in_folders or count == 1:
                 raise run
-            print(f"Left out: {run}", file=sys.stderr)
+            _say_left_out(run)
             continue
         for meta in run.metas:
             if meta.rank in file_of and not arguments.add_cycles:
@@ -202,6 +202,10 @@ def saved_runs(
             file_of[meta.rank] = file
         yield file, run
         del run  # before the next one is loaded
+
+
+def _say_left_out(error: TorchprofError) -> None:
+    print(f"Left out: {error}", file=sys.stderr)
 
 
 def _run_or_error(read: Callable[[str], torchprof.Run], file: str) -> torchprof.Run | TorchprofError:
@@ -289,14 +293,22 @@ def read_job(arguments: argparse.Namespace) -> RunToShow | None:
             "--model is for traces, and --add-cycles for files: a job folder has one run of each rank."
         )
     job = torchprof.open_job(folders[0])
+    said: set[str] = set()
+
+    def left_out(error: TorchprofError) -> None:
+        if str(error) not in said:
+            said.add(str(error))
+            _say_left_out(error)
+
     if arguments.rank is not None:
         return RunToShow(job.run([arguments.rank]))
     if len(job.ranks) <= MOST_RANKS:
-        return RunToShow(job.run())
-    comparison = job.comparison()
-    run = with_comparison(job.run(chosen_ranks(comparison)), comparison)
+        return RunToShow(job.run(left_out=left_out))
+    comparison = job.comparison(left_out=left_out)
+    run = with_comparison(job.run(chosen_ranks(comparison), left_out=left_out), comparison)
     if arguments.report == "ranks" or any(format_of(output) == "html" for output in arguments.output):
-        comparison = job.comparison(layers=True, processes=processes_for_runs(arguments))
+        processes = processes_for_runs(arguments)
+        comparison = job.comparison(layers=True, processes=processes, left_out=left_out)
     return RunToShow(run, comparison)
 
 

@@ -215,7 +215,8 @@ def _pipelines(run: Run) -> Iterator[OnePipeline]:
         OnePipeline(tuple(sorted(members, key=lambda member: group.index(member.rank))), group)
         for group, members in groups.items()
     ]
-    if len(schedules) == 1 and stages == [*range(unknown[0].stages)] and not run.missing_ranks:
+    are_all = [count for _, count in schedules] == [len(stages)] and stages == [*range(len(stages))]
+    if are_all and not run.missing_ranks:
         pipelines.append(OnePipeline(tuple(unknown), tuple(member.rank for member in unknown)))
     else:
         similar: dict[object, list[Pipeline]] = {}

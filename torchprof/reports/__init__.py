@@ -17,7 +17,7 @@ from torchprof.errors import TorchprofError, suggest
 from torchprof.reports.documents import checked_tablefmt, text_of
 from torchprof.run.processes import paused_gc
 from torchprof.run.run import ReportText, Run
-from torchprof.run.saved import names_job_folder, write
+from torchprof.run.saved import names_job_folder, whole_file, write
 
 _FIRST = "overview"  # in the list of reports
 _TABLEFMT = "tablefmt"  # the option of all reports that only changes how they look
@@ -107,7 +107,8 @@ def export(path: str | PathLike[str], value: object, options: Mapping[str, Any],
     path = Path(path)
     if not path.parent.is_dir():
         raise TorchprofError(f"{path} cannot be written: the folder {path.parent} does not exist. Make it first.")
-    path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    with whole_file(path) as file:
+        file.write(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
 
 def format_of(path: str | PathLike[str], *, of: Reported = "run") -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import zlib
 from array import array
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import astuple, replace
 from importlib.util import find_spec
 from io import BytesIO
@@ -17,6 +18,7 @@ from itertools import chain
 from typing import Any, BinaryIO, TypeAlias
 
 from torchprof.errors import TorchprofError
+from torchprof.run.formats import format_memory
 from torchprof.run.layers import Layers
 from torchprof.run.measures import FIELDS, Cost
 from torchprof.run.meta import Meta, RunWarning, StoredWarnings
@@ -126,10 +128,49 @@ def _without_uncompared(document: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+MOST_UNPACKED = "TORCHPROF_MOST_UNPACKED"
+"""The environment variable with the most bytes that a file may have when it is unpacked."""
+_MOST_BYTES = 8 * 2**30
+_PIECE = 1 << 20
+
+
+def most_unpacked() -> int:
+    """The most bytes that a file may have when it is unpacked: 8 GiB, and no more than half of the free memory, or what
+    the environment variable says. Raises TorchprofError if that is not a number."""
+    if stated := os.environ.get(MOST_UNPACKED):
+        if not stated.isdecimal():
+            raise TorchprofError(f"{MOST_UNPACKED}={stated} is not a number of bytes, such as {_MOST_BYTES}.")
+        return int(stated)
+    with suppress(AttributeError, ValueError, OSError):  # not known on all systems
+        return min(_MOST_BYTES, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+    return _MOST_BYTES
+
+
+def refuse_unpacked(path: object, size: int, most: int) -> None:
+    """Raises TorchprofError if the content of a file is larger than ``most``."""
+    if size > most:
+        raise TorchprofError(
+            f"{path} has {format_memory(size)} or more when it is unpacked, and the limit is {format_memory(most)}: "
+            f"half of the free memory, and at most {format_memory(_MOST_BYTES)}. If you trust the file, set "
+            f"{MOST_UNPACKED} to a larger number of bytes."
+        )
+
+
+def unzipped(data: bytes, path: str) -> bytes:
+    """The content of a gzipped file. Raises TorchprofError if it is too large, and like ``gzip.decompress``."""
+    pieces, size, most = [], 0, most_unpacked()
+    with gzip.GzipFile(fileobj=BytesIO(data)) as file:
+        while piece := file.read(_PIECE):
+            pieces.append(piece)
+            size += len(piece)
+            refuse_unpacked(path, size, most)
+    return b"".join(pieces)
+
+
 def _document_of(data: bytes, path: str) -> dict[str, Any]:
     """The JSON of a file, gzipped or not, as Python values. Raises TorchprofError if it is not that of a run."""
     try:
-        document = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+        document = json.loads(unzipped(data, path) if data[:2] == b"\x1f\x8b" else data)
     except (ValueError, EOFError, OSError, zlib.error, RecursionError) as error:
         raise TorchprofError(f"{path} is not a saved run: it does not read as JSON ({error}).") from error
     if isinstance(document, dict) and document.get("format") == _FORMAT:
@@ -221,7 +262,10 @@ def run_of_parquet(data: bytes, path: str) -> Run:
             raise TorchprofError(
                 f"{path} is a Parquet file, but not a saved run: write one with `prof.run.save('run.parquet')`."
             )
+        refuse_unpacked(path, _size_of(file), most_unpacked())
         document = _document_of(b64decode(stored), path)
+        lines = len(document["rows"][Rows.KEYS[0]])
+        demand(file.metadata.num_rows == lines, f"{file.metadata.num_rows} rows of costs for {lines} rows")
         values = file.read([*Rows.VALUES]).to_pydict()
         document["rows"].update({name: array("q", [value or 0 for value in values[name]]) for name in Rows.VALUES})
     return _run_of_document(document, path)
@@ -310,8 +354,15 @@ def read_line(data: bytes, path: str, names: Sequence[str]) -> list[Any]:
     """The values of some columns of a Parquet file with one line; ``path`` and errors: as of ``run_of_parquet``."""
     parquet = _pyarrow().parquet
     with _damaged(path):
-        (line,) = parquet.read_table(BytesIO(data), columns=[*names]).to_pylist()
+        file = parquet.ParquetFile(BytesIO(data))
+        refuse_unpacked(path, _size_of(file), most_unpacked())
+        (line,) = file.read([*names]).to_pylist()
         return [line[name] for name in names]
+
+
+def _size_of(file: Any) -> int:
+    """The bytes of the columns of a Parquet file before they were compressed, as its metadata says."""
+    return sum(file.metadata.row_group(number).total_byte_size for number in range(file.metadata.num_row_groups))
 
 
 @contextmanager

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from fractions import Fraction
-from itertools import groupby
-from typing import NamedTuple, TypeAlias
+from itertools import chain, groupby, pairwise
+from operator import eq
+from typing import Any, NamedTuple, TypeAlias
 
 UNKNOWN = "–"
 AT_LEAST = "≥"
@@ -161,18 +162,58 @@ FORMATS: Mapping[Unit, Callable[[float], ReportCell]] = {
 """The format of a value by its unit. Values may be means over calls, and so no integers."""
 
 
+class Numbers(Sequence[int]):
+    """Different whole numbers, ascending, as ranges: a job of a million ranks takes no more memory than one of two."""
+
+    def __init__(self, ranges: Iterable[range]) -> None:
+        self.ranges = tuple(filter(len, ranges))
+
+    @classmethod
+    def of(cls, numbers: Iterable[int]) -> Numbers:
+        if isinstance(numbers, cls):
+            return numbers
+        ordered = enumerate(sorted(set(numbers)))
+        # Of successive numbers, each minus its position is the same.
+        rows = ([number for _, number in group] for _, group in groupby(ordered, lambda line: line[1] - line[0]))
+        return cls(range(row[0], row[-1] + 1) for row in rows)
+
+    @classmethod
+    def below(cls, size: int, without: Iterable[int]) -> Numbers:
+        """The numbers from 0 up to ``size`` that are not ``without``."""
+        ends = [-1, *sorted({number for number in without if 0 <= number < size}), size]
+        return cls(range(last + 1, end) for last, end in pairwise(ends))
+
+    def __len__(self) -> int:
+        return sum(map(len, self.ranges))
+
+    def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(self.ranges)
+
+    def __contains__(self, number: object) -> bool:
+        return any(number in numbers for numbers in self.ranges)
+
+    def __getitem__(self, index: Any) -> Any:
+        return tuple(self)[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(eq, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<{numbers_in_words(self)}>"
+
+
 def ranks_in_words(ranks: Iterable[int], noun: str = "rank") -> str:
     """As in "rank 2", "ranks 2 and 5" and "ranks 0 to 3, 5 and 7"."""
-    numbers = set(ranks)
+    numbers = Numbers.of(ranks)
     return f"{noun}{'' if len(numbers) == 1 else 's'} {numbers_in_words(numbers)}"
 
 
 def numbers_in_words(numbers: Iterable[int]) -> str:
     """As in "2", "2 and 5" and "0 to 3, 5 and 7"."""
     words: list[str] = []
-    # Of successive numbers, each minus its position is the same.
-    for _, group in groupby(enumerate(sorted(set(numbers))), lambda numbered: numbered[1] - numbered[0]):
-        row = [number for _, number in group]
+    for row in Numbers.of(numbers).ranges:
         words += [f"{row[0]} to {row[-1]}"] if len(row) > 2 else map(str, row)
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 

@@ -21,6 +21,10 @@ from torchprof.run.words import NOT_SELECTED, PHASES
 # ValueError, KeyError or OverflowError if a value does not fit.
 
 
+_LARGEST = 2**62
+"""No number in a file is larger: sums of two fit into 64 bits."""
+
+
 def demand(holds: bool, what: str) -> None:
     """Raise an error about ``what`` unless it ``holds``."""
     if not holds:
@@ -79,7 +83,9 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
         return kind
 
     def as_it_is(value: Any) -> Any:
-        if type(value) is not kind and not (kind is float and type(value) is int):
+        if (type(value) is not kind and not (kind is float and type(value) is int)) or (
+            type(value) is int and abs(value) > _LARGEST
+        ):
             raise ValueError(f"{value!r:.80} instead of {kind.__name__}")
         return value
 

@@ -6,11 +6,12 @@ import glob
 import gzip
 import json
 import os
+import platform
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cached_property
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from secrets import token_hex
@@ -53,26 +54,33 @@ def write(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
     if names_job_folder(path):
         _add_to_job(stripped(run) if strip else run, Path(path))
         return
-    path = Path(os.path.realpath(path))  # write to the target of a link
+    path = Path(path)
     if not path.parent.is_dir():
         raise TorchprofError(f"{path} cannot be written: the folder {path.parent} does not exist. Make it first.")
-    with _atomic_file(path) as file:
+    with whole_file(path) as file:
         if path.suffix == ".parquet":
             write_parquet(run, file, strip=strip)
         else:
             write_json(run, file, strip=strip, zipped=path.suffix == ".gz")
 
 
+_PART = re.compile(r"\.(?P<name>.+)\.(?P<host>[\w-]+)-(?P<process>\d+)-[0-9a-f]{8}\.part")
+"""The names of files that are being written: the final name, the machine, the process, and a random number."""
+
+
 @contextmanager
-def _atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, under another name until the block ends: then it replaces ``path``. An error removes it. A pipe
-    or a terminal is written directly. Raises OSError like ``open``."""
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, under another name until the block ends: then it replaces ``path``, which is the old file or the
+    new one at any time. An error removes it. Those that a process of this machine left when it was killed are removed.
+    A pipe or a terminal is written directly. Raises OSError like ``open``."""
+    path = Path(os.path.realpath(path))  # write to the target of a link
     if path.exists() and not path.is_file():
         with path.open("wb") as file:
             yield file
         return
-    # Processes of other machines, in containers with the same process number, may write a file of this name, too.
-    written = path.with_name(f".{path.name}.{token_hex(4)}.part")
+    host = re.sub(r"[^\w-]", "_", platform.node()) or "_"
+    _remove_parts(path, host)
+    written = path.with_name(f".{path.name}.{host}-{os.getpid()}-{token_hex(4)}.part")
     try:
         with written.open("wb") as file:
             yield file
@@ -80,6 +88,32 @@ def _atomic_file(path: Path) -> Iterator[BinaryIO]:
     except BaseException:
         written.unlink(missing_ok=True)
         raise
+
+
+def _remove_parts(path: Path, host: str) -> None:
+    """Remove what processes of this machine that no longer exist have left of this file."""
+    with suppress(OSError):
+        for file in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+            match = _PART.fullmatch(file.name)
+            if match and (match["name"], match["host"]) == (path.name, host) and not _exists(int(match["process"])):
+                file.unlink(missing_ok=True)
+
+
+def _exists(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # of another user, or no such number: leave its file alone
+        return True
+    return True
+
+
+def _content_of(path: str | PathLike[str]) -> bytes:
+    """Raises TorchprofError for anything but a file: reading a device or a pipe may never end."""
+    if (path := Path(path)).exists() and not path.is_file():
+        raise TorchprofError(f"{path} is not a file: a run is read from a file that `run.save` wrote.")
+    return path.read_bytes()
 
 
 @paused_gc()
@@ -98,14 +132,14 @@ def load(path: str | PathLike[str] | Iterable[str | PathLike[str]], *, processes
         return merge(in_processes(load, [*path], processes))
     if is_job_folder(path):
         return open_job(path).run()
-    data = Path(path).read_bytes()
+    data = _content_of(path)
     return (run_of_parquet if data.startswith(PARQUET) else run_of)(data, str(path))
 
 
 @paused_gc()
 def load_to_compare(path: str | PathLike[str]) -> Run:
     """``load(path).to_compare(layers=True)`` of a file, but faster. Raises TorchprofError and OSError like ``load``."""
-    data = Path(path).read_bytes()
+    data = _content_of(path)
     if data.startswith(PARQUET):
         return run_of_parquet(data, str(path)).to_compare(layers=True)
     return comparison_of(data, str(path))
@@ -143,6 +177,7 @@ class JobFolder:
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self._path = Path(path)
+        self._databases: dict[bool, duckdb.DuckDBPyConnection] = {}  # by whether queries reach other files
         _check(self._path)
 
     def __repr__(self) -> str:
@@ -153,39 +188,59 @@ class JobFolder:
         """The numbers of the ranks that are in the folder now, ascending."""
         return tuple(sorted(_ranks_in(self._path)))
 
-    def run(self, ranks: Iterable[int] | None = None) -> Run:
+    def run(self, ranks: Iterable[int] | None = None, *, left_out: LeftOut | None = None) -> Run:
         """One run of these ranks, of all without ``ranks``: what ``torchprof.merge`` makes of the runs as they were
-        saved. They are read one at a time. Raises TorchprofError for a rank that is not in the folder, for none at all,
-        and for a damaged file."""
+        saved. They are read one at a time. With ``left_out``, a rank whose file is damaged is left out, and this
+        function gets the error. Raises TorchprofError for a rank that is not in the folder, for none at all, and for a
+        damaged file."""
         known = self.ranks
         wanted = known if ranks is None else tuple(ranks)
         missing = {*wanted} - {*known}
         if missing or not wanted:
             which = ranks_in_words(missing) if missing else "ranks to read"
             raise TorchprofError(f"{self._path} has no {which}. It has {ranks_in_words(known) if known else 'none'}.")
-        files = (_file_of(self._path, _RANKS, rank) for rank in wanted)
-        return merge(run_of_rank(file.read_bytes(), str(file)) for file in files)
+        return self._merged(wanted, _run_of_rank, 1, left_out)
 
-    def comparison(self, *, layers: bool = False, processes: int = 1) -> Run:
+    def comparison(self, *, layers: bool = False, processes: int = 1, left_out: LeftOut | None = None) -> Run:
         """What is compared between ranks, ``Run.to_compare`` of all of them, merged: its report "ranks" names the
         stragglers of the job. Layers have figures in it only with ``layers``: then the whole runs are read, by so many
-        ``processes``, as of ``torchprof.load``, which takes some 20 ms a rank. Raises TorchprofError if ``processes``
-        is not a number of processes, if DuckDB is not installed, and if the folder has no rank."""
+        ``processes``, as of ``torchprof.load``, which takes some 20 ms a rank. ``left_out``: as for ``run``. Raises
+        TorchprofError if ``processes`` is not a number of processes, for a damaged file, and if the folder has no
+        rank."""
         check_processes(processes)
-        if layers:
-            files = [_file_of(self._path, _RANKS, rank) for rank in self.ranks]
-            return merge(in_processes(_comparison_of_rank, files, processes))
-        compared = self.sql("SELECT rank, compared FROM ranks ORDER BY rank").fetchall()
-        return merge(run_of(data, f"the comparison of rank {rank}") for rank, data in compared)
+        if not self.ranks:
+            raise TorchprofError(f"{self._path} has no rank yet: `torchprof show RUNS -o {self._path}/` adds some.")
+        return self._merged(self.ranks, _comparison_of_rank if layers else _compared_of_rank, processes, left_out)
 
-    def sql(self, query: str) -> duckdb.DuckDBPyRelation:
+    def _merged(
+        self, ranks: Iterable[int], read: Callable[[Path], Run], processes: int, left_out: LeftOut | None
+    ) -> Run:
+        def readable() -> Iterator[Run]:
+            count, files = 0, [_file_of(self._path, _RANKS, rank) for rank in ranks]
+            read_one = partial(_run_or_error, read)
+            for run in in_processes(read_one, files, processes) if processes > 1 else map(read_one, files):
+                if isinstance(run, Run):
+                    count += 1
+                    yield run
+                elif left_out is None or (count == 0 and len(files) == 1):
+                    raise run
+                else:
+                    left_out(run)
+            if not count:
+                raise TorchprofError(f"{self._path} has no rank that can be read.")
+
+        return merge(readable())
+
+    def sql(self, query: str, *, external: bool = False) -> duckdb.DuckDBPyRelation:
         """The answer of DuckDB to a query over the tables ``ranks``, ``rows`` and ``steps``, as its relation:
-        ``.fetchall()``, ``.df()``, or print it. Raises TorchprofError if DuckDB is not installed and if the folder has
-        no rank; errors of the query are those of DuckDB."""
-        return self._database.sql(query)
+        ``.fetchall()``, ``.df()``, or print it. The query reads and writes files in this folder alone; with
+        ``external``, anywhere, and it may load extensions. Raises TorchprofError if DuckDB is not installed and if the
+        folder has no rank; errors of the query are those of DuckDB."""
+        if external not in self._databases:
+            self._databases[external] = self._database(external)
+        return self._databases[external].sql(query)
 
-    @cached_property
-    def _database(self) -> duckdb.DuckDBPyConnection:
+    def _database(self, external: bool) -> duckdb.DuckDBPyConnection:
         """A database in memory, with a view for each table."""
         try:
             import duckdb
@@ -196,16 +251,40 @@ class JobFolder:
         if not self.ranks:
             raise TorchprofError(f"{self._path} has no rank yet: `torchprof show RUNS -o {self._path}/` adds some.")
         database = duckdb.connect()
+        if not external:
+            folder = os.path.realpath(self._path)
+            escaped = (name.replace("'", "''") for name in (folder, glob.escape(folder)))
+            names = ", ".join(f"'{name}/'" for name in escaped)
+            database.execute(f"SET allowed_directories = [{names}]")
+            database.execute("SET enable_external_access = false; SET lock_configuration = true")
         for name in reversed(_TABLES):  # first the table of ranks: those that are there
-            files = f"{glob.escape(str(self._path / name))}/rank-*.parquet".replace("'", "''")
+            files = f"{glob.escape(os.path.realpath(self._path / name))}/rank-*.parquet".replace("'", "''")
             of_whole_ranks = "" if name == _RANKS else f" WHERE rank IN (SELECT rank FROM {_RANKS})"
             database.execute(f"CREATE VIEW {name} AS SELECT * FROM read_parquet('{files}'){of_whole_ranks}")
         return database
 
 
+LeftOut = Callable[[TorchprofError], object]
+
+
 @paused_gc()
+def _run_or_error(read: Callable[[Path], Run], file: Path) -> Run | TorchprofError:
+    try:
+        return read(file)
+    except TorchprofError as error:
+        return error
+
+
+def _run_of_rank(file: Path) -> Run:
+    return run_of_rank(file.read_bytes(), str(file))
+
+
 def _comparison_of_rank(file: Path) -> Run:
     return run_of_rank(file.read_bytes(), str(file), comparison_of)
+
+
+def _compared_of_rank(file: Path) -> Run:
+    return run_of_rank(file.read_bytes(), str(file), column=_COMPARED)
 
 
 def open_job(path: str | PathLike[str]) -> JobFolder:
@@ -235,7 +314,7 @@ def _add_to_job(run: Run, folder: Path) -> None:
     make_room(folder, run.meta.rank, run.meta.world_size, run.meta.job)
     with ExitStack() as stack:  # which closes the last one first: the files get their names in the order of the tables
         for name, table_of in reversed(_TABLES.items()):
-            write_table(table_of(run), stack.enter_context(_atomic_file(_file_of(folder, name, run.meta.rank))))
+            write_table(table_of(run), stack.enter_context(whole_file(_file_of(folder, name, run.meta.rank))))
 
 
 def make_room(folder: Path, rank: int, world_size: int = 1, job: str = "") -> None:
@@ -292,7 +371,7 @@ def _make(folder: Path) -> None:
             )
         for name in _TABLES:
             (folder / name).mkdir(exist_ok=True)
-        with _atomic_file(folder / _MARK) as file:
+        with whole_file(folder / _MARK) as file:
             file.write(json.dumps({"format": _FORMAT, "schema": _SCHEMA}).encode())
     _check(folder)
 
@@ -322,7 +401,7 @@ def _file_of(folder: Path, table: str, rank: int) -> Path:
 
 # The tables of a job folder
 
-_WHOLE = "run"  # the column with the run file of a rank
+_WHOLE, _COMPARED = "run", "compared"  # the columns with the run file of a rank, and with what is compared of it
 _LEVEL = 6  # of gzip: the highest one takes twice as long for 1 % less
 
 
@@ -342,16 +421,18 @@ def table_of_rank(run: Run) -> ParquetTable:
         "wall_ns": (INT, meta.wall_ns),
         "process_cpu_ns": (INT, meta.process_cpu_ns),
         "run_delay_ns": (INT, meta.run_delay_ns),
-        "compared": (BYTES, zipped_json(run.to_compare(), _LEVEL)),
+        _COMPARED: (BYTES, zipped_json(run.to_compare(), _LEVEL)),
         _WHOLE: (BYTES, zipped_json(run, _LEVEL)),
     }
     return {name: (kind, [value]) for name, (kind, value) in line.items()}
 
 
-def run_of_rank(data: bytes, path: str, read: Callable[[bytes, str], Run] = run_of) -> Run:
-    """The run that ``table_of_rank`` has, or what ``read`` reads of its file."""
-    (whole,) = read_line(data, path, [_WHOLE])
-    return read(whole, path)
+def run_of_rank(data: bytes, path: str, read: Callable[[bytes, str], Run] = run_of, column: str = _WHOLE) -> Run:
+    """The run that ``table_of_rank`` has in a ``column``, or what ``read`` reads of its file."""
+    (content,) = read_line(data, path, [column])
+    if type(content) is not bytes:
+        raise TorchprofError(f"{path} is a damaged Parquet file: its column {column!r} has no run.")
+    return read(content, path)
 
 
 def table_of_steps(run: Run) -> ParquetTable:

@@ -35,6 +35,7 @@ _TAR_MARK = slice(257, 262)
 _HOW = 'A trace is what torch.profiler\'s `prof.export_chrome_trace("trace.json")` writes.'
 _NOR = "It is not a run saved by torchprof, either."
 
+_MOST_RANKS = 2**31  # a larger number is none
 _FIRST_EVENT = re.compile(r'"traceEvents"\s*:\s*(?=\[)')
 _NEXT_EVENT = re.compile(r'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args)"\s*:)')
 _LAST_EVENT = re.compile(r'\}\s*(?=\]\s*(?:\}|,\s*"))')
@@ -217,7 +218,7 @@ def meta_of_header(path: Path, header: Mapping[str, Any]) -> Meta:
     """Where the trace was recorded: machine, devices, rank, process groups."""
     distributed = _distributed(header)
     numbers = (distributed.get(key) for key in ("rank", "world_size"))
-    rank, ranks = (number if type(number) is int and number > 0 else 0 for number in numbers)
+    rank, ranks = (number if type(number) is int and 0 < number <= _MOST_RANKS else 0 for number in numbers)
     devices: Counter[str] = Counter()
     properties = header.get("deviceProperties")
     for device in properties if isinstance(properties, list) else ():

@@ -31,6 +31,9 @@ _JSON = json.JSONDecoder(strict=False, parse_constant=lambda _: None)
 _CUT_WORD = re.compile(r"[\w\\.+-]{0,16}\Z")  # a word at the end of the text ("tru") may be valid with more text
 _NO_NUMBER = re.compile(r"[-+]?(?:nan|inf)\b", re.IGNORECASE)
 _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_STRING_OR_NO_NUMBER = re.compile(
+    rf'(?P<string>{_STRING.pattern[:-1]}(?:"|\Z))|(?<!\w){_NO_NUMBER.pattern}', re.DOTALL | re.I
+)
 _ESCAPED = re.compile(r'[^\\]*(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^\\]*)*')
 _BACKSLASH = re.compile(r'\\(["\\]?)')
 
@@ -166,8 +169,10 @@ class JsonText:
         """Repair the text at the place of an error. Raises as ``value`` if it cannot be repaired."""
         if error.msg.startswith("Unterminated string") or _CUT_WORD.match(self.text, error.pos):
             self._raise_incomplete(error)
-        if match := _NO_NUMBER.match(self.text, error.pos):
-            self._replace(*match.span(), "null")
+        if _NO_NUMBER.match(self.text, error.pos):
+            # Others may follow: those in the text are repaired at once, since each repair decodes the value anew.
+            rest = self.text[error.pos :]
+            self._replace(error.pos, len(self.text), _STRING_OR_NO_NUMBER.sub(lambda of: of["string"] or "null", rest))
         elif error.msg.startswith("Invalid \\"):
             # If one string is not escaped, the others are not either: repair all strings in the text at once.
             strings = self.text[self.at :]

@@ -1,0 +1,194 @@
+"""Files that want to take the machine down, and writers that are interrupted: limits for readers, whole files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from build.hand_made import op, row, run_of
+from build.trace_files import op as traced_op
+from build.trace_files import write
+
+import torchprof
+from torchprof import TorchprofError
+from torchprof.run import saved
+from torchprof.run.file import MOST_UNPACKED
+from torchprof.run.formats import Numbers, numbers_in_words
+from torchprof.traces.json_text import JsonText
+
+RUN = run_of([row(0, cpu_ns=100), row(1, op("aten::mm"), calls=2, cpu_ns=4_000)])
+_LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
+import torchprof
+run = (torchprof.load if "run" in sys.argv[1] else torchprof.from_trace)(sys.argv[1])
+print(str(run), run.report("tree"), repr(run.missing_ranks), len(run.missing_ranks))
+"""
+
+
+def changed(folder: Path, **meta: Any) -> Path:
+    """A saved run with other values in its metadata."""
+    RUN.save(folder / "run.json")
+    document = json.loads((folder / "run.json").read_text())
+    document["metas"][0].update(meta)
+    return write(folder / "run.json", document)
+
+
+@pytest.mark.parametrize("size", [2, 10**9, 2**31])
+def test_the_size_of_a_job_takes_no_memory(size: int, tmp_path: Path) -> None:
+    """In a process that may have 1 GiB, and in a trace that has 200 bytes."""
+    header = {"backend": "nccl", "rank": 0, "world_size": size}
+    trace = write(tmp_path / "trace.json", {"distributedInfo": header, "traceEvents": [traced_op("aten::mm", 1, 1)]})
+    for path in (trace, changed(tmp_path, world_size=size)):
+        command = [sys.executable, "-c", _LIMITED, str(path)]
+        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+        assert said.rstrip().endswith(f"<{numbers_in_words(Numbers.below(size, [0]))}> {size - 1}")
+
+
+def test_numbers_as_ranges() -> None:
+    numbers = Numbers.below(9, [2, 3, 8, 20])
+    assert [*numbers] == [0, 1, 4, 5, 6, 7] and numbers == (0, 1, 4, 5, 6, 7) != numbers.ranges
+    assert len(numbers) == 6 and 4 in numbers and 8 not in numbers and numbers[2] == 4
+    assert numbers_in_words(numbers) == "0, 1 and 4 to 7" and not Numbers.below(3, range(3))
+
+
+@pytest.mark.parametrize("value", [{"rank": 10**30}, {"wall_ns": 10**400}, {"steps": 2**63}, {"world_size": 2**63}])
+def test_a_number_that_no_run_has_is_refused(value: dict[str, int], tmp_path: Path) -> None:
+    with pytest.raises(TorchprofError, match="is a damaged run file"):
+        torchprof.load(changed(tmp_path, **value))
+
+
+@pytest.mark.parametrize("name", ["rank", "world_size"])
+def test_a_number_that_no_rank_has_is_ignored_in_a_trace(name: str, tmp_path: Path) -> None:
+    header = {"rank": 0, "world_size": 2, name: 10**30}
+    run = torchprof.from_trace(
+        write(tmp_path / "t.json", {"distributedInfo": header, "traceEvents": [traced_op("aten::mm", 1, 1)]})
+    )
+    assert (run.meta.rank, run.meta.world_size) == (0, 2 if name == "rank" else 1)
+
+
+def test_what_unpacks_to_too_much_is_refused_while_it_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RUN.save(tmp_path / "run.json.gz")
+    monkeypatch.setenv(MOST_UNPACKED, "1000000")
+    assert torchprof.load(tmp_path / "run.json.gz") == RUN
+    bomb = gzip.compress(b'{"format":"torchprof-run","x":"') + 64 * gzip.compress(bytes(2**20)) + gzip.compress(b'"}')
+    (tmp_path / "bomb.json.gz").write_bytes(bomb)
+    with pytest.raises(TorchprofError, match=rf"1\.00 MB or more when .* 976\.56 KB: .* set {MOST_UNPACKED} to"):
+        torchprof.load(tmp_path / "bomb.json.gz")
+    monkeypatch.setenv(MOST_UNPACKED, "plenty")
+    with pytest.raises(TorchprofError, match="plenty is not a number of bytes"):
+        torchprof.load(tmp_path / "bomb.json.gz")
+
+
+def test_a_parquet_file_is_refused_before_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    RUN.save(tmp_path / "run.parquet")
+    table = parquet.read_table(tmp_path / "run.parquet")
+    metadata = parquet.ParquetFile(tmp_path / "run.parquet").metadata.metadata
+    longer = type(table).from_batches([*table.to_batches(), *table.to_batches()])
+    with parquet.ParquetWriter(tmp_path / "longer.parquet", longer.schema, store_schema=False) as writer:
+        writer.write_table(longer)
+        writer.add_key_value_metadata({b"torchprof-run": metadata[b"torchprof-run"]})
+    with pytest.raises(TorchprofError, match=rf"{2 * len(RUN.rows)} rows of costs for {len(RUN.rows)} rows"):
+        torchprof.load(tmp_path / "longer.parquet")
+    monkeypatch.setenv(MOST_UNPACKED, "100")
+    with pytest.raises(TorchprofError, match="when it is unpacked"):
+        torchprof.load(tmp_path / "run.parquet")
+
+
+def test_numbers_that_are_none_are_repaired_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each repair decodes the event anew. Words in strings stay, also in one that is not read to its end."""
+    repairs = []
+    replace = JsonText._replace
+    monkeypatch.setattr(JsonText, "_replace", lambda text, *new: (repairs.append(new), replace(text, *new)))
+    values = ",".join(["nan", "-inf", '"a nan, inf"', "1"] * 50_000)
+    event = f'{{"ph":"X","cat":"cpu_op","name":"aten::nan","ts":1,"dur":1,"pid":1,"tid":1,"args":{{"v":[{values}]}}}}'
+    (tmp_path / "t.json").write_text(f'{{"traceEvents":[{event}]}}')
+    with (tmp_path / "t.json").open("rb") as file:
+        text = JsonText(file)
+        document = text.whole_value()
+    assert document["traceEvents"][0]["args"]["v"] == [None, None, "a nan, inf", 1] * 50_000
+    assert document["traceEvents"][0]["name"] == "aten::nan" and len(repairs) < 20
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no such files")
+def test_only_files_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    for path in ("/dev/zero", tmp_path / "pipe.json"):
+        with pytest.raises(TorchprofError, match="is not a file"):
+            torchprof.load(path)
+
+
+class Full:
+    """A disk that is full at the n-th write."""
+
+    def __init__(self, file: Any, writes: int) -> None:
+        self.file, self.writes = file, writes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+    def write(self, data: bytes) -> int:
+        self.writes -= 1
+        if self.writes < 0:
+            raise OSError(28, "No space left on device")
+        written: int = self.file.write(data)
+        return written
+
+
+@pytest.mark.parametrize("name", ["run.json", "run.json.gz", "page.html", "rows.csv", "table.md"])
+def test_a_full_disk_leaves_the_old_file_or_the_new_one(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer: Callable[[Path], None] = RUN.save if name.startswith("run") else RUN.export
+    writer(tmp_path / name)
+    new = (tmp_path / name).read_bytes()
+    opened = Path.open
+    for writes in (*range(40), *range(40, 4000, 37)):
+        (tmp_path / name).write_bytes(b"old")
+        with monkeypatch.context() as full:
+            full.setattr(
+                Path,
+                "open",
+                lambda path, mode="r", *a, **k: (
+                    Full(opened(path, mode, *a, **k), writes)  # noqa: B023
+                    if "w" in mode
+                    else opened(path, mode, *a, **k)
+                ),
+            )
+            full.setattr(Full, "__enter__", lambda self: self, raising=False)
+            full.setattr(Full, "__exit__", lambda self, *error: self.file.close(), raising=False)
+            try:
+                writer(tmp_path / name)
+            except OSError:
+                assert (tmp_path / name).read_bytes() == b"old"
+                assert [file.name for file in tmp_path.iterdir()] == [name]
+            else:
+                break
+    assert (tmp_path / name).read_bytes() == new and writes > 0
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    killed = subprocess.Popen([sys.executable, "-c", ""])
+    killed.wait(60)
+    host = saved.re.sub(r"[^\w-]", "_", saved.platform.node()) or "_"
+    names = {
+        "dead": f".run.json.{host}-{killed.pid}-0123abcd.part",
+        "alive": f".run.json.{host}-{os.getpid()}-0123abcd.part",
+        "elsewhere": f".run.json.other-{killed.pid}-0123abcd.part",
+        "another": f".run2.json.{host}-{killed.pid}-0123abcd.part",
+    }
+    for name in names.values():
+        (tmp_path / name).touch()
+    RUN.save(tmp_path / "run.json")
+    left = {file.name for file in tmp_path.iterdir()}
+    assert left == {"run.json", names["alive"], names["elsewhere"], names["another"]}
