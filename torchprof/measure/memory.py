@@ -146,7 +146,7 @@ class Allocations:
 
     def _on_event(self, item: Attributed) -> None:
         event, place = item.event, item.place
-        if (kind := event.kind) is None:
+        if (kind := event.kind) is Kind.OP:
             if self._no_graph_yet is not None and event.sequence >= 0:  # a sequence number: gradients are enabled
                 self._on_graph(event.start_ns)
         elif kind is Kind.MEMORY:

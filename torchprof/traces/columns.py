@@ -135,7 +135,7 @@ class Columns:
         last_at: dict[tuple[int, int, int], int] = {}  # by thread, device and address: bytes allocated or freed
         for index in indices:
             ns, name, lane, number = self.ns[index], self.name[index], self.lane[index], self.number[index]
-            if (group := self._names[name][0]) is None:
+            if (group := self._names[name][0]) is MEMORY_EVENTS:
                 if number and last_at.get((lane, name, number)) == ns:
                     yield index
                 last_at[lane, name, number] = ns
