@@ -117,7 +117,7 @@ def terminal_width() -> int:
 _ESCAPES = {ord(char): f"\\{char}" for char in "\\`*_[]<>|~&#$"} | {ord("@"): "@<!-- -->"}
 """A backslash escapes these characters. GitHub reads a user's name after "@" even if that is escaped, so an empty
 comment separates them."""
-_BEFORE_A_BAR = re.compile(r"(\\*)\|")  # a bar ends the cell even inside code, unless it is escaped
+_BEFORE_A_BAR = re.compile(r"(?<!\\)(\\*)\|")  # a bar ends the cell even inside code, unless it is escaped
 
 
 @report("markdown", "the tree for pull requests and issues", suffix=".md")
