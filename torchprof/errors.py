@@ -11,6 +11,19 @@ class TorchprofError(RuntimeError):
 
     __module__ = "torchprof"  # where users import it from: tracebacks and pickles show it
 
+    def __str__(self) -> str:
+        return printable_lines(super().__str__())
+
+
+def printable(name: str) -> str:
+    """A name with unprintable characters, such as line breaks and those that command a terminal, as escapes."""
+    return name if name.isprintable() else "".join(char if char.isprintable() else repr(char)[1:-1] for char in name)
+
+
+def printable_lines(text: str) -> str:
+    """The same for a text of several lines."""
+    return "\n".join(map(printable, text.split("\n")))
+
 
 def suggest(given: str, choices: Iterable[str], limit: int = 3, *, every: bool = False) -> str:
     """Sentences with the valid choices that are most similar to what was given, if there are any, and with all of them.

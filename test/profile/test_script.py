@@ -39,7 +39,7 @@ class Around:
         log("entered", os.getpid() == starter)
     def __exit__(self, *error):
         for _ in range(int(os.environ.get("SIGTERMS", 0))):
-            os.kill(os.getpid(), 15)
+            os.kill(os.getpid(), int(os.environ.get("SIGNAL", 15)))
         log("left", os.getpid() == starter, error == (None, None, None))
 
 starter = os.getpid()
@@ -384,6 +384,19 @@ def test_a_sigterm_after_the_script_has_failed_changes_nothing_and_a_second_kill
         process = start(folder, str(driver), "script.py", SIGTERMS=sigterms)
         out, err = process.communicate(timeout=60)
         assert (process.returncode, out) == (code, "1\n") and err.endswith("ZeroDivisionError: division by zero\n")
+        assert (folder / "log").read_text().splitlines() == log
+
+
+def test_a_ctrl_c_after_the_end_is_ignored_and_a_second_stops_the_reading(folder: Path) -> None:
+    driver = write(folder.parent / "driver", "driver.py", DRIVER)
+    write(folder, "script.py", "print(1)")
+    for times, code, log in (("1", 0, [*ONCE, "began 0 ended", "False"]), ("2", -signal.SIGINT, [*ONCE[:1], "False"])):
+        (folder / "log").unlink(missing_ok=True)
+        process = start(folder, str(driver), "script.py", SIGTERMS=times, SIGNAL=str(int(signal.SIGINT)))
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, out) == (code, "1\n")
+        assert "the script has ended, and what was recorded is being read. Ctrl-C again stops that." in err
+        assert ("KeyboardInterrupt" in err) == (times == "2")
         assert (folder / "log").read_text().splitlines() == log
 
 

@@ -10,7 +10,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -498,3 +498,41 @@ def test_a_lower_bound_has_no_share_of_the_whole() -> None:
     rows = by_name(terminal(KINDS["compiled_fused"](), percent=True))
     assert rows["Net.blocks.0.fc1"][1] == "≥ 0.020us"
     assert rows["Net.blocks.0.fc2"][1] == "0.030us (3.0%)"  # of 1 us
+
+
+_COMMANDS = "\x1b]0;title\x07\x1b[31m\u202e\x9b31m\r"
+_RAW = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def _texts_in(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The places of the texts in a document."""
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in pairs:
+        if isinstance(part, str):
+            yield (*way, key)
+        else:
+            yield from _texts_in(part, (*way, key))
+
+
+def test_no_name_in_a_file_commands_the_terminal(tmp_path: Path) -> None:
+    """Each text of a saved run in turn, one of each place; in all reports that are text, and in errors."""
+    KINDS["on_a_device"]().save(tmp_path / "run.json")
+    document = (tmp_path / "run.json").read_text()
+    of_shape = {tuple(key for key in way if isinstance(key, str)): way for way in _texts_in(json.loads(document))}
+    shown = 0
+    for way in of_shape.values():
+        changed = inner = json.loads(document)
+        for key in way[:-1]:
+            inner = inner[key]
+        inner[way[-1]] = f"name{_COMMANDS}"
+        (tmp_path / "run.json").write_text(json.dumps(changed))
+        try:
+            run = torchprof.load(tmp_path / "run.json")
+        except torchprof.TorchprofError as error:
+            texts = [str(error)]
+        else:
+            texts = [repr(run), str(run), *(run.report(name) for name in ("top", "summary", "tree", "ops", "advice"))]
+        for text in texts:
+            assert not _RAW.search(text), (way, text)
+            shown += "\\x1b" in text
+    assert shown > 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -432,3 +433,39 @@ def test_a_query_reaches_no_file_outside_of_the_folder(job: JobFolder, tmp_path:
     assert not (tmp_path / "new.csv").exists()
     assert job.sql("SELECT count(*) FROM ranks").fetchall() == [(4,)]
     assert job.sql(f"SELECT * FROM read_csv('{outside}')", external=True).fetchall() == [(1,)]
+
+
+def test_of_processes_that_save_one_rank_at_once_one_wins(ranks: list[Run], tmp_path: Path) -> None:
+    """All tables are of one run, and the others get an error."""
+    runs = [replace(ranks[0], metas=(replace(ranks[0].meta, machine=f"m{number}"),)) for number in range(6)]
+
+    def saved(run: Run) -> str:
+        try:
+            run.save(f"{tmp_path}/job/")
+        except TorchprofError as error:
+            return str(error)
+        return run.meta.machine
+
+    with ThreadPoolExecutor(6) as pool:
+        told = [*pool.map(saved, runs)]
+    [winner] = [text for text in told if len(text) == 2]
+    assert all("saves rank 0" in text or "has rank 0 already" in text for text in told if text != winner)
+    job = torchprof.open_job(tmp_path / "job")
+    assert job.run() == runs[int(winner[1])]
+    assert files_in(tmp_path / "job") == [
+        *(f"{name}/rank-000000.parquet" for name in ("ranks", "rows", "steps")),
+        "torchprof-job.json",
+    ]
+
+
+def test_what_a_killed_process_claimed_is_free(ranks: list[Run], tmp_path: Path) -> None:
+    folder_of(ranks[1:2], tmp_path / "job")
+    killed = subprocess.Popen([sys.executable, "-c", ""])
+    killed.wait(60)
+    claim = tmp_path / "job" / "ranks" / "rank-000000.claim"
+    claim.write_text(f"elsewhere-{killed.pid}")
+    with pytest.raises(TorchprofError, match=r"Another process saves rank 0 .* remove .*rank-000000\.claim"):
+        ranks[0].save(f"{tmp_path}/job/")
+    claim.write_text(f"{job_folder._host()}-{killed.pid}")
+    ranks[0].save(f"{tmp_path}/job/")
+    assert torchprof.open_job(tmp_path / "job").ranks == (0, 1) and not claim.exists()

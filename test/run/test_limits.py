@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from build.hand_made import op, row, run_of
+from build.hand_made import label, op, row, run_of
 from build.trace_files import op as traced_op
-from build.trace_files import write
+from build.trace_files import trace_event, write
 
 import torchprof
 from torchprof import TorchprofError
@@ -192,3 +192,15 @@ def test_what_a_killed_process_left_is_removed_by_the_next_one(tmp_path: Path) -
     RUN.save(tmp_path / "run.json")
     left = {file.name for file in tmp_path.iterdir()}
     assert left == {"run.json", names["alive"], names["elsewhere"], names["another"]}
+
+
+def test_a_name_of_many_numbers_or_backslashes_takes_linear_time(tmp_path: Path) -> None:
+    """Both took time by the square of the length: minutes for these."""
+    name = " ".join(map(str, range(40_000)))
+    events = [trace_event("user_annotation", name, 1, 9), traced_op("aten::mm", 2, 3)]
+    run = torchprof.from_trace(write(tmp_path / "t.json", {"traceEvents": events}))
+    assert name in {layer.path[0] for layer in run.layers} | {
+        frame.name for chain in run.rows.frames for frame in chain
+    }
+    slashes = run_of([row(0, label("\\" * 100_000 + "|"), cpu_ns=100)])
+    assert "\\" * 100_000 in slashes.report("markdown")

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from torchprof.advise.chains import always
 from torchprof.advise.evidence import Evidence
-from torchprof.analyze.report import Part, ReportTable, Section, TableRow, pattern_of, printable, report, spaced
+from torchprof.analyze.report import Part, ReportTable, Section, TableRow, pattern_of, report, spaced
+from torchprof.errors import printable
 from torchprof.run.formats import UNKNOWN, Cell, ReportCell, format_memory, format_time
 from torchprof.run.run import Run
 from torchprof.run.words import NOT_SELECTED, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from torchprof.analyze.compiled_regions import Compiled, PhaseOfRegion, RegionUse, compiled_in, python_name
-from torchprof.analyze.report import Part, ReportTable, name_of_layer, printable, report, spaced, stacked, time_cell
+from torchprof.analyze.report import Part, ReportTable, name_of_layer, report, spaced, stacked, time_cell
 from torchprof.analyze.sentences import about_sums, warnings_below
 from torchprof.analyze.steps import FIRST_CALL, LATER_CALLS, NO_GRAD, time_parts
-from torchprof.errors import some
+from torchprof.errors import printable, some
 from torchprof.run.formats import UNKNOWN, Cell, format_number, format_time, short_time
 from torchprof.run.measures import Cost
 from torchprof.run.meta import Compilation

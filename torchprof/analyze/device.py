@@ -16,14 +16,13 @@ from torchprof.analyze.report import (
     TableRow,
     check_device,
     phase_cell,
-    printable,
     report,
     shortened,
     spaced,
     stacked,
 )
 from torchprof.analyze.sentences import warnings_below
-from torchprof.errors import TorchprofError
+from torchprof.errors import TorchprofError, printable
 from torchprof.run.formats import Cell, format_number, format_share, format_time
 from torchprof.run.measures import Cost
 from torchprof.run.meta import Meta

@@ -12,9 +12,10 @@ from torchprof.analyze.columns import CALLS, Column, column_called, columns_of, 
 from torchprof.analyze.figures import Figures, figures_of_layers, summed_figures
 from torchprof.analyze.layers import all_entries, down_to, entries_of, keep_top, mark_hot, sort_entries, table_rows
 from torchprof.analyze.ops import SUM_OF_PHASES, Whole, figure_columns, largest_by, line_of_figures, ranked
-from torchprof.analyze.report import Part, ReportTable, name_of_layer, phase_cell, printable, report, spaced, stacked
+from torchprof.analyze.report import Part, ReportTable, name_of_layer, phase_cell, report, spaced, stacked
 from torchprof.analyze.sentences import about_flops, about_sums, warnings_below
 from torchprof.analyze.top import parts_of, source_lines
+from torchprof.errors import printable
 from torchprof.run.formats import UNKNOWN, Cell, ReportCell, format_number, format_share, format_time
 from torchprof.run.measures import Cost
 from torchprof.run.run import Run

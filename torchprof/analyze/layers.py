@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from torchprof.analyze.columns import Column
 from torchprof.analyze.figures import Figures, figures_of_layers, figures_of_no_layer
-from torchprof.analyze.report import HOT, TableRow, branches, printable, rows_hidden
+from torchprof.analyze.report import HOT, TableRow, branches, rows_hidden
+from torchprof.errors import printable
 from torchprof.run.formats import Cell, ReportCell
 from torchprof.run.measures import Cost
 from torchprof.run.operators import Op, operators_of_layers, rows_in_ranges

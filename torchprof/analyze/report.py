@@ -8,7 +8,7 @@ from functools import wraps
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 from weakref import finalize
 
-from torchprof.errors import TorchprofError
+from torchprof.errors import TorchprofError, printable
 from torchprof.run.formats import UNKNOWN, Cell, ReportCell, format_time
 from torchprof.run.run import Run
 from torchprof.run.words import OTHER, number_of_phase
@@ -285,11 +285,6 @@ def phase_cell(phase: str) -> Cell:
 def time_cell(ns: float | None) -> Cell:
     """A time in a table; – if it is unknown."""
     return UNKNOWN if ns is None else format_time(ns)
-
-
-def printable(name: str) -> str:
-    """A name with unprintable characters, such as line breaks, written as escapes: they would break tables."""
-    return name if name.isprintable() else "".join(char if char.isprintable() else repr(char)[1:-1] for char in name)
 
 
 def shortened(name: str, width: int = _LONG_NAME) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 
-from torchprof.analyze.report import Section, printable
+from torchprof.analyze.report import Section
 from torchprof.analyze.warnings import waited_share
+from torchprof.errors import printable
 from torchprof.run.formats import ranks_in_words, short_time
 from torchprof.run.run import Run
 from torchprof.run.words import BETWEEN_OPS, OUTSIDE_NAME

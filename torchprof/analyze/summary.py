@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from torchprof.analyze.columns import MEASURE_OF, Column
 from torchprof.analyze.figures import Figures, figures_of_layers, varying_calls
 from torchprof.analyze.metrics import dtype_of_most_macs, peak_of
-from torchprof.analyze.report import Part, ReportTable, Section, TableRow, branches, printable, report, spaced, stacked
+from torchprof.analyze.report import Part, ReportTable, Section, TableRow, branches, report, spaced, stacked
 from torchprof.analyze.sentences import throughput, warnings_below
+from torchprof.errors import printable
 from torchprof.run.formats import (
     UNKNOWN,
     Cell,

@@ -16,14 +16,13 @@ from torchprof.analyze.report import (
     TableRow,
     pattern_of,
     phase_cell,
-    printable,
     report,
     shortened,
     spaced,
     stacked,
 )
 from torchprof.analyze.sentences import LEGEND, about_sums, warnings_below
-from torchprof.errors import some
+from torchprof.errors import printable, some
 from torchprof.run.formats import Cell, ReportCell, format_count, format_share, format_time
 from torchprof.run.layers import Layer
 from torchprof.run.run import Run

@@ -23,7 +23,7 @@ from torchprof.analyze.report import QUESTIONS
 from torchprof.cli import compare, flops, profile, run, show
 from torchprof.cli.output import INTERRUPTED
 from torchprof.encoding import no_encoding_errors
-from torchprof.errors import TorchprofError, suggest
+from torchprof.errors import TorchprofError, printable_lines, suggest
 from torchprof.reports import known
 
 _COMMANDS = (profile, run, flops, show, compare)
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError):  # the reader has closed the pipe, as `| head` does
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
-        print(f"torchprof: {_about(error)}", file=sys.stderr)
+        print(f"torchprof: {printable_lines(_about(error))}", file=sys.stderr)
         return 2
 
 

@@ -7,9 +7,9 @@ import json
 import sys
 
 import torchprof
-from torchprof.analyze.report import printable
 from torchprof.cli.options import Commands, add_options, add_output_option, check_output
 from torchprof.cli.output import write_files
+from torchprof.errors import printable
 
 _EPILOG = """\
 A LIMIT is [LAYERS: ]MEASURE > AMOUNT. Without LAYERS it is on the models; * in a path is any one step.

@@ -16,7 +16,7 @@ from torchprof.analyze.report import Part, spaced, without_warnings
 from torchprof.analyze.sentences import legend
 from torchprof.analyze.top import largest_parts, title_of_parts
 from torchprof.cli.options import TABLE_OPTIONS, given_options, in_words, report_options
-from torchprof.errors import TorchprofError, some
+from torchprof.errors import TorchprofError, printable, some
 from torchprof.first_screen.overview import other_sentences, short_tree
 from torchprof.first_screen.verdict import verdict
 from torchprof.ranks.sentences import MOST_WHOLE_RANKS, run_of_chosen
@@ -96,7 +96,7 @@ def print_all(
     recorded = max(meta.wall_ns for meta in of_ranks.metas)
     timed = f" Recorded: {recorded / 1e9:.2f} s." if "cpu_ns" in run.meta.measured else ""
     sections = sections_of(run, arguments, in_color(sys.stdout), of_ranks, is_trace=is_trace)
-    print(f"torchprof: {some(files)}.{timed}\n", *with_legend(sections), sep="\n")
+    print(f"torchprof: {printable(some(files))}.{timed}\n", *with_legend(sections), sep="\n")
 
 
 def with_legend(sections: Iterator[str]) -> Iterator[str]:

@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 
 from torchprof.analyze.columns import Column
-from torchprof.analyze.report import ReportTable, Section, printable, report, spaced, stacked
+from torchprof.analyze.report import ReportTable, Section, report, spaced, stacked
 from torchprof.comparison.diff import BUSY, FASTER, SAME, SLOWER, UNDECIDED, WITHIN_NOISE, Change, Diff, Pair
 from torchprof.comparison.layers import ADDED, MOVED, REMOVED, RENAMED
-from torchprof.errors import TorchprofError, suggest
+from torchprof.errors import TorchprofError, printable, suggest
 from torchprof.run.formats import FORMATS, UNKNOWN, Cell, ReportCell, Unit
 from torchprof.run.words import FORWARD
 

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from torchprof.analyze.report import printable, report, shortened
+from torchprof.analyze.report import report, shortened
 from torchprof.analyze.sentences import count_of_ranks, summed_over
 from torchprof.analyze.top import KindOfWork, Parts, most_sampled, parts_of, source_lines
+from torchprof.errors import printable
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.run import Run
 from torchprof.run.words import (

@@ -16,7 +16,6 @@ from torchprof.analyze.report import (
     Section,
     TableRow,
     branches,
-    printable,
     report,
     shortened,
     spaced,
@@ -24,6 +23,7 @@ from torchprof.analyze.report import (
 )
 from torchprof.analyze.sentences import about_flops, about_sums, other_warnings_of
 from torchprof.analyze.top import largest_parts, title_of_parts
+from torchprof.errors import printable
 from torchprof.first_screen.verdict import verdict
 from torchprof.run.formats import UNKNOWN, Bound, Cell, ReportCell, Value, as_range, format_time, short_time
 from torchprof.run.run import Run

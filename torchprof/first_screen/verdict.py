@@ -9,10 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from torchprof.advise import Advice, filled, findings_table, judge, place_in_words, share_of
 from torchprof.advise.evidence import Evidence
 from torchprof.analyze.compiled import compiled_in_short
-from torchprof.analyze.report import Part, name_of_layer, printable, stacked
+from torchprof.analyze.report import Part, name_of_layer, stacked
 from torchprof.analyze.sentences import about_times, called_models, count_of_ranks, throughput
 from torchprof.analyze.steps import device_parts, ns_behind_the_cpu, percents, time_parts
 from torchprof.analyze.top import measures_of
+from torchprof.errors import printable
 from torchprof.first_screen.headline import headline
 from torchprof.ranks import balance_of
 from torchprof.ranks.pipeline_report import pipelines_in_short

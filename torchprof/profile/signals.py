@@ -135,27 +135,41 @@ class Terminated(BaseException):
 class SigtermAsError:
     """Inside the block, SIGTERM raises Terminated in this process, unless the program handles or ignores the signal.
     ``came``: whether it was raised, even if the program has caught it. Forked processes die by the signal, as in plain
-    Python. After ``ignore_first``, the first SIGTERM is ignored."""
+    Python. After ``ignore_first``, the first SIGTERM and the first Ctrl-C are ignored."""
 
     came = False
 
     def __enter__(self) -> None:
         self._handler: Any = signal.SIG_DFL  # the handler to restore
+        self._interrupt_handler: Any = None  # that of Ctrl-C, while the first one is ignored
         self._raises = True
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
             self._start()
 
     def __exit__(self, *_: object) -> None:
+        self._restore_interrupt()
         self.stop()
 
     def ignore_first(self) -> None:
-        """From now on, ignore the first SIGTERM, even if the program handles it."""
+        """From now on, ignore the first SIGTERM and the first Ctrl-C, even if the program handles them."""
         self._raises = False
+        if callable(interrupt := signal.getsignal(signal.SIGINT)):
+            self._interrupt_handler = interrupt
+            signal.signal(signal.SIGINT, self._ignore_interrupt)
         handler = signal.getsignal(signal.SIGTERM)
         if callable(handler) and handler != self._terminate:  # the program's own
             self.stop()
             self._handler = handler
             self._start()
+
+    def _ignore_interrupt(self, *_: object) -> None:
+        self._restore_interrupt()
+        about = "the script has ended, and what was recorded is being read. Ctrl-C again stops that."
+        print(f"\ntorchprof: {about}", file=sys.stderr)
+
+    def _restore_interrupt(self) -> None:
+        if self._interrupt_handler is not None and signal.getsignal(signal.SIGINT) == self._ignore_interrupt:
+            signal.signal(signal.SIGINT, self._interrupt_handler)
 
     def stop(self) -> None:
         """Restore the handler."""

@@ -8,8 +8,9 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from torchprof.analyze.device import short_kernel_name
-from torchprof.analyze.report import Part, ReportTable, phase_cell, printable, report, spaced, stacked
+from torchprof.analyze.report import Part, ReportTable, phase_cell, report, spaced, stacked
 from torchprof.analyze.sentences import about_sums, warnings_below
+from torchprof.errors import printable
 from torchprof.run import formats
 from torchprof.run.collectives import Collective, collective_of, shows_collective
 from torchprof.run.formats import UNKNOWN, Bound, Cell, Figure, ReportCell, format_number, format_time

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from statistics import median
 
 from torchprof.analyze import report as reporting
-from torchprof.analyze.report import ReportTable, Section, TableRow, printable, report, spaced, stacked, time_cell
+from torchprof.analyze.report import ReportTable, Section, TableRow, report, spaced, stacked, time_cell
 from torchprof.analyze.sentences import warnings_below
+from torchprof.errors import printable
 from torchprof.ranks.pipeline import OnePipeline, ReplicaPipelines, StageTimes
 from torchprof.ranks.pipeline_bubble import FEW_STEPS, Bubble, Judged, SlowStages, judged_pipelines
 from torchprof.run import formats

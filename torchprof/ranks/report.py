@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from torchprof.analyze import report as reporting
 from torchprof.analyze.columns import Column, column_called
-from torchprof.analyze.report import ReportTable, Section, TableRow, phase_cell, printable, report, spaced, stacked
+from torchprof.analyze.report import ReportTable, Section, TableRow, phase_cell, report, spaced, stacked
 from torchprof.analyze.sentences import lacks_ranks, warnings_of
+from torchprof.errors import printable
 from torchprof.ranks import Balance, balance_of
 from torchprof.ranks.compared import IN_NO_OP, OneCollective, OneLayer, OneRank, OverRanks, Times
 from torchprof.ranks.pipeline import stages_of

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import ceil
 
-from torchprof.analyze.report import name_of_layer, printable
+from torchprof.analyze.report import name_of_layer
 from torchprof.analyze.sentences import about_missing_ranks
+from torchprof.errors import printable
 from torchprof.ranks import Balance, balance_of
 from torchprof.ranks.compared import IN_NO_OP, Times
 from torchprof.ranks.pipeline_bubble import judged_pipelines

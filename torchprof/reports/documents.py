@@ -15,10 +15,10 @@ from tabulate import tabulate, tabulate_formats
 
 from torchprof.analyze.layer_reports import tree
 from torchprof.analyze.layers import fitting_depth
-from torchprof.analyze.report import HOT, Part, ReportTable, Section, TableRow, printable, report, tables_and_sentences
+from torchprof.analyze.report import HOT, Part, ReportTable, Section, TableRow, report, tables_and_sentences
 from torchprof.comparison.diff import Diff
 from torchprof.comparison.table import changes_of_layers, changes_of_run, diff_headline, table_of
-from torchprof.errors import TorchprofError, suggest
+from torchprof.errors import TorchprofError, printable, printable_lines, suggest
 from torchprof.first_screen.overview import overview
 from torchprof.run.formats import format_time
 from torchprof.run.processes import paused_gc
@@ -42,15 +42,14 @@ def text_of(part: Part, tablefmt: str | None = None) -> str:
     if isinstance(part, Section):
         return part.separator.join(text_of(inner, tablefmt) for inner in part.parts)
     if isinstance(part, str):
-        return part
+        return printable_lines(part)
     if part.text is not None:
-        return part.text
+        return printable_lines(part.text)
+    headings = [*map(printable, part.headings)]
     if tablefmt is None:
-        return _own_table(part.headings, [_painted(row, part) if part.in_color else _texts(row) for row in part.rows])
+        return _own_table(headings, [_painted(row, part) if part.in_color else _texts(row) for row in part.rows])
     rows = [*map(_texts, part.rows)]
-    return str(
-        tabulate(rows, part.headings, checked_tablefmt(tablefmt), disable_numparse=True, preserve_whitespace=True)
-    )
+    return str(tabulate(rows, headings, checked_tablefmt(tablefmt), disable_numparse=True, preserve_whitespace=True))
 
 
 def checked_tablefmt(tablefmt: str | None) -> str | None:
@@ -61,7 +60,7 @@ def checked_tablefmt(tablefmt: str | None) -> str | None:
 
 
 def _texts(row: TableRow) -> list[str]:
-    return [row.first, *map(str, row.cells[1:])]
+    return [*map(printable, (row.first, *map(str, row.cells[1:])))]
 
 
 def _painted(row: TableRow, table: ReportTable) -> list[str]:
@@ -118,7 +117,7 @@ def terminal_width() -> int:
 _ESCAPES = {ord(char): f"\\{char}" for char in "\\`*_[]<>|~&#$"} | {ord("@"): "@<!-- -->"}
 """A backslash escapes these characters. GitHub reads a user's name after "@" even if that is escaped, so an empty
 comment separates them."""
-_BEFORE_A_BAR = re.compile(r"(\\*)\|")  # a bar ends the cell even inside code, unless it is escaped
+_BEFORE_A_BAR = re.compile(r"(?<!\\)(\\*)\|")  # a bar ends the cell even inside code, unless it is escaped
 
 
 @report("markdown", "the tree for pull requests and issues", suffix=".md")

@@ -11,7 +11,7 @@ from itertools import starmap
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from torchprof.errors import TorchprofError
+from torchprof.errors import TorchprofError, printable
 from torchprof.run.collectives import Unfinished, UnfinishedPart
 from torchprof.run.formats import Numbers, ranks_in_words
 from torchprof.run.layers import Layer, Layers
@@ -83,7 +83,7 @@ class Run:
     def __repr__(self) -> str:
         counts = [(len(self.layers), "layer"), (len(self.rows), "row")]
         shown = ", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for count, noun in counts)
-        return f"<Run of {', '.join(self.meta.model) or 'a trace'}: {shown}>"
+        return printable(f"<Run of {', '.join(self.meta.model) or 'a trace'}: {shown}>")
 
     @property
     def meta(self) -> Meta:

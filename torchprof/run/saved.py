@@ -78,9 +78,8 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         with path.open("wb") as file:
             yield file
         return
-    host = re.sub(r"[^\w-]", "_", platform.node()) or "_"
-    _remove_parts(path, host)
-    written = path.with_name(f".{path.name}.{host}-{os.getpid()}-{token_hex(4)}.part")
+    _remove_parts(path)
+    written = path.with_name(f".{path.name}.{_host()}-{os.getpid()}-{token_hex(4)}.part")
     try:
         with written.open("wb") as file:
             yield file
@@ -90,12 +89,17 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def _remove_parts(path: Path, host: str) -> None:
+def _host() -> str:
+    """The name of this machine as a part of the name of a file."""
+    return re.sub(r"[^\w-]", "_", platform.node()) or "_"
+
+
+def _remove_parts(path: Path) -> None:
     """Remove what processes of this machine that no longer exist have left of this file."""
     with suppress(OSError):
         for file in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
             match = _PART.fullmatch(file.name)
-            if match and (match["name"], match["host"]) == (path.name, host) and not _exists(int(match["process"])):
+            if match and (match["name"], match["host"]) == (path.name, _host()) and not _exists(int(match["process"])):
                 file.unlink(missing_ok=True)
 
 
@@ -311,8 +315,11 @@ def _add_to_job(run: Run, folder: Path) -> None:
             f"This run is of {ranks_in_words(meta.rank for meta in run.metas)}, and {folder} is for the run of each "
             "rank, as it was recorded. Save those, or this one as a file: run.parquet or run.json.gz."
         )
-    make_room(folder, run.meta.rank, run.meta.world_size, run.meta.job)
+    rank, size, job = run.meta.rank, run.meta.world_size, run.meta.job
+    make_room(folder, rank, size, job)
     with ExitStack() as stack:  # which closes the last one first: the files get their names in the order of the tables
+        stack.enter_context(_claimed(_file_of(folder, _RANKS, rank), rank))
+        make_room(folder, rank, size, job)  # again: another process may have saved the rank meanwhile
         for name, table_of in reversed(_TABLES.items()):
             write_table(table_of(run), stack.enter_context(whole_file(_file_of(folder, name, run.meta.rank))))
 
@@ -329,6 +336,27 @@ def make_room(folder: Path, rank: int, world_size: int = 1, job: str = "") -> No
             f"{folder} has rank {rank} already. Save another job to another folder; to replace the rank, remove "
             f"{_file_of(folder, _RANKS, rank)} first."
         )
+
+
+@contextmanager
+def _claimed(file: Path, rank: int) -> Iterator[None]:
+    """The rank is this process's to save until the block ends. Raises TorchprofError if another process has it."""
+    claim, mine = file.with_suffix(".claim"), f"{_host()}-{os.getpid()}"
+    with suppress(OSError):  # of a process that was killed
+        host, _, process = claim.read_text().rpartition("-")
+        if host == _host() and process.isdecimal() and not _exists(int(process)):
+            claim.unlink(missing_ok=True)
+    try:
+        with claim.open("x") as opened:
+            opened.write(mine)
+    except FileExistsError:
+        raise TorchprofError(
+            f"Another process saves rank {rank} to {file.parent.parent} just now. If none does, remove {claim}."
+        ) from None
+    try:
+        yield
+    finally:
+        claim.unlink(missing_ok=True)
 
 
 def _check_job(folder: Path, rank: int, world_size: int, job: str) -> None:

@@ -7,6 +7,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -27,6 +28,7 @@ _NOT_IN_TRACES = ("params", "trainable_params", "param_bytes", "buffers", "buffe
 """The fields of a layer that only the model knows."""
 _BOOKKEEPING = (OPTIMIZER_STEP, ZERO_GRAD, LOADING, FSDP_RANGE, "c10d:")  # ranges of torch, which belong to no model
 _NUMBER = re.compile(r"\d+")
+_MOST_NUMBERS = 16  # that are looked at in a name: each takes the time of the whole name
 _TIME = re.compile(
     r"(step|iter|iteration|epoch|batch|sample|token|request|chunk|frame|run|trial|call|round)s?[^a-z]*$", re.IGNORECASE
 )
@@ -199,7 +201,7 @@ def _nearest_kept(
 
 def _folded(names: Sequence[str]) -> dict[str, str]:
     """The layer of each range, by name, with N for each number that only counts: "step N" for "step 17"."""
-    counts = Counter(_text_around(number) for name in set(names) for number in _NUMBER.finditer(name))
+    counts = Counter(_text_around(number) for name in set(names) for number in _numbers_in(name))
 
     def is_counter(around: tuple[str, str]) -> bool:
         return counts[around] > (_MANY_TIMES if _TIME.search(around[0]) else _MANY_PARTS)
@@ -207,11 +209,15 @@ def _folded(names: Sequence[str]) -> dict[str, str]:
     folded = {}
     for name in names:
         fold = name
-        for number in reversed([*_NUMBER.finditer(name)]):  # the last first, so that the others stay where they are
+        for number in reversed(_numbers_in(name)):  # the last first, so that the others stay where they are
             if is_counter(_text_around(number)):
                 fold = f"{fold[: number.start()]}N{fold[number.end() :]}"
         folded[name] = fold
     return folded
+
+
+def _numbers_in(name: str) -> list[re.Match[str]]:
+    return [*islice(_NUMBER.finditer(name), _MOST_NUMBERS)]
 
 
 def _text_around(number: re.Match[str]) -> tuple[str, str]:

@@ -11,7 +11,8 @@ from operator import attrgetter
 from typing import Any
 
 from torchprof.analyze.memory import about_peak, samples_by_device
-from torchprof.analyze.report import QUESTIONS, Part, ReportTable, TableRow, printable, stacked, tables_and_sentences
+from torchprof.analyze.report import QUESTIONS, Part, ReportTable, TableRow, stacked, tables_and_sentences
+from torchprof.errors import printable
 from torchprof.ranks import balance_of
 from torchprof.ranks.compared import IN_NO_OP, OneLayer, OverRanks
 from torchprof.ranks.pipeline import OnePipeline
