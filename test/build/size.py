@@ -38,7 +38,7 @@ class Feature(NamedTuple):
 FEATURES = {
     "run": Feature(
         "the run as a value: layers, rows, sums, warnings, its file",
-        "run/ run/saved:whole_file analyze/sentences analyze/warnings",
+        "run/ analyze/sentences analyze/warnings",
         "run/ analyze/test_warning_texts build/messages",
         "run-file warnings",
     ),

@@ -33,6 +33,7 @@ from torchprof.run.measures import FIELDS
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
 from torchprof.run.saved import JobFolder
+from torchprof.run.whole_file import host
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("duckdb")
@@ -466,6 +467,6 @@ def test_what_a_killed_process_claimed_is_free(ranks: list[Run], tmp_path: Path)
     claim.write_text(f"elsewhere-{killed.pid}")
     with pytest.raises(TorchprofError, match=r"Another process saves rank 0 .* remove .*rank-000000\.claim"):
         ranks[0].save(f"{tmp_path}/job/")
-    claim.write_text(f"{job_folder._host()}-{killed.pid}")
+    claim.write_text(f"{host()}-{killed.pid}")
     ranks[0].save(f"{tmp_path}/job/")
     assert torchprof.open_job(tmp_path / "job").ranks == (0, 1) and not claim.exists()

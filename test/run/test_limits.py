@@ -18,9 +18,9 @@ from build.trace_files import trace_event, write
 
 import torchprof
 from torchprof import TorchprofError
-from torchprof.run import saved
 from torchprof.run.file import MOST_UNPACKED
-from torchprof.run.formats import Numbers, numbers_in_words
+from torchprof.run.formats import NumberRanges, numbers_in_words
+from torchprof.run.whole_file import host
 from torchprof.traces.json_text import JsonText
 
 RUN = run_of([row(0, cpu_ns=100), row(1, op("aten::mm"), calls=2, cpu_ns=4_000)])
@@ -49,14 +49,14 @@ def test_the_size_of_a_job_takes_no_memory(size: int, tmp_path: Path) -> None:
     for path in (trace, changed(tmp_path, world_size=size)):
         command = [sys.executable, "-c", _LIMITED, str(path)]
         said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
-        assert said.rstrip().endswith(f"<{numbers_in_words(Numbers.below(size, [0]))}> {size - 1}")
+        assert said.rstrip().endswith(f"<{numbers_in_words(NumberRanges.below(size, [0]))}> {size - 1}")
 
 
 def test_numbers_as_ranges() -> None:
-    numbers = Numbers.below(9, [2, 3, 8, 20])
+    numbers = NumberRanges.below(9, [2, 3, 8, 20])
     assert [*numbers] == [0, 1, 4, 5, 6, 7] and numbers == (0, 1, 4, 5, 6, 7) != numbers.ranges
     assert len(numbers) == 6 and 4 in numbers and 8 not in numbers and numbers[2] == 4
-    assert numbers_in_words(numbers) == "0, 1 and 4 to 7" and not Numbers.below(3, range(3))
+    assert numbers_in_words(numbers) == "0, 1 and 4 to 7" and not NumberRanges.below(3, range(3))
 
 
 @pytest.mark.parametrize("value", [{"rank": 10**30}, {"wall_ns": 10**400}, {"steps": 2**63}, {"world_size": 2**63}])
@@ -180,12 +180,11 @@ def test_a_full_disk_leaves_the_old_file_or_the_new_one(
 def test_what_a_killed_process_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
     killed = subprocess.Popen([sys.executable, "-c", ""])
     killed.wait(60)
-    host = saved.re.sub(r"[^\w-]", "_", saved.platform.node()) or "_"
     names = {
-        "dead": f".run.json.{host}-{killed.pid}-0123abcd.part",
-        "alive": f".run.json.{host}-{os.getpid()}-0123abcd.part",
+        "dead": f".run.json.{host()}-{killed.pid}-0123abcd.part",
+        "alive": f".run.json.{host()}-{os.getpid()}-0123abcd.part",
         "elsewhere": f".run.json.other-{killed.pid}-0123abcd.part",
-        "another": f".run2.json.{host}-{killed.pid}-0123abcd.part",
+        "another": f".run2.json.{host()}-{killed.pid}-0123abcd.part",
     }
     for name in names.values():
         (tmp_path / name).touch()

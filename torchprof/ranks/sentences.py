@@ -16,7 +16,7 @@ from torchprof.ranks.pipeline_report import about_pipeline
 from torchprof.ranks.significance import CLEARLY_SLOWER
 from torchprof.ranks.slow import PARTS, Difference, Late, Slow
 from torchprof.run.collectives import Entered, Unfinished
-from torchprof.run.formats import UNKNOWN, Numbers, format_time, ranks_in_words
+from torchprof.run.formats import UNKNOWN, NumberRanges, format_time, ranks_in_words
 from torchprof.run.measures import SampleKey
 from torchprof.run.merge import merge
 from torchprof.run.meta import RunWarning
@@ -330,7 +330,7 @@ def with_comparison(run: Run, comparison: Run) -> Run:
         count=len(comparison.metas),
         verdict=" ".join([*about_hang(comparison), verdict_on_ranks(comparison)[1]]),
         ranks=tuple(meta.rank for meta in run.metas),
-        missing=tuple((ranks[0], ranks[-1]) for ranks in Numbers.of(comparison.missing_ranks).ranges),
+        missing=tuple((ranks[0], ranks[-1]) for ranks in NumberRanges.of(comparison.missing_ranks).ranges),
         slow=slow,
         late=late,
         may_be_chance=balance.slow is not None and balance.slow.may_be_chance,

@@ -17,7 +17,8 @@ from torchprof.errors import TorchprofError, suggest
 from torchprof.reports.documents import checked_tablefmt, text_of
 from torchprof.run.processes import paused_gc
 from torchprof.run.run import ReportText, Run
-from torchprof.run.saved import names_job_folder, whole_file, write
+from torchprof.run.saved import names_job_folder, write
+from torchprof.run.whole_file import whole_file
 
 _FIRST = "overview"  # in the list of reports
 _TABLEFMT = "tablefmt"  # the option of all reports that only changes how they look

@@ -162,14 +162,14 @@ FORMATS: Mapping[Unit, Callable[[float], ReportCell]] = {
 """The format of a value by its unit. Values may be means over calls, and so no integers."""
 
 
-class Numbers(Sequence[int]):
+class NumberRanges(Sequence[int]):
     """Different whole numbers, ascending, as ranges: a job of a million ranks takes no more memory than one of two."""
 
     def __init__(self, ranges: Iterable[range]) -> None:
         self.ranges = tuple(filter(len, ranges))
 
     @classmethod
-    def of(cls, numbers: Iterable[int]) -> Numbers:
+    def of(cls, numbers: Iterable[int]) -> NumberRanges:
         if isinstance(numbers, cls):
             return numbers
         ordered = enumerate(sorted(set(numbers)))
@@ -178,7 +178,7 @@ class Numbers(Sequence[int]):
         return cls(range(row[0], row[-1] + 1) for row in rows)
 
     @classmethod
-    def below(cls, size: int, without: Iterable[int]) -> Numbers:
+    def below(cls, size: int, without: Iterable[int]) -> NumberRanges:
         """The numbers from 0 up to ``size`` that are not ``without``."""
         ends = [-1, *sorted({number for number in without if 0 <= number < size}), size]
         return cls(range(last + 1, end) for last, end in pairwise(ends))
@@ -206,14 +206,14 @@ class Numbers(Sequence[int]):
 
 def ranks_in_words(ranks: Iterable[int], noun: str = "rank") -> str:
     """As in "rank 2", "ranks 2 and 5" and "ranks 0 to 3, 5 and 7"."""
-    numbers = Numbers.of(ranks)
+    numbers = NumberRanges.of(ranks)
     return f"{noun}{'' if len(numbers) == 1 else 's'} {numbers_in_words(numbers)}"
 
 
 def numbers_in_words(numbers: Iterable[int]) -> str:
     """As in "2", "2 and 5" and "0 to 3, 5 and 7"."""
     words: list[str] = []
-    for row in Numbers.of(numbers).ranges:
+    for row in NumberRanges.of(numbers).ranges:
         words += [f"{row[0]} to {row[-1]}"] if len(row) > 2 else map(str, row)
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchprof.errors import TorchprofError, printable
 from torchprof.run.collectives import Unfinished, UnfinishedPart
-from torchprof.run.formats import Numbers, ranks_in_words
+from torchprof.run.formats import NumberRanges, ranks_in_words
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import Lockstep, LockstepKey, LockstepPart
 from torchprof.run.measures import FIELDS, NO_COST, Cost, SampleKey, SamplesPart, Spread, sum_of_costs
@@ -119,7 +119,7 @@ class Run:
     def missing_ranks(self) -> Sequence[int]:
         """The ranks of the job that are not in this run; empty if the size of the job is unknown."""
         size = max(meta.world_size for meta in self.metas)
-        return Numbers.below(size, (meta.rank for meta in self.metas)) if size > 1 else ()
+        return NumberRanges.below(size, (meta.rank for meta in self.metas)) if size > 1 else ()
 
     def of_rank(self, rank: int) -> Run:
         """The run of one rank: its layers as they are in this run, its figures, and the timeline if it is of this rank.

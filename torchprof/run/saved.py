@@ -6,7 +6,6 @@ import glob
 import gzip
 import json
 import os
-import platform
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -14,8 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from secrets import token_hex
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from torchprof.errors import TorchprofError, some
 from torchprof.run.file import (
@@ -43,6 +41,7 @@ from torchprof.run.lockstep import NOT_RECORDED, WORK, LockstepKey
 from torchprof.run.merge import merge
 from torchprof.run.processes import check_processes, in_processes, paused_gc
 from torchprof.run.run import Run
+from torchprof.run.whole_file import exists, host, whole_file
 from torchprof.run.words import phase_of
 
 if TYPE_CHECKING:
@@ -64,58 +63,9 @@ def write(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
             write_json(run, file, strip=strip, zipped=path.suffix == ".gz")
 
 
-_PART = re.compile(r"\.(?P<name>.+)\.(?P<host>[\w-]+)-(?P<process>\d+)-[0-9a-f]{8}\.part")
-"""The names of files that are being written: the final name, the machine, the process, and a random number."""
-
-
-@contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, under another name until the block ends: then it replaces ``path``, which is the old file or the
-    new one at any time. An error removes it. Those that a process of this machine left when it was killed are removed.
-    A pipe or a terminal is written directly. Raises OSError like ``open``."""
-    path = Path(os.path.realpath(path))  # write to the target of a link
-    if path.exists() and not path.is_file():
-        with path.open("wb") as file:
-            yield file
-        return
-    _remove_parts(path)
-    written = path.with_name(f".{path.name}.{_host()}-{os.getpid()}-{token_hex(4)}.part")
-    try:
-        with written.open("wb") as file:
-            yield file
-        written.replace(path)
-    except BaseException:
-        written.unlink(missing_ok=True)
-        raise
-
-
-def _host() -> str:
-    """The name of this machine as a part of the name of a file."""
-    return re.sub(r"[^\w-]", "_", platform.node()) or "_"
-
-
-def _remove_parts(path: Path) -> None:
-    """Remove what processes of this machine that no longer exist have left of this file."""
-    with suppress(OSError):
-        for file in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
-            match = _PART.fullmatch(file.name)
-            if match and (match["name"], match["host"]) == (path.name, _host()) and not _exists(int(match["process"])):
-                file.unlink(missing_ok=True)
-
-
-def _exists(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):  # of another user, or no such number: leave its file alone
-        return True
-    return True
-
-
 def _content_of(path: str | PathLike[str]) -> bytes:
     """Raises TorchprofError for anything but a file: reading a device or a pipe may never end."""
-    if (path := Path(path)).exists() and not path.is_file():
+    if (path := Path(path)).exists() and not (path.is_file() or path.is_dir()):
         raise TorchprofError(f"{path} is not a file: a run is read from a file that `run.save` wrote.")
     return path.read_bytes()
 
@@ -341,10 +291,10 @@ def make_room(folder: Path, rank: int, world_size: int = 1, job: str = "") -> No
 @contextmanager
 def _claimed(file: Path, rank: int) -> Iterator[None]:
     """The rank is this process's to save until the block ends. Raises TorchprofError if another process has it."""
-    claim, mine = file.with_suffix(".claim"), f"{_host()}-{os.getpid()}"
+    claim, mine = file.with_suffix(".claim"), f"{host()}-{os.getpid()}"
     with suppress(OSError):  # of a process that was killed
-        host, _, process = claim.read_text().rpartition("-")
-        if host == _host() and process.isdecimal() and not _exists(int(process)):
+        machine, _, process = claim.read_text().rpartition("-")
+        if machine == host() and process.isdecimal() and not exists(int(process)):
             claim.unlink(missing_ok=True)
     try:
         with claim.open("x") as opened:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from torchprof.errors import some
-from torchprof.run.formats import Numbers, format_time, ranks_in_words
+from torchprof.run.formats import NumberRanges, format_time, ranks_in_words
 from torchprof.run.words import COMPILE_IN_BLOCK, LAUNCHED_BEFORE, WHY_UNKNOWN
 
 Fact = Any
@@ -208,7 +208,7 @@ def ranks_chosen(
     """``ranks``: those in the run. ``missing``: those that gave no run, as the first and the last of each range, or one
     by one, as in old files. The others are for the report "ranks"."""
     ranges = [(each, each) if isinstance(each, int) else each for each in missing]
-    without = Numbers(range(first, last + 1) for first, last in ranges)
+    without = NumberRanges(range(first, last + 1) for first, last in ranges)
     absent = f" {ranks_in_words(without).capitalize()} gave no run." if without else ""
     rest = f"{ranks_in_words(ranks)} {'is' if len(ranks) == 1 else 'are'} in this run, with all figures"
     why = ": stragglers, and some others" if {*slow, *late}.intersection(ranks) else ""
