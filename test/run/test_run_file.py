@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import json
 import tempfile
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from build.examples import examples
+from build.hand_made import row, run_of
 from build.models import Mlp
 from build.places import DATA
 from build.random_runs import runs
@@ -21,8 +23,11 @@ from torch import nn
 
 import torchprof
 from torchprof import TorchprofError
-from torchprof.run.meta import CompiledRegion
+from torchprof.run.file import json_of_run
+from torchprof.run.meta import CompiledRegion, RunWarning
+from torchprof.run.rows import Around
 from torchprof.run.run import Run
+from torchprof.run.words import FORWARD, OUTSIDE, Frame, FrameKind, Signature, SourceLine
 
 SAVED = DATA / "run-schema-3.json"
 
@@ -180,8 +185,34 @@ def test_strip_removes_only_names_of_machines_and_scripts(run: Run) -> None:
         assert "x.py" not in path.read_text(encoding="utf-8")
         loaded = torchprof.load(path)
     assert loaded != run
-    assert replace(loaded, metas=run.metas) == run
-    assert replace(run.meta, machine="", script="") == loaded.meta
+    assert replace(loaded, metas=run.metas) == replace(run, rows=run.rows.without_source())
+    assert replace(run.meta, machine="", script="", warnings=loaded.meta.warnings) == loaded.meta
+
+
+@pytest.mark.parametrize("name", ["run.json", "run.json.gz", "run.parquet", "job/"])
+def test_a_stripped_run_names_no_file_and_no_function(name: str, tmp_path: Path) -> None:
+    """In sampled lines, in source lines of operators, also around a layer, in warnings; the sums stay."""
+    if name in ("run.parquet", "job/"):
+        pytest.importorskip("pyarrow")
+    calls = [Signature(((2, 3),), ("float",), (), (f"secret.py({line}): secret_function",)) for line in (3, 9)]
+    ops = [Frame(FrameKind.OP, "aten::mm", signature) for signature in calls]
+    sampled = Frame(FrameKind.PYTHON, SourceLine("secret_folder/secret.py", 7, "secret_function", "secret_call"))
+    around = Around(0, FORWARD, (ops[0],))
+    rows = [row(1, op, calls=2, cpu_ns=4_000, within=(around,)) for op in ops]
+    run = run_of([row(0, cpu_ns=100), *rows, row(OUTSIDE, sampled, calls=3), row(OUTSIDE, cpu_ns=50)])
+    warned = RunWarning.of("trace_left_out", file="secret.json", why="secret.json is cut")
+    run = replace(run, metas=(replace(run.meta, machine="secret", script="secret.py", warnings=(warned,)),))
+    run.save(f"{tmp_path}/{name}", strip=True)
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    contents = b"".join(
+        gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes() for file in files
+    )
+    assert b"secret" not in contents
+    loaded = torchprof.load(tmp_path / name)
+    assert "secret" not in json_of_run(loaded)
+    for cost in ("cpu_ns", "flops"):
+        assert loaded.rows.total(cost) == run.rows.total(cost)
+    assert loaded.rows.total("calls") == run.rows.total("calls") - 3 and len(loaded.rows) == len(run.rows) - 2
 
 
 @pytest.mark.parametrize("name", ["run.json", "run.json.gz"])

@@ -52,8 +52,8 @@ def json_of_run(run: Run, *, strip: bool = False, computed: Mapping[str, Any] | 
 
 
 def stripped(run: Run) -> Run:
-    """The run without the names of files, machines and jobs."""
-    return replace(run, metas=tuple(meta.stripped() for meta in run.metas))
+    """The run without the names of files, machines and jobs, and without source lines."""
+    return replace(run, metas=tuple(meta.stripped() for meta in run.metas), rows=run.rows.without_source())
 
 
 def write_json(run: Run, file: BinaryIO, *, strip: bool = False, zipped: bool = False) -> None:
@@ -96,7 +96,8 @@ def _content(run: Run, strip: bool) -> Iterator[tuple[str, Any]]:
     yield "format", _FORMAT
     yield "schema", SCHEMA
     yield "holds", f"layer paths, operator and kernel names, shapes, costs; no tensor data{named}"
-    yield "metas", (meta.to_json(warnings) for meta in (stripped(run) if strip else run).metas)
+    run = stripped(run) if strip else run
+    yield "metas", (meta.to_json(warnings) for meta in run.metas)
     yield "stored_warnings", warnings.to_json(run.layers)
     yield "layers", map(fields_of, run.layers)
     yield from run.rows.to_json()
@@ -246,6 +247,7 @@ ParquetTable: TypeAlias = Mapping[str, tuple[str, Sequence[Any]]]
 def write_parquet(run: Run, file: BinaryIO, *, strip: bool = False) -> None:
     """Write a run to an open file: its rows are the columns, everything else is in the metadata of the file. ``strip``
     leaves out the names of files, machines and jobs. Raises TorchprofError without pyarrow."""
+    run = stripped(run) if strip else run
     keys = {name: run.rows.columns[name] for name in Rows.KEYS}
     metadata = BytesIO()
     write_json(replace(run, rows=replace(run.rows, columns=keys)), metadata, strip=strip, zipped=True)

@@ -94,6 +94,10 @@ class Compilation(NamedTuple):
         return self.name.rpartition("/")[2] == "0"
 
 
+_NAMES = frozenset({"file", "where", "reason", "error", "why"})
+"""The facts of warnings that may name files and functions."""
+
+
 @dataclass(frozen=True)
 class Meta:
     """How a rank was recorded.
@@ -205,10 +209,17 @@ class Meta:
         )
 
     def stripped(self) -> Meta:
-        """The same without the names of files, machines and jobs."""
+        """The same without the names of files, machines and jobs, also in warnings."""
         regions = tuple(region._replace(file="") for region in self.regions)
         compilations = tuple(compilation._replace(file="") for compilation in self.compilations)
-        return replace(self, machine="", script="", job="", regions=regions, compilations=compilations)
+        warnings = tuple(
+            replace(
+                warning, facts={name: "(left out)" if name in _NAMES else fact for name, fact in warning.facts.items()}
+            )
+            for warning in self.warnings
+        )
+        nameless = replace(self, machine="", script="", job="", warnings=warnings)
+        return replace(nameless, regions=regions, compilations=compilations)
 
     def to_json(self, warnings: StoredWarnings) -> dict[str, Any]:
         return {**fields_of(self), "warnings": [*map(warnings.number_of, self.warnings)]}

@@ -250,6 +250,25 @@ class Rows(Sequence[Row]):
         columns = {name: array("q", compress(column, chosen)) for name, column in self.columns.items()}
         return replace(self, columns=columns)
 
+    def without_source(self) -> Rows:
+        """Without sampled lines of Python, and without the source lines of operators, which then are the same call."""
+
+        def bare(frames: Iterable[Frame]) -> tuple[Frame, ...]:
+            return tuple(
+                frame if frame.signature is None else frame._replace(signature=frame.signature._replace(stack=()))
+                for frame in frames
+            )
+
+        surroundings = (around.frames for step in self.within for around in step)
+        every = {frame for chain in (*self.frames, *surroundings) for frame in chain}
+        if not any(frame.kind == FrameKind.PYTHON or (frame.signature and frame.signature.stack) for frame in every):
+            return self
+        rows = self.only(frames=lambda frames: not (frames and frames[-1].kind == FrameKind.PYTHON))
+        within = (tuple(around._replace(frames=bare(around.frames)) for around in step) for step in rows.within)
+        tables = {**rows.tables, "frames": tuple(map(bare, rows.frames)), "within": tuple(within)}
+        nothing = rows_of_lines(self.layers, {})
+        return compacted(self.layers, rows.columns, tables).added(nothing)
+
     @property
     def of_recording(self) -> Rows:
         """Without device work that was launched before the recording began."""
