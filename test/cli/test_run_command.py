@@ -465,9 +465,10 @@ def test_the_script_runs_even_if_its_folder_is_not_writable(tmp_path: Path) -> N
     assert done.stdout.splitlines()[-1].startswith("Not written: script.torchprof.json: Permission denied.")
 
 
-def test_a_run_that_cannot_be_saved_is_shown(tmp_path: Path) -> None:
-    done = run(tmp_path, "-o", "taken.json", script(tmp_path, "model(x)\nos.mkdir('taken.json')\nsys.exit(6)"))
-    assert done.returncode == 6 and "Where the time goes" in done.stdout
+@pytest.mark.parametrize("ends, code", [("", 2), ("\nsys.exit(6)", 6)])
+def test_a_run_that_cannot_be_saved_is_shown(ends: str, code: int, tmp_path: Path) -> None:
+    done = run(tmp_path, "-o", "taken.json", script(tmp_path, f"model(x)\nos.mkdir('taken.json'){ends}"))
+    assert done.returncode == code and "Where the time goes" in done.stdout
     assert done.stdout.splitlines()[-1] == ("Not written: taken.json: Is a directory. Choose another place: -o FILE.")
 
 

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 INTERRUPTED = 128 + signal.SIGINT
 """The exit code after Ctrl-C."""
 
-_NOT_WRITTEN = 2
+NOT_WRITTEN = 2
+"""The exit code if a file could not be written."""
 _PLACES_SHOWN = 5
 _LAYERS_SHOWN = 50
 _OPERATORS_SHOWN = 12
@@ -199,7 +200,7 @@ def write_files(export: Callable[[str], None], arguments: argparse.Namespace) ->
     failures = [write_file(export, file, file) for file in arguments.output]
     for file, failure in zip(arguments.output, failures):
         print(failure or f"Written: {file}.", file=sys.stderr)
-    return _NOT_WRITTEN if any(failures) else 0
+    return NOT_WRITTEN if any(failures) else 0
 
 
 def write_file(export: Callable[[str], None], path: str, name: str) -> str:

@@ -8,13 +8,14 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import torchprof
 from torchprof.analyze.report import ReportTable
 from torchprof.cli.options import Commands, add_options, add_output_option, check_output, wants_timeline, whole_number
-from torchprof.cli.output import in_color, section, sections_of, with_legend, write_file
+from torchprof.cli.output import NOT_WRITTEN, in_color, section, sections_of, with_legend, write_file
 from torchprof.encoding import error_handler_for
 from torchprof.errors import TorchprofError
 from torchprof.reports import PARQUET_RUN, format_of
@@ -123,6 +124,8 @@ def execute(arguments: argparse.Namespace) -> NoReturn:
         written = [failure or _written(file, world_size) for file, failure in failures.items()]
         sections = _sections(program.run, ending, script, arguments, files, in_color(stdout))
         _print_report(sections, written, stdout)
+    if arguments.output and any(failures.values()):
+        ending = replace(ending, code=ending.code or NOT_WRITTEN)
     ending.end()
 
 
