@@ -18,8 +18,7 @@ from torch import nn
 
 import torchprof
 from torchprof import Profile, TorchprofError
-from torchprof.analyze.report import ReportTable
-from torchprof.reports.documents import text_of
+from torchprof.reports.documents import _own_table
 from torchprof.run.layers import Layer
 from torchprof.run.meta import Meta
 from torchprof.run.rows import Around
@@ -145,9 +144,7 @@ def test_labels_are_between_a_layer_and_its_operators(golden: Callable[..., None
     [("abc", 3), ("└── ≥ 3µs", 9), ("卷积", 4), ("ｆｃ", 4), ("컨볼루션", 8), ("\033[38;5;196m卷积\033[0m", 4)],
 )
 def test_columns_leave_room_for_wide_letters_and_none_for_colors(text: str, width: int) -> None:
-    first, line, row_of_text, other = text_of(
-        ReportTable.of_cells(["A", "B"], [[text, "1"], ["x" * 9, "2"]])
-    ).splitlines()
+    first, line, row_of_text, other = _own_table(["A", "B"], [[text, "1"], ["x" * 9, "2"]]).splitlines()
     assert (first, line, other) == ("A         | B", "----------|--", "x" * 9 + " | 2")
     assert row_of_text == text + " " * (9 - width) + " | 1"
 

@@ -203,3 +203,18 @@ def test_a_name_of_many_numbers_or_backslashes_takes_linear_time(tmp_path: Path)
     }
     slashes = run_of([row(0, label("\\" * 100_000 + "|"), cpu_ns=100)])
     assert "\\" * 100_000 in slashes.report("markdown")
+
+
+@pytest.mark.parametrize(
+    "header", ['"x":[0' + ",0" * 600_000 + "]", ",".join(f'"k{n}":"{"a" * 100_000}"' for n in range(12))]
+)
+def test_a_header_that_is_too_large_is_refused(header: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = json.dumps([traced_op("aten::mm", 1, 1)])
+    with gzip.open(tmp_path / "t.json.gz", "wt") as file:
+        file.write(f'{{{header},"traceEvents":{events}}}')
+    assert torchprof.from_trace(tmp_path / "t.json.gz").rows
+    monkeypatch.setenv(MOST_UNPACKED, "1000000")
+    with pytest.raises(
+        TorchprofError, match=r"t\.json\.gz has \S+ \wB or more when it is unpacked, and the limit is 976\.56 KB"
+    ):
+        torchprof.from_trace(tmp_path / "t.json.gz")

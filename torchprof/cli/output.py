@@ -153,7 +153,9 @@ def sections_of(
     if arguments.subcommand != "run" and any(spread.count > 1 for spread in run.samples.values()):
         yield section("One forward call, CPU time", _without_warnings(run, "calls", depth=depth))
     if run.meta.environment:
-        yield section("Recorded on", "\n".join(f"  {name:<8} {value}" for name, value in run.meta.environment))
+        yield section(
+            "Recorded on", "\n".join(printable(f"  {name:<8} {value}") for name, value in run.meta.environment)
+        )
 
 
 def _without_warnings(run: torchprof.Run, report: str, **options: Any) -> Part:

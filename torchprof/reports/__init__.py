@@ -12,7 +12,7 @@ from pathlib import Path
 from pkgutil import walk_packages
 from typing import Any, Literal, TypeAlias
 
-from torchprof.analyze.report import OPTIONS, QUESTIONS, REPORTS, Part, Report
+from torchprof.analyze.report import OPTIONS, QUESTIONS, REPORTS, Part, Report, Section
 from torchprof.errors import TorchprofError, suggest
 from torchprof.reports.documents import checked_tablefmt, text_of
 from torchprof.run.processes import paused_gc
@@ -66,8 +66,10 @@ def render(name: str | None, value: object, options: Mapping[str, Any], *, of: R
         reports = _list_of_reports(of)
         return ReportText(reports, "reports", reports)
     content = content_of(name, value, options, of=of)
-    text = text_of(content, checked_tablefmt(options.get(_TABLEFMT)))
-    return ReportText(text, name, content if known(of)[name].answers else None)
+    if not known(of)[name].answers:  # the text of a file
+        return ReportText(str(content), name, None)
+    text = text_of(Section([content]), checked_tablefmt(options.get(_TABLEFMT)))
+    return ReportText(text, name, content)
 
 
 def content_of(name: str, value: object, options: Mapping[str, Any], *, of: Reported = "run") -> Part:

@@ -38,11 +38,13 @@ _COLOR = re.compile(r"\033\[[\d;]*m")
 
 
 def text_of(part: Part, tablefmt: str | None = None) -> str:
-    """A report, or a part of one, as text. ``tablefmt``: see ``checked_tablefmt``."""
+    """A report, or a part of one, as text. A name in it cannot command a terminal, except in a ``part`` that is text
+    already. ``tablefmt``: see ``checked_tablefmt``."""
     if isinstance(part, Section):
-        return part.separator.join(text_of(inner, tablefmt) for inner in part.parts)
+        texts = (printable_lines(inner) if isinstance(inner, str) else text_of(inner, tablefmt) for inner in part.parts)
+        return part.separator.join(texts)
     if isinstance(part, str):
-        return printable_lines(part)
+        return part
     if part.text is not None:
         return printable_lines(part.text)
     headings = [*map(printable, part.headings)]

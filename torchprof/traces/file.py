@@ -18,6 +18,7 @@ from typing import Any
 
 from torchprof.attribute.launches import mesh_of_groups
 from torchprof.errors import TorchprofError
+from torchprof.run.file import most_unpacked, refuse_unpacked
 from torchprof.run.meta import Meta, RunWarning
 from torchprof.traces.json_text import SEPARATOR, JsonText, TraceEvent
 from torchprof.version import __version__
@@ -71,7 +72,7 @@ class TraceFile:
         self._read = self._lost = self._first_lost = 0
         with self.path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            for events in self._pieces(JsonText(self._unpacked(file))):
+            for events in self._pieces(JsonText(self._unpacked(file), self.path)):
                 self._read += len(events)
                 if progress and size:  # a pipe has none
                     progress(min(file.tell() / size, 1.0))
@@ -125,13 +126,16 @@ class TraceFile:
     def _top_level(self, text: JsonText) -> Iterator[list[TraceEvent]]:
         """The events in the top-level object, from ``{`` to behind ``}``. Raises EOFError if the file ends before."""
         text.at += 1
-        has_events = False
+        has_events, in_header, most = False, 0, most_unpacked()
         while text.next(SEPARATOR) != "}":
             try:
                 key = text.key()
                 is_list = key == "traceEvents" and text.ahead(1) == "["
                 if not is_list:
+                    begin = text.position
                     value = text.whole_value()
+                    in_header += text.position - begin
+                    refuse_unpacked(self.path, in_header, most)
                     if text.next() not in ",}":
                         raise ValueError("a quote in the value")
                     self.header[key] = value

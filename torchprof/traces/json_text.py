@@ -13,6 +13,8 @@ from contextlib import suppress
 from io import BufferedReader
 from typing import Any, NoReturn
 
+from torchprof.run.file import most_unpacked, refuse_unpacked
+
 _CHUNK = 1 << 16  # bytes that are read at a time: so few that the decoded objects fit into the cache of a core
 _LONGEST = 1 << 24  # characters of an event or a value of the header: if it does not end by then, it is broken
 _LONGEST_GAP = 40  # characters between two events: no writer of traces uses more
@@ -48,11 +50,13 @@ class JsonText:
     """The text of a file that was read and not yet decoded: ``text`` from ``at`` on. ``failure``: why reading stopped
     before the end of the file, "" if it did not."""
 
-    def __init__(self, source: BufferedReader | gzip.GzipFile) -> None:
+    def __init__(self, source: BufferedReader | gzip.GzipFile, path: object = "The file") -> None:
+        """``path``: its name in error messages."""
         self.text = ""
         self.at = 0
         self.failure = ""
         self._source = source
+        self._path, self._most = path, most_unpacked()
         self._decoder: codecs.IncrementalDecoder | None = None
         self._dropped = 0  # characters before ``text``
         self._ended = False
@@ -62,7 +66,8 @@ class JsonText:
         return self._dropped + self.at
 
     def more(self) -> bool:
-        """Read more; False at the end of the file. Each call doubles the text, so that a long value needs few calls."""
+        """Read more; False at the end of the file. Each call doubles the text, so that a long value needs few calls.
+        Raises TorchprofError if one value is larger than a file may be."""
         if self._ended:
             return False
         data = b""
@@ -74,6 +79,7 @@ class JsonText:
         self._dropped += self.at
         self.text = self.text[self.at :] + self._decoder.decode(data, self._ended)
         self.at = 0
+        refuse_unpacked(self._path, len(self.text), self._most)
         return True
 
     def _bytes(self, wanted: int) -> bytes:
