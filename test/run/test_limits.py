@@ -20,6 +20,7 @@ import torchprof
 from torchprof import TorchprofError
 from torchprof.run.file import MOST_UNPACKED
 from torchprof.run.formats import NumberRanges, numbers_in_words
+from torchprof.run.lockstep import Lockstep
 from torchprof.run.whole_file import host
 from torchprof.traces.json_text import JsonText
 
@@ -218,3 +219,14 @@ def test_a_header_that_is_too_large_is_refused(header: str, tmp_path: Path, monk
         TorchprofError, match=r"t\.json\.gz has \S+ \wB or more when it is unpacked, and the limit is 976\.56 KB"
     ):
         torchprof.from_trace(tmp_path / "t.json.gz")
+
+
+def test_how_often_a_collective_ran_takes_no_time() -> None:
+    """The single times that are kept of a sum are chosen among those that were kept, if there are so many."""
+    times = tuple(range(0, 100 * Lockstep.SIZE, 100))
+    some = Lockstep((0,), (10**12,), (10**15,), (0,), times, (0,) * len(times), times)
+    summed = some + some
+    assert summed.counts == (2 * 10**12,) and summed.ns == (2 * 10**15,) and len(summed.times) == Lockstep.SIZE
+    earlier = [number for number in summed.times if number < 10**12]
+    assert {*earlier} <= {*times} and {number - 10**12 for number in summed.times[len(earlier) :]} <= {*times}
+    assert summed.last_ns == tuple(number % 10**12 for number in summed.times)

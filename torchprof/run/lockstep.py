@@ -146,7 +146,8 @@ class Lockstep:
         before, after = self.times or range(count), later.times or range(more)
         ns_by_number = dict(zip(before, self.own_ns))
         ns_by_number.update(zip((count + number for number in after), later.own_ns))
-        if self.times == _sampled(0, count, self.SIZE) and later.times == _sampled(count, more, self.SIZE):
+        is_short = count + more <= _MOST_NUMBERS
+        if is_short and (self.times, later.times) == (_sampled(0, count, self.SIZE), _sampled(count, more, self.SIZE)):
             kept = _kept(count + more, self.SIZE)  # each side has all of its times that are kept of the sum
         else:
             kept = _kept_of_both(count, self.times, more, later.times, self.SIZE)
@@ -224,6 +225,7 @@ NO_LOCKSTEP = Lockstep(ranks=(), counts=(), ns=(), beside_ns=(), last_ns=(), las
 
 _known: dict[tuple[int, int], tuple[int, ...]] = {}  # the last results of ``_kept``, by count and size
 _MOST_KNOWN = 64
+_MOST_NUMBERS = 2**22  # of times, up to which their hashes are computed: a second
 
 
 def _kept(count: int, size: int) -> tuple[int, ...]:
