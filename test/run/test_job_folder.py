@@ -464,9 +464,9 @@ def test_what_a_killed_process_claimed_is_free(ranks: list[Run], tmp_path: Path)
     killed = subprocess.Popen([sys.executable, "-c", ""])
     killed.wait(60)
     claim = tmp_path / "job" / "ranks" / "rank-000000.claim"
-    claim.write_text(f"elsewhere-{killed.pid}")
+    claim.write_text(f"elsewhere-{killed.pid}-0")
     with pytest.raises(TorchprofError, match=r"Another process saves rank 0 .* remove .*rank-000000\.claim"):
         ranks[0].save(f"{tmp_path}/job/")
-    claim.write_text(f"{host()}-{killed.pid}")
+    claim.write_text(f"{host()}-{killed.pid}-0")
     ranks[0].save(f"{tmp_path}/job/")
     assert torchprof.open_job(tmp_path / "job").ranks == (0, 1) and not claim.exists()

@@ -230,3 +230,24 @@ def test_how_often_a_collective_ran_takes_no_time() -> None:
     earlier = [number for number in summed.times if number < 10**12]
     assert {*earlier} <= {*times} and {number - 10**12 for number in summed.times[len(earlier) :]} <= {*times}
     assert summed.last_ns == tuple(number % 10**12 for number in summed.times)
+
+
+def test_what_is_cut_at_the_end_of_a_chunk_is_not_repaired(tmp_path: Path) -> None:
+    """A word that may go on ("Inf" of "Infinity"), and a string that ends behind a backslash: 64 KiB are read first."""
+    event = '"ph":"X","cat":"cpu_op","name":"aten::mm","ts":1,"dur":1,"pid":1,"tid":1'
+    for tail in ('"v":[nan,Infinity]', '"v":[nan,"C:\\\\\\\\nan, inf"]'):
+        for cut in range(len(tail)):
+            begin = f'{{"traceEvents":[{{{event},"args":{{"x":"'
+            text = f'{begin}{"a" * (2**16 - len(begin) - 2 - cut)}",{tail}}}}}]}}'
+            (tmp_path / "t.json").write_text(text)
+            with (tmp_path / "t.json").open("rb") as file:
+                value = JsonText(file).whole_value()["traceEvents"][0]["args"]["v"]
+            assert value == [None, None] if "Infinity" in tail else value[1] == r"C:\\nan, inf"
+
+
+def test_the_mode_of_a_file_and_a_long_name_stay(tmp_path: Path) -> None:
+    path = tmp_path / f"{'n' * 240}.json"
+    RUN.save(path)
+    path.chmod(0o600)
+    RUN.save(path)
+    assert path.stat().st_mode & 0o777 == 0o600 and torchprof.load(path) == RUN

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from math import inf
 from torchprof.analyze.columns import Column, column_called
 from torchprof.analyze.figures import Figures, figure_of, figures_of_layers, varying_calls
 from torchprof.analyze.layers import Entry, down_to, entries_by_path, keep_top, sort_entries, table_rows
@@ -386,7 +387,7 @@ def _maxima(timeline: Timeline, device: int, end: int) -> list[list[int]]:
     """
     columns = (timeline.columns[name] for name in ("time_ns", "nbytes", "device", "kind"))
     changes = ((time, nbytes, kind) for time, nbytes, on, kind in zip(*columns) if on == device)
-    time, nbytes, kind = next(changes, (end, 0, 0))
+    time, nbytes, kind = next(changes, (inf, 0, 0))
     live = [0] * (len(KINDS) + 1)
     maxima = []
     for interval in range(1, _PICTURE_WIDTH + 1):
@@ -397,6 +398,6 @@ def _maxima(timeline: Timeline, device: int, end: int) -> list[list[int]]:
             total += nbytes
             if total > highest:
                 highest, maximum = total, list(live)
-            time, nbytes, kind = next(changes, (end, 0, 0))
+            time, nbytes, kind = next(changes, (inf, 0, 0))
         maxima.append(maximum)
     return maxima

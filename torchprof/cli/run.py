@@ -83,6 +83,7 @@ def add_to(commands: Commands) -> None:
 def execute(arguments: argparse.Namespace) -> NoReturn:
     """Run the script, write the files, print the report, and end the process as the script ended."""
     rank, world_size = _rank_and_world_size()
+    named = bool(arguments.output)  # by the user
     _check(arguments, world_size)
     files = _files(arguments, rank, world_size)
     # A copy of stdout, since the script may close or replace its own.
@@ -124,7 +125,7 @@ def execute(arguments: argparse.Namespace) -> NoReturn:
         written = [failure or _written(file, world_size) for file, failure in failures.items()]
         sections = _sections(program.run, ending, script, arguments, files, in_color(stdout))
         _print_report(sections, written, stdout)
-    if arguments.output and any(failures.values()):
+    if named and any(failures.values()):
         ending = replace(ending, code=ending.code or NOT_WRITTEN)
     ending.end()
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from torchprof.analyze.columns import Column
 from torchprof.analyze.warnings import waited_share
+from torchprof.errors import printable
 from torchprof.run.formats import Bound, Figure
 from torchprof.run.layers import Layer
 from torchprof.run.measures import quantile
@@ -271,7 +272,7 @@ class Diff:
 
     def __repr__(self) -> str:
         models = [", ".join(run.meta.model) or "no model" for run in (self.before, self.after)]
-        return f"<Diff of {models[0]} and {models[1]}>"
+        return printable(f"<Diff of {models[0]} and {models[1]}>")
 
     @property
     def counted(self) -> str | None:

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -165,7 +166,8 @@ class SigtermAsError:
     def _ignore_interrupt(self, *_: object) -> None:
         self._restore_interrupt()
         about = "the script has ended, and what was recorded is being read. Ctrl-C again stops that."
-        print(f"\ntorchprof: {about}", file=sys.stderr)
+        with suppress(Exception):  # a stream that is closed, or whose reader the Ctrl-C ended, too
+            print(f"\ntorchprof: {about}", file=sys.stderr, flush=True)
 
     def _restore_interrupt(self) -> None:
         if self._interrupt_handler is not None and signal.getsignal(signal.SIGINT) == self._ignore_interrupt:

@@ -47,7 +47,8 @@ class OnePipeline:
     def is_complete(self) -> bool:
         """Whether all its ranks are in this run, and each stage is on one of them."""
         stages = sorted(stage for member in self.members for stage in {action.stage for action in member.actions})
-        return 0 < len(self.members) == len(self.ranks) and stages == [*range(self.stages)]
+        has_all = len(stages) == self.stages and stages == [*range(len(stages))]
+        return 0 < len(self.members) == len(self.ranks) and has_all
 
     @cached_property
     def orders(self) -> list[Order]:

@@ -23,6 +23,7 @@ _WORTH_SAYING = 0.005  # of the time of all ranks
 _OUTLIER = 2.0  # an outlier takes so many times as long as the other microbatches
 _OF_A_STEP = 0.01  # and at least this share of a step longer
 _MOST_NAMED = 3  # microbatches, and pipelines
+_MOST_STAGES = 4096  # that have a row although nothing is known of them
 _MAY_BE_CHANCE = "; that may be chance"
 
 
@@ -226,7 +227,7 @@ def _table_of_stages(run: Run, number: int, replicas: ReplicaPipelines) -> Secti
             *map(time_cell, (times.step_ns, times.inputs_ns, times.gradients_ns, times.other_ns)),
         ]
 
-    stages = sorted({*range(replicas.first.stages), *replicas.times})
+    stages = sorted({*range(min(replicas.first.stages, _MOST_STAGES)), *replicas.times})
     unknown: list[Cell] = [UNKNOWN] * (len(headings) - 1)
     rows = [
         TableRow(cells(stage, times), layer=times.root) if times else TableRow([format_number(stage), *unknown])

@@ -103,7 +103,7 @@ def signature_of(args: Mapping[str, Any]) -> Signature | None:
     if not isinstance(name, str) or not name or name in _NO_COLLECTIVES:
         return None
     elements_in, elements_out, size = (
-        number if type(number) is int and number >= 0 else None
+        number if type(number) is int and 0 <= number < 2**62 else None
         for number in map(args.get, ("In msg nelems", "Out msg nelems", "Group size"))
     )
     dtype, group, description, ranks = (

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import zlib
 from array import array
 from base64 import b64decode, b64encode
@@ -15,6 +16,7 @@ from dataclasses import astuple, replace
 from importlib.util import find_spec
 from io import BytesIO
 from itertools import chain
+from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
 from torchprof.errors import TorchprofError
@@ -142,8 +144,9 @@ def most_unpacked() -> int:
         if not stated.isdecimal():
             raise TorchprofError(f"{MOST_UNPACKED}={stated} is not a number of bytes, such as {_MOST_BYTES}.")
         return int(stated)
-    with suppress(AttributeError, ValueError, OSError):  # not known on all systems
-        return min(_MOST_BYTES, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+    with suppress(OSError, LookupError, ValueError):  # only Linux tells
+        [available] = re.findall(r"^MemAvailable: +(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+        return min(_MOST_BYTES, int(available) * 1024 // 2)
     return _MOST_BYTES
 
 
@@ -357,6 +360,7 @@ def read_line(data: bytes, path: str, names: Sequence[str]) -> list[Any]:
     parquet = _pyarrow().parquet
     with _damaged(path):
         file = parquet.ParquetFile(BytesIO(data))
+        demand(file.metadata.num_rows == 1, f"{file.metadata.num_rows} lines in place of one")
         refuse_unpacked(path, _size_of(file), most_unpacked())
         (line,) = file.read([*names]).to_pylist()
         return [line[name] for name in names]
@@ -374,5 +378,8 @@ def _damaged(path: str) -> Iterator[None]:
         yield
     except TorchprofError:
         raise
-    except (_pyarrow().ArrowException, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (
+        *(_pyarrow().ArrowException, OSError, ValueError, TypeError, AttributeError),
+        *(LookupError, OverflowError),
+    ) as error:
         raise TorchprofError(f"{path} is a damaged Parquet file: {type(error).__name__} {error}.") from error

@@ -94,6 +94,7 @@ class Compilation(NamedTuple):
         return self.name.rpartition("/")[2] == "0"
 
 
+_LEFT_OUT = "(left out)"
 _NAMES = frozenset({"file", "where", "reason", "error", "why"})
 """The facts of warnings that may name files and functions."""
 
@@ -210,11 +211,14 @@ class Meta:
 
     def stripped(self) -> Meta:
         """The same without the names of files, machines and jobs, also in warnings."""
-        regions = tuple(region._replace(file="") for region in self.regions)
-        compilations = tuple(compilation._replace(file="") for compilation in self.compilations)
+        regions = tuple(region._replace(file="", break_hint="") for region in self.regions)
+        compilations = tuple(
+            each._replace(file="", reason=each.reason and _LEFT_OUT, failure=each.failure and _LEFT_OUT)
+            for each in self.compilations
+        )
         warnings = tuple(
             replace(
-                warning, facts={name: "(left out)" if name in _NAMES else fact for name, fact in warning.facts.items()}
+                warning, facts={name: _LEFT_OUT if name in _NAMES else fact for name, fact in warning.facts.items()}
             )
             for warning in self.warnings
         )

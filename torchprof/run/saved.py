@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from os import PathLike
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 from torchprof.errors import TorchprofError, some
@@ -104,6 +105,8 @@ _START = 256  # bytes: the format of a run is named in the first of them
 
 def is_run_file(path: str | PathLike[str]) -> bool:
     """Whether a file is a saved run, by its first bytes; any Parquet file may be one. Raises OSError like ``open``."""
+    if not Path(path).is_file() and Path(path).exists():
+        return False  # a pipe would wait for its writer
     with Path(path).open("rb") as file:
         start = file.read(len(PARQUET))
         if start == PARQUET:
@@ -224,21 +227,26 @@ LeftOut = Callable[[TorchprofError], object]
 @paused_gc()
 def _run_or_error(read: Callable[[Path], Run], file: Path) -> Run | TorchprofError:
     try:
-        return read(file)
+        run = read(file)
     except TorchprofError as error:
         return error
+    except OSError as error:  # a folder, or a link to nothing
+        return TorchprofError(f"{file} cannot be read: {error.strerror or error}.")
+    if (match := _FILE.fullmatch(file.name)) and run.meta.rank != int(match[1]):
+        return TorchprofError(f"{file} has the run of rank {run.meta.rank}: it was copied to another name.")
+    return run
 
 
 def _run_of_rank(file: Path) -> Run:
-    return run_of_rank(file.read_bytes(), str(file))
+    return run_of_rank(_content_of(file), str(file))
 
 
 def _comparison_of_rank(file: Path) -> Run:
-    return run_of_rank(file.read_bytes(), str(file), comparison_of)
+    return run_of_rank(_content_of(file), str(file), comparison_of)
 
 
 def _compared_of_rank(file: Path) -> Run:
-    return run_of_rank(file.read_bytes(), str(file), column=_COMPARED)
+    return run_of_rank(_content_of(file), str(file), column=_COMPARED)
 
 
 def open_job(path: str | PathLike[str]) -> JobFolder:
@@ -268,10 +276,11 @@ def _add_to_job(run: Run, folder: Path) -> None:
     rank, size, job = run.meta.rank, run.meta.world_size, run.meta.job
     make_room(folder, rank, size, job)
     with ExitStack() as stack:  # which closes the last one first: the files get their names in the order of the tables
-        stack.enter_context(_claimed(_file_of(folder, _RANKS, rank), rank))
+        demand_claim = stack.enter_context(_claimed(_file_of(folder, _RANKS, rank), rank))
         make_room(folder, rank, size, job)  # again: another process may have saved the rank meanwhile
         for name, table_of in reversed(_TABLES.items()):
             write_table(table_of(run), stack.enter_context(whole_file(_file_of(folder, name, run.meta.rank))))
+        demand_claim()
 
 
 def make_room(folder: Path, rank: int, world_size: int = 1, job: str = "") -> None:
@@ -289,24 +298,30 @@ def make_room(folder: Path, rank: int, world_size: int = 1, job: str = "") -> No
 
 
 @contextmanager
-def _claimed(file: Path, rank: int) -> Iterator[None]:
-    """The rank is this process's to save until the block ends. Raises TorchprofError if another process has it."""
-    claim, mine = file.with_suffix(".claim"), f"{host()}-{os.getpid()}"
-    with suppress(OSError):  # of a process that was killed
-        machine, _, process = claim.read_text().rpartition("-")
+def _claimed(file: Path, rank: int) -> Iterator[Callable[[], None]]:
+    """The rank is this process's to save until the block ends. Raises TorchprofError if another process has it, here,
+    and when the result is called, which is to be done before anything gets its name."""
+    claim, mine = file.with_suffix(".claim"), f"{host()}-{os.getpid()}-{token_hex(4)}"
+
+    def demand_claim() -> None:
+        if claim.read_text() != mine:
+            raise TorchprofError(
+                f"Another process saves rank {rank} to {file.parent.parent} just now. If none does, remove {claim}."
+            )
+
+    with suppress(OSError, ValueError):  # of a process that was killed
+        machine, process, _ = claim.read_text().rsplit("-", 2)
         if machine == host() and process.isdecimal() and not exists(int(process)):
             claim.unlink(missing_ok=True)
     try:
-        with claim.open("x") as opened:
+        with suppress(FileExistsError), claim.open("x") as opened:
             opened.write(mine)
-    except FileExistsError:
-        raise TorchprofError(
-            f"Another process saves rank {rank} to {file.parent.parent} just now. If none does, remove {claim}."
-        ) from None
-    try:
-        yield
+        demand_claim()
+        yield demand_claim
     finally:
-        claim.unlink(missing_ok=True)
+        with suppress(OSError):
+            if claim.read_text() in ("", mine):
+                claim.unlink(missing_ok=True)
 
 
 def _check_job(folder: Path, rank: int, world_size: int, job: str) -> None:
@@ -316,8 +331,9 @@ def _check_job(folder: Path, rank: int, world_size: int, job: str) -> None:
     for known_rank in _ranks_in(folder):
         file = _file_of(folder, _RANKS, known_rank)
         with suppress(TorchprofError, OSError):  # a damaged file is not that of another job
-            its_size, its_job = read_line(file.read_bytes(), str(file), ["world_size", "job"])
+            its_size, its_job = read_line(_content_of(file), str(file), ["world_size", "job"])
             break
+    its_size = its_size if type(its_size) is int else 1
     if world_size > 1 and its_size > 1 and world_size != its_size:
         its, this = f"a job of {its_size} ranks", f"of a job of {world_size} ranks"
     elif job and its_job and job != its_job:

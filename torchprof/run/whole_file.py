@@ -6,12 +6,15 @@ import glob
 import os
 import platform
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from secrets import token_hex
 from typing import BinaryIO
 
+_LONGEST = 100  # characters of the names in it
 _PART = re.compile(r"\.(?P<name>.+)\.(?P<host>[\w-]+)-(?P<process>\d+)-[0-9a-f]{8}\.part")
 """The names of files that are being written: the final name, the machine, the process, and a random number."""
 
@@ -27,32 +30,42 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             yield file
         return
     _remove_parts(path)
-    written = path.with_name(f".{path.name}.{host()}-{os.getpid()}-{token_hex(4)}.part")
+    written = path.with_name(f".{path.name[:_LONGEST]}.{host()}-{os.getpid()}-{token_hex(4)}.part")
     try:
         with written.open("wb") as file:
             yield file
+        with suppress(OSError):
+            shutil.copymode(path, written)
         written.replace(path)
     except BaseException:
         written.unlink(missing_ok=True)
         raise
 
 
+@cache
 def host() -> str:
-    """The name of this machine as a part of the name of a file."""
-    return re.sub(r"[^\w-]", "_", platform.node()) or "_"
+    """The name of this machine, and of the space of process numbers on it, as a part of the name of a file: containers
+    of one name may have processes of one number."""
+    space = ""
+    with suppress(OSError, AttributeError):
+        space = str(Path("/proc/self/ns/pid").readlink())
+    return re.sub(r"[^\w-]", "_", f"{platform.node()[:_LONGEST]}{space.removeprefix('pid:')}") or "_"
 
 
 def _remove_parts(path: Path) -> None:
     """Remove what processes of this machine that no longer exist have left of this file."""
     with suppress(OSError):
-        for file in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        name = path.name[:_LONGEST]
+        for file in path.parent.glob(f".{glob.escape(name)}.*.part"):
             match = _PART.fullmatch(file.name)
-            if match and (match["name"], match["host"]) == (path.name, host()) and not exists(int(match["process"])):
+            if match and (match["name"], match["host"]) == (name, host()) and not exists(int(match["process"])):
                 file.unlink(missing_ok=True)
 
 
 def exists(process: int) -> bool:
     """Whether there is a process with this number on this machine; True if it cannot be known."""
+    if os.name == "nt":  # there, this signal is Ctrl-C
+        return True
     try:
         os.kill(process, 0)
     except ProcessLookupError:

@@ -189,8 +189,11 @@ class EventTable:
         args = event.get("args") or {}
         where = args.get("device", event["pid"]), args.get("stream", event["tid"])
         if (stream := self._stream_numbers.get(where)) is None:
+            numbers = max(parse_int(where[0], 0), 0), parse_int(where[1], 0)
+            if max(map(abs, numbers)) > BEYOND:
+                raise ValueError
             stream = self._stream_numbers[where] = len(self.streams)
-            self.streams.append((max(parse_int(where[0], 0), 0), parse_int(where[1], 0)))
+            self.streams.append(numbers)
         launch = parse_int(args.get("correlation", 0))
         op = parse_int(args.get("External id", args.get("external id", 0)))
         if max(abs(launch), abs(op)) > BEYOND:

@@ -34,7 +34,7 @@ _CUT_WORD = re.compile(r"[\w\\.+-]{0,16}\Z")  # a word at the end of the text ("
 _NO_NUMBER = re.compile(r"[-+]?(?:nan|inf)\b", re.IGNORECASE)
 _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _STRING_OR_NO_NUMBER = re.compile(
-    rf'(?P<string>{_STRING.pattern[:-1]}(?:"|\Z))|(?<!\w){_NO_NUMBER.pattern}', re.DOTALL | re.I
+    rf'(?P<string>{_STRING.pattern[:-1]}(?:"|\\?\Z))|(?<!\w){_NO_NUMBER.pattern}(?=[\s,\]}}])', re.DOTALL | re.I
 )
 _ESCAPED = re.compile(r'[^\\]*(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^\\]*)*')
 _BACKSLASH = re.compile(r'\\(["\\]?)')
