@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 from build.hand_made import label, op, row, run_of
+from build.trace_files import memory_event, trace_event, write
 from build.trace_files import op as traced_op
-from build.trace_files import trace_event, write
 
 import torchprof
 from torchprof import TorchprofError
+from torchprof.run import saved
 from torchprof.run.file import MOST_UNPACKED
 from torchprof.run.formats import NumberRanges, numbers_in_words
 from torchprof.run.lockstep import Lockstep
@@ -251,3 +252,24 @@ def test_the_mode_of_a_file_and_a_long_name_stay(tmp_path: Path) -> None:
     path.chmod(0o600)
     RUN.save(path)
     assert path.stat().st_mode & 0o777 == 0o600 and torchprof.load(path) == RUN
+
+
+def test_memory_before_the_start_of_a_recording_is_drawn_and_ends(tmp_path: Path) -> None:
+    """The picture has no width then. It took for ever."""
+    events = [memory_event(-1e12, 64, Addr=5, Device_Type=0, Device_Id=-1), traced_op("aten::mm", -2e12, 3)]
+    run = torchprof.from_trace(write(tmp_path / "t.json", {"traceEvents": events}), with_timeline=True)
+    assert "64 B" in run.report("memory")
+
+
+def test_a_pipe_is_no_run_and_a_rank_under_another_number_is_told(tmp_path: Path) -> None:
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe.json")
+        assert not saved.is_run_file(tmp_path / "pipe.json")
+    pytest.importorskip("pyarrow")
+    RUN.save(f"{tmp_path}/job/")
+    ranks = tmp_path / "job" / "ranks"
+    (ranks / "rank-000005.parquet").write_bytes((ranks / "rank-000000.parquet").read_bytes())
+    (ranks / "rank-000006.parquet").mkdir()
+    told: list[str] = []
+    assert torchprof.open_job(tmp_path / "job").run(left_out=lambda error: told.append(str(error))) == RUN
+    assert "has the run of rank 0: it was copied to another name" in told[0] and "cannot be read" in told[1]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-
 from math import inf
+
 from torchprof.analyze.columns import Column, column_called
 from torchprof.analyze.figures import Figures, figure_of, figures_of_layers, varying_calls
 from torchprof.analyze.layers import Entry, down_to, entries_by_path, keep_top, sort_entries, table_rows
