@@ -91,8 +91,9 @@ class _Loading(NamedTuple):
 def waiting_for_data(evidence: Evidence) -> Iterator[Advice]:
     """A training loop that waits for its DataLoader.
 
-    Two things are not part of the gain: the start of the workers, which makes the first step long, and some 0.5 ms to
-    get a batch from another process. Where the loop waits hardly longer for its workers, to have none may be faster.
+    Two things are not part of the gain: the start of the workers, which is what the first batch takes longer than any
+    other, and some 0.5 ms to get a batch from another process. Where the loop waits hardly longer for its workers, to
+    have none may be faster.
 
     Torch's label is also around the call that ends an epoch without a batch, and a run does not record which calls
     these were. So the time is per step, if steps were marked, and not per batch.

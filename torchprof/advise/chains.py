@@ -127,7 +127,7 @@ is_wait_for_threads = Among(is_wait, lambda frames: frames[-1].name == WAITS_FOR
 has_label = Having(kinds_in, frozenset({FrameKind.LABEL}))
 """It is in a label, of the user's or of torch."""
 is_interruption = Having(kinds_in, frozenset(INTERRUPTIONS))
-"""It is a garbage collection, or work of the profiler itself."""
+"""It is a garbage collection, the start-up of a device, or work of the profiler itself."""
 is_compiling = Having(regions_in, frozenset({COMPILING}))
 """It is in the compilation of code by torch.compile."""
 is_collection = Among(is_interruption, lambda frames: frames[0].kind == FrameKind.GC)

@@ -325,18 +325,8 @@ FIRST_CALL, LATER_CALLS = "first call", "later calls"
 _LONG_FIRST_CALL = 2
 """The first call of a model is a part of its own if it took more than this many times as long as the median one."""
 _ORDER = (
-    *(
-        _NAMES[START_UP],
-        COMPILING_PART,
-        "data",
-        FIRST_CALL,
-        LATER_CALLS,
-        FORWARD,
-        NO_GRAD,
-        RECOMPUTE,
-        BACKWARD,
-        "optimizer",
-    ),
+    *(_NAMES[START_UP], COMPILING_PART, "data", FIRST_CALL, LATER_CALLS),
+    *(FORWARD, NO_GRAD, RECOMPUTE, BACKWARD, "optimizer"),
     *("copies", _NAMES[WAIT], *WAITS_IN_WORDS.values(), STAGES, _NAMES[GARBAGE], OTHER, IDLE),
 )
 
