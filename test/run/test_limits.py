@@ -23,6 +23,7 @@ from torchprof.run.file import MOST_UNPACKED
 from torchprof.run.formats import NumberRanges, numbers_in_words
 from torchprof.run.lockstep import Lockstep
 from torchprof.run.whole_file import host
+from torchprof.run.words import MOST_NESTED
 from torchprof.traces.json_text import JsonText
 
 RUN = run_of([row(0, cpu_ns=100), row(1, op("aten::mm"), calls=2, cpu_ns=4_000)])
@@ -205,6 +206,41 @@ def test_a_name_of_many_numbers_or_backslashes_takes_linear_time(tmp_path: Path)
     }
     slashes = run_of([row(0, label("\\" * 100_000 + "|"), cpu_ns=100)])
     assert "\\" * 100_000 in slashes.report("markdown")
+
+
+def nested(depth: int, category: str, name: str) -> list[dict[str, Any]]:
+    """Ranges inside one another, each a µs longer than the next on both sides. ``name`` may have the number of the range
+    as {n}, or as a {word}, or a {path}."""
+    letters = str.maketrans("01234567", "abcdefgh")
+    names = (name.format(n=n, word=oct(n).translate(letters), path=".".join(["a"] * (n + 1))) for n in range(depth))
+    return [trace_event(category, name, n, 2 * (depth - n)) for n, name in enumerate(names)]
+
+
+@pytest.mark.parametrize(
+    ("category", "name"),
+    [
+        ("user_annotation", "r{word}"),
+        ("cpu_op", "aten::x{n}"),
+        ("user_annotation", "torchprof:{path}"),
+        ("python_function", "nn.Module: N_{n}"),
+    ],
+)
+def test_what_is_nested_too_deep_counts_in_the_last_that_is_not(category: str, name: str, tmp_path: Path) -> None:
+    """Sizes do not follow the square of the depth: 2,000 operators inside one another took 685 MiB, and 1,000 ranges
+    raised RecursionError. No time is lost, and each range but the last has its own µs on both sides."""
+    deep = [*nested(1_000, category, name), traced_op("aten::mm", 999.5, 1)]
+    run = torchprof.from_trace(write(tmp_path / "t.json", {"traceEvents": deep}))
+    assert [warning.code for warning in run.warnings].count("nested_too_deep") == 1
+    assert max(len(frames) for frames in run.rows.frames) <= MOST_NESTED
+    assert max((len(layer.path) for layer in run.layers), default=0) <= MOST_NESTED
+    assert sum(row.cost.cpu_ns for row in run.rows) == 2_000_000
+    if category == "cpu_op":
+        own = {row.frames[-1].name: row.cost.cpu_ns for row in run.rows if row.frames}
+        assert own[f"aten::x{MOST_NESTED - 2}"] == 2_000 and own[f"aten::x{MOST_NESTED - 1}"] == 2_000 * (1_001 - 128)
+        assert all(row.calls == 1 for row in run.rows if row.frames)
+    assert str(run) and all(run.report(report) for report in ("tree", "ops", "html", "summary", "markdown"))
+    run.save(tmp_path / "run.json")
+    assert torchprof.load(tmp_path / "run.json") == run
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ FACTS: dict[str, dict[str, Any]] = {
     "trace_cut": {"file": "t.json", "events": 1234, "reason": ""},
     "trace_events_unread": {"file": "t.json", "lost": 2, "events": 9, "at": 12345},
     "trace_events_twice": {"file": "t.json", "count": 2},
+    "nested_too_deep": {"most": 128},
     "trace_ranges_cross": {"file": "t.json", "count": 98},
     "clocks_differ": {"file": "t.json", "count": 3},
     "trace_events_missing": {"file": "t.json", "count": 2},

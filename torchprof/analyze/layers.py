@@ -109,25 +109,28 @@ def _ops_below(ops: Mapping[str, Sequence[Op]], layer: str, show_events: bool) -
     A label has one row for all phases, and so has a region; an operator has one for each phase. ``ops``: by phase.
     ``layer``: the path of the layer, or ``(outside)``.
     """
-    entries = []
-    ranges: dict[tuple[str, str], tuple[Entry, dict[str, Op]]] = {}  # the row of each range, and the range by phase
-    for phase, of_phase in ops.items():
-        for op in sorted(of_phase, key=lambda op: op.name == BETWEEN_OPS):
-            if op.kind not in RANGES:
-                if show_events:
-                    entries.append(_operator_entry(op, phase, layer))
-                continue
-            if (op.kind, op.name) not in ranges:
-                entries.append(_range_entry(op, phase, layer))
-                ranges[op.kind, op.name] = entries[-1], {}
-            ranges[op.kind, op.name][1][phase] = op
-    for entry, by_phase in ranges.values():
-        entry.figures.own = {phase: _own_of_range(op) for phase, op in by_phase.items()}
-        entry.figures.total = {phase: op.total for phase, op in by_phase.items()}
-        if not any(op.kind == FrameKind.KERNELS for op in by_phase.values()):  # a group of kernels has no calls
-            entry.figures.calls = next((op.calls for op in by_phase.values() if op.calls), 0)
-        entry.ops = _ops_below({phase: op.inside for phase, op in by_phase.items()}, layer, show_events)
-    return entries
+    top: list[Entry] = []
+    waiting = [(ops, top)]
+    while waiting:
+        ops, entries = waiting.pop()
+        ranges: dict[tuple[str, str], tuple[Entry, dict[str, Op]]] = {}  # the row of each range, and the range by phase
+        for phase, of_phase in ops.items():
+            for op in sorted(of_phase, key=lambda op: op.name == BETWEEN_OPS):
+                if op.kind not in RANGES:
+                    if show_events:
+                        entries.append(_operator_entry(op, phase, layer))
+                    continue
+                if (op.kind, op.name) not in ranges:
+                    entries.append(_range_entry(op, phase, layer))
+                    ranges[op.kind, op.name] = entries[-1], {}
+                ranges[op.kind, op.name][1][phase] = op
+        for entry, by_phase in ranges.values():
+            entry.figures.own = {phase: _own_of_range(op) for phase, op in by_phase.items()}
+            entry.figures.total = {phase: op.total for phase, op in by_phase.items()}
+            if not any(op.kind == FrameKind.KERNELS for op in by_phase.values()):  # a group of kernels has no calls
+                entry.figures.calls = next((op.calls for op in by_phase.values() if op.calls), 0)
+            waiting.append(({phase: op.inside for phase, op in by_phase.items()}, entry.ops))
+    return top
 
 
 def _operator_entry(op: Op, phase: str, layer: str) -> Entry:

@@ -191,12 +191,13 @@ def _activations(run: Run, root: Node) -> int | None:
     if run.meta.paths is not None or not root.calls:
         return None  # the outputs of layers that were not selected were not recorded
     called = [node for node in root.walk() if node.calls]
-    outer = {node.layer.path[:length] for node in called for length in range(1, len(node.layer.path))}
+    paths = {node.layer.path for node in called}
+    called_in = dict(zip(run.layers.index_of, run.layers.roll_up([layer.path in paths for layer in run.layers])))
     shapes = _input_shapes(run)
     are_same = {path: all(len(of_op) == 1 for of_op in by_op.values()) for path, by_op in shapes.items()}
     total = 0
     for node in called:
-        if node.layer.path in outer:
+        if called_in[node.layer.path] > 1:
             continue
         is_same = are_same.get(node.layer.path)
         if is_same is None:  # its ops recorded no shapes (an embedding): as others, if called once in each model call

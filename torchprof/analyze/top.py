@@ -371,7 +371,7 @@ def _with_line(row: _Row, lines: Mapping[Where, Counter[SourceLine]], whole: int
 
 _GAP = len(" | ")
 _LEAST_NAME = 24  # names are not made shorter than this
-_FOLDERS = re.compile(r"[^\s:]*[/\\](?=[^\s/\\:]+:\d+ )")  # of a source line
+_FOLDERS = re.compile(r"(?<![^\s:])[^\s:]*[/\\](?=[^\s/\\:]+:\d+ )")  # of a source line
 
 
 def _fit(headings: Sequence[str], table: list[list[Cell]], width: int) -> None:

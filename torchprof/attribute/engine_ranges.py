@@ -3,14 +3,13 @@ for other ranks that torch does not record."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import accumulate, islice
 from math import inf
 from typing import NamedTuple
 
-from torchprof.attribute.event_columns import EventColumns
+from torchprof.attribute.event_columns import EventColumns, Intervals
 from torchprof.attribute.events import Attributed, Event, Kind, Place, Places
 from torchprof.run.words import (
     AUTOGRAD_ENGINE,
@@ -211,27 +210,24 @@ def add_waits_for_exchanges(columns: EventColumns) -> None:
         thread 2           |gloo:broadcast|                    before
     """
     is_wrapper = [kind.name.startswith(_OF_WRAPPERS) for kind in columns.kinds]
-    exchanges = [
-        (columns.start[index], columns.end[index])
-        for index, _ in (columns.of_kinds(Kind.COLLECTIVE) if any(is_wrapper) else ())
-    ]
-    ends = [*accumulate((end for _, end in exchanges), max)]  # by the number of an exchange: the latest end so far
+    places = columns.of_kinds(Kind.COLLECTIVE) if any(is_wrapper) else []
+    exchanges = Intervals()
+    for index, _ in places:
+        exchanges.add(columns.start[index], columns.end[index])
     waits = []
-    for thread, first, after in columns.threads if exchanges else ():
+    for thread, first, after in columns.threads if places else ():
         for index in range(first, after):
             if not is_wrapper[columns.number[index]]:
                 continue
-            free = columns.start[index]
-            for inner in (*range(index + 1, index + columns.size[index]), index):
-                until = columns.end[index] if inner == index else columns.start[inner]
-                for start, end in islice(exchanges, bisect_right(ends, free), None):
-                    if start >= until:
-                        break
-                    if free < end:
-                        waits.append(Event(Kind.WAIT, WAITS_FOR_RANKS, max(start, free), min(end, until), thread))
-                        free = min(end, until)
-                free = max(free, columns.end[inner])
-    columns.add(after=waits)
+            free, inner, beyond = columns.start[index], index + 1, index + columns.size[index]
+            while inner <= beyond:
+                until = columns.start[inner] if inner < beyond else columns.end[index]
+                pieces = exchanges.within(free, until) if free < until else ()
+                waits += [Event(Kind.WAIT, WAITS_FOR_RANKS, start, end, thread) for start, end in pieces if start < end]
+                if inner < beyond:
+                    free = max(free, columns.end[inner])
+                inner += columns.size[inner] if inner < beyond else 1
+    columns.add(after=sorted(waits, key=lambda wait: wait.start_ns))
 
 
 class NodeGaps:

@@ -105,12 +105,12 @@ class EventColumns:
         if self._size is None:
             start, end = self.start, self.end
             sizes = self._size = array("i", [1]) * len(start)
+            contains = bytes(map(gt, end, islice(start, 1, None)))  # most events contain no other
             for _, first, after in self.threads:
-                # Most events contain no other.
-                contains = map(gt, islice(end, first, after), islice(start, first + 1, after))
-                for index, is_around in enumerate(contains, first):
-                    if is_around:
-                        sizes[index] = bisect_left(start, end[index], index + 1, after) - index
+                index = contains.find(1, first, after)
+                while index >= 0:
+                    sizes[index] = bisect_left(start, end[index], index + 1, after) - index
+                    index = contains.find(1, index + 1, after)
         return self._size
 
     def __len__(self) -> int:
@@ -163,8 +163,7 @@ class EventColumns:
     def in_time_order(self) -> Iterator[tuple[int, int]]:
         """The indices of all events and their threads, in the order of start."""
         of_threads = (
-            zip(islice(self.start, first, after), range(first, after), repeat(thread))
-            for thread, first, after in self.threads
+            zip(self.start[first:after], range(first, after), repeat(thread)) for thread, first, after in self.threads
         )
         return ((index, thread) for _, index, thread in merge(*of_threads))
 
@@ -209,8 +208,10 @@ class EventColumns:
                     if place is None:
                         place = find(self.start, start, *spans.get(thread, (0, 0)))
                     changes.setdefault(thread, []).append((place + own, start, index + shift))
+        dropped = sorted(without)
         for thread, begin, until in self.threads:
-            changes[thread] += [(dropped + own, BEYOND, -1) for dropped in without if begin <= dropped < until]
+            here = slice(bisect_left(dropped, begin), bisect_left(dropped, until))
+            changes[thread] += [(index + own, BEYOND, -1) for index in dropped[here]]
         slices: list[slice] = []
         threads: list[ThreadEvents] = []
         count = 0
@@ -319,6 +320,28 @@ class EventColumns:
         """What makes events alike: their kinds, how they are nested, and their signatures."""
         columns = (self.number, self.size, self.signature)
         return tuple(column[first:after].tobytes() for column in columns if column is not None)
+
+
+class Intervals:
+    """A union of intervals that keeps its pieces. The intervals must be added in the order of their start."""
+
+    def __init__(self) -> None:
+        self._starts = array("q")
+        self._ends = array("q")
+
+    def add(self, start: int, end: int) -> None:
+        if self._ends and start <= self._ends[-1]:
+            self._ends[-1] = max(self._ends[-1], end)
+        else:
+            self._starts.append(start)
+            self._ends.append(end)
+
+    def within(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """The pieces of the union inside an interval, in reverse order."""
+        index = bisect_right(self._starts, end) - 1
+        while index >= 0 and self._ends[index] > start:
+            yield max(start, self._starts[index]), min(end, self._ends[index])
+            index -= 1
 
 
 def by_thread(events: Iterable[int], threads: Sequence[int]) -> tuple[list[ThreadEvents], IntColumn]:

@@ -12,6 +12,8 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from torchprof.run.layers import common_prefix
 from torchprof.run.words import (
     FORWARD,
+    INTERRUPTIONS,
+    MOST_NESTED,
     NOT_SELECTED,
     OUTSIDE,
     OUTSIDE_NAME,
@@ -127,6 +129,9 @@ class Site(NamedTuple):
 
 # Where events belong
 
+_LEAVES = frozenset({FrameKind.COLLECTIVE, FrameKind.KERNEL, FrameKind.PYTHON, *INTERRUPTIONS})
+"""The kinds of frames that have no others inside."""
+
 
 @dataclass(slots=True, eq=False, repr=False)
 class Place:
@@ -136,6 +141,7 @@ class Place:
     different ``signature`` have different places. ``within``: the op or label around the layer's range, usually None.
     ``shared``: the layers of work for several layers at once; ``layer`` is then their nearest common ancestor.
     ``is_node``: an autograd node; ``is_engine``: a call of autograd's engine. ``is_closed``: all inside belongs to it.
+    ``depth``: the number of frames around and in it, also around the layer's range.
     """
 
     index: int
@@ -149,6 +155,7 @@ class Place:
     is_engine: bool = False
     is_node: bool = False
     is_closed: bool = False
+    depth: int = 0
     _inner: dict[Any, Place] | None = None  # most places contain no others and need no dict
 
     @property
@@ -219,12 +226,15 @@ class Places:
         within = around if around is None or around.frame is not None else around.within
         key = (layer, phase, within, shared)
         if (place := self._layers.get(key)) is None:
-            place = self._layers[key] = Place(len(self.all), layer, phase, within, shared)
+            depth = 0 if within is None else within.depth
+            place = self._layers[key] = Place(len(self.all), layer, phase, within, shared, depth=depth)
             self.all.append(place)
         return place
 
     def inside(self, outer: Place, kind: FrameKind, name: str, signature: int = 0) -> Place:
-        """The place of a frame directly inside ``outer``."""
+        """The place of a frame directly inside ``outer``; ``outer`` itself if that is as deep as a place can be."""
+        if outer.depth >= MOST_NESTED and kind not in _LEAVES:
+            return outer
         step = name if kind is FrameKind.OP else (kind, name)  # most are ops
         key = (step, signature) if signature else step
         if (inner := outer._inner) is None:
@@ -235,6 +245,7 @@ class Places:
             place = inner[key] = Place(
                 len(self.all), outer.layer, outer.phase, outer.within, outer.shared, outer, frame, signature
             )
+            place.depth = outer.depth + 1
             self.all.append(place)
         return place
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
 from operator import le, sub
@@ -19,7 +20,7 @@ from torchprof.attribute.compiled_graphs import CompiledGraphs
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.event_names import graph_of
 from torchprof.attribute.events import ACCUMULATES, Attributed, Event, Kind, Place, Places
-from torchprof.run.words import BACKWARD, FrameKind, is_runtime_call
+from torchprof.run.words import BACKWARD, MOST_NESTED, FrameKind, is_runtime_call
 
 _OP = FrameKind.OP  # members of an enum are found slowly before Python 3.12
 
@@ -54,10 +55,11 @@ class OpTree:
 
     __slots__ = ("calls", "functions", "is_call", "last_op", "memory", "outermost", "parents", "path_of", "paths")
 
-    def __init__(self, events: Iterable[tuple[Kind, str, int, int]], around: str, is_closed: bool) -> None:
+    def __init__(self, events: Iterable[tuple[Kind, str, int, int]], around: str, room: int) -> None:
         """``events``: kind, name, signature and size of each. ``around``: the name of the range if it is an operator,
-        else "". ``is_closed``: whether all is a part of it."""
+        else "". ``room``: how many operators inside one another have places of their own there."""
         self.paths = [OpPath(0, around, 0)]
+        depths = [0]
         self.calls = [0]
         self.parents: list[int] = []
         self.path_of: list[int] = []
@@ -74,11 +76,12 @@ class OpTree:
             ends.append(index + size if parent < 0 else min(index + size, ends[parent]))
             outer = path = self.path_of[parent] if parent >= 0 else 0
             is_memory = kind is Kind.MEMORY
-            if not (is_memory or is_closed or name == self.paths[outer].name):
+            if not (is_memory or depths[outer] == room or name == self.paths[outer].name):
                 new = OpPath(outer, name, signature)
                 path = numbers.setdefault(new, len(self.paths))
                 if path == len(self.paths):
                     self.paths.append(new)
+                    depths.append(depths[outer] + 1)
                     self.calls.append(0)
                 self.calls[path] += 1
             self.parents.append(parent)
@@ -118,9 +121,10 @@ class OpTrees:
         columns, frame = self._columns, place.frame
         source = place.signature if self._called_from is not None and place.phase == BACKWARD else None
         around = frame.name if frame is not None and frame.kind == _OP and frame.name in self._ops else ""
-        key = around, place.is_closed, source, *columns.pattern(first, after)
+        room = 0 if place.is_closed else max(MOST_NESTED - place.depth, 0)
+        key = around, room, source, *columns.pattern(first, after)
         if (tree := self._known.get(key)) is None:
-            tree = self._known[key] = OpTree(self._events(first, after, source), around, place.is_closed)
+            tree = self._known[key] = OpTree(self._events(first, after, source), around, room)
         return tree
 
     def _events(self, first: int, after: int, source: int | None) -> Iterator[tuple[Kind, str, int, int]]:
@@ -238,13 +242,17 @@ class ThreadWalk:
         return until
 
 
-def next_walk(walks: Sequence[ThreadWalk], starts: Sequence[int]) -> tuple[ThreadWalk, float]:
-    """The thread with the next event, and a time: all of its events before that come before those of other threads."""
-    if len(walks) == 1:
-        return walks[0], inf
-    first, second = sorted(walks, key=lambda walk: starts[walk.at])[:2]
-    horizon = starts[second.at]
-    return first, horizon + 1 if starts[first.at] == horizon else horizon
+def in_order_of_time(walks: Sequence[ThreadWalk], starts: Sequence[int]) -> Iterator[tuple[ThreadWalk, float]]:
+    """The thread with the next event, and a time: all of its events before that come before those of other threads. Who
+    reads this walks over them before the next is taken."""
+    waiting = [(starts[walk.at], number) for number, walk in enumerate(walks)]
+    heapify(waiting)
+    while waiting:
+        start, number = heappop(waiting)
+        walk, horizon = walks[number], waiting[0][0] if waiting else inf
+        yield walk, max(horizon, start + 1)
+        if walk.at < walk.after:
+            heappush(waiting, (starts[walk.at], number))
 
 
 class LookAhead:

@@ -31,12 +31,13 @@ from torchprof.attribute.events import (
     nearest,
 )
 from torchprof.attribute.launches import CollectiveOwners, Launches
-from torchprof.attribute.op_groups import LookAhead, OpGroup, OpTrees, ThreadWalk, next_walk, times_within
+from torchprof.attribute.op_groups import LookAhead, OpGroup, OpTrees, ThreadWalk, in_order_of_time, times_within
 from torchprof.run.collectives import C10D_OPS
 from torchprof.run.words import (
     BACKWARD,
     FORWARD,
     GARBAGE_COLLECTION,
+    MOST_NESTED,
     NOT_SELECTED,
     OUTSIDE,
     RECOMPUTE,
@@ -125,11 +126,8 @@ class Attribution:
         self._ends = ends if len(columns.threads) > 1 else ()  # on one thread, groups end there, too
         groupable = columns.groupable()
         walks = [ThreadWalk(*events, columns, groupable) for events in columns.threads]
-        while walks:
-            walk, horizon = next_walk(walks, columns.start)
+        for walk, horizon in in_order_of_time(walks, columns.start):
             yield from self._walk(walk, horizon, groupable)
-            if walk.at >= walk.after:
-                walks.remove(walk)
         for kernel in columns.kernels:
             yield self._launches.kernel(kernel)
 
@@ -215,6 +213,8 @@ class Attribution:
             place, calls = around, 0
         else:
             place, calls, label, layer = _RANGES[kind](self, event, open_range)
+        if place is around and place.depth >= MOST_NESTED and kind is not Kind.LABEL:
+            calls = 0
         if around is not None and around.is_engine:
             gap = self._gaps.gap_before(event, place, around, outer_range)
             if gap is not None:

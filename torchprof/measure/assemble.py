@@ -34,7 +34,7 @@ from torchprof.run.meta import Compilation, CompiledRegion, Meta, RunWarning
 from torchprof.run.processes import paused_gc
 from torchprof.run.rows import Rows
 from torchprof.run.run import Run
-from torchprof.run.words import FORWARD, OUTSIDE, FrameKind, Signature, SourceLine, StepEnd
+from torchprof.run.words import FORWARD, MOST_NESTED, OUTSIDE, FrameKind, Signature, SourceLine, StepEnd
 
 if TYPE_CHECKING:
     from torchprof.measure.flops.estimate import Estimate
@@ -85,6 +85,10 @@ def assemble(recording: Recording, plan: LayerPlan, options: Options) -> Run:
     parts["samples"] |= dict(_without_gradients(recording, plan))
     _note_end(recording, parts.pop("open", None))
     _note_observations(recording, plan, attribution)
+    around = [sum(len(step.frames) for step in within) for within in rows.within]
+    chains = zip(rows.columns["frames"], rows.columns["within"])
+    if any(len(rows.frames[chain]) + around[within] >= MOST_NESTED for chain, within in chains):
+        recording.observations.warnings.append(RunWarning.of("nested_too_deep", most=MOST_NESTED))
     rows, regions = _with_compiled(recording, places, rows)
     meta = _meta(recording, plan, options)
     if not _device_times_are_right(recording, columns, *parts.pop("overlapping", (0, 0))):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from operator import itemgetter
@@ -33,28 +31,6 @@ class Covered:
         self.ns += new
         self.until = max(self.until, end)
         return new
-
-
-class Intervals:
-    """A union of intervals that keeps its pieces. The intervals must be added in the order of their start."""
-
-    def __init__(self) -> None:
-        self._starts = array("q")
-        self._ends = array("q")
-
-    def add(self, start: int, end: int) -> None:
-        if self._ends and start <= self._ends[-1]:
-            self._ends[-1] = max(self._ends[-1], end)
-        else:
-            self._starts.append(start)
-            self._ends.append(end)
-
-    def within(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """The pieces of the union inside an interval, in reverse order."""
-        index = bisect_right(self._starts, end) - 1
-        while index >= 0 and self._ends[index] > start:
-            yield max(start, self._starts[index]), min(end, self._ends[index])
-            index -= 1
 
 
 def covered_ns(pieces: Iterable[tuple[int, int]]) -> int:

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from torchprof.attribute.event_columns import Intervals
 from torchprof.attribute.event_names import is_node_range
 from torchprof.attribute.events import Attributed, Event, Kind, Place
 from torchprof.attribute.op_groups import OpGroup
-from torchprof.measure.busy import Covered, Intervals, covered_ns
+from torchprof.measure.busy import Covered, covered_ns
 from torchprof.measure.recording import OpenStep, Pieces
 from torchprof.measure.steps import RECORDING_END
 from torchprof.measure.waiting import LastStep, Stall, ThreadState, Waiting, is_communication, open_until

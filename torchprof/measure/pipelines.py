@@ -8,11 +8,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from torchprof.attribute.event_columns import EventColumns
+from torchprof.attribute.event_columns import EventColumns, Intervals
 from torchprof.attribute.events import Attributed, Kind, Place
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.attribute.pipeline_ranges import PipelineStep
-from torchprof.measure.busy import Covered, Intervals, covered_ns
+from torchprof.measure.busy import Covered, covered_ns
 from torchprof.measure.waiting import is_communication
 from torchprof.run.timeline import KEPT_STEPS, Pipeline, StageAction
 from torchprof.run.words import OUTSIDE

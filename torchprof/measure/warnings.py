@@ -69,9 +69,9 @@ def about_uncalled(rows: Rows, layers: Sequence[Layer], called: Set[int], silent
     ``called``: the layers with recorded calls. ``silent``: those whose calls would have been recorded.
     """
     tree = Layers.of(layers)
-    used = {layers[index].path[:depth] for index in called for depth in range(1, len(layers[index].path))}
-    used |= {path for index in called for path in layers[index].shared_with}
-    if not (unused := {index for index in silent if layers[index].path not in used}):
+    used = {tree.index_of.get(path, OUTSIDE) for index in called for path in layers[index].shared_with}
+    calls_below = tree.roll_up([index in called for index in range(len(layers))])
+    if not (unused := {index for index in silent - used if not calls_below[index]}):
         return
     params = tree.roll_up([layer.params != 0 for layer in layers])
     with_ops = rows.summed("layer", "calls", frames=lambda chain: any(frame.name in ON_PARAMETERS for frame in chain))

@@ -21,8 +21,8 @@ from torchprof.run.words import NOT_SELECTED, PHASES
 # ValueError, KeyError or OverflowError if a value does not fit.
 
 
-_LARGEST = 2**62
-"""No number in a file is larger: sums of two fit into 64 bits."""
+_LARGEST = 2**63 - 1
+"""No number in a file is larger: it fits into 64 bits, with its sign."""
 
 
 def demand(holds: bool, what: str) -> None:

@@ -17,6 +17,7 @@ from torchprof.run.measures import FIELDS, Cost
 from torchprof.run.part import demand, demand_layer, read_as, read_columns, read_list
 from torchprof.run.words import (
     FORWARD,
+    MOST_NESTED,
     NOT_SELECTED,
     PHASES,
     Frame,
@@ -186,6 +187,7 @@ class Rows(Sequence[Row]):
 
         def chain(stored: Any) -> tuple[Frame, ...]:
             frames = []
+            demand(len(stored) <= MOST_NESTED + 1, "frames that are nested too deep")  # a kernel is no range
             for kind, name, signature in map(read_list, read_list(stored)):
                 demand(0 <= read_as(int, signature) < len(signatures), f"the signature of {name!r:.80}")
                 text = read_as(str, name)
@@ -204,8 +206,10 @@ class Rows(Sequence[Row]):
         limits = {"calls": (0, 2**63), **{name: (0, len(table)) for name, table in tables.items()}}
         columns = read_columns(document["rows"], cls.COLUMNS, len(layers), limits, "rows")
         demand(all(0 <= layer < len(layers) for by in shared for layer in by), "a layer in 'shared'")
-        for around in (around for step in within for around in step):
-            demand_layer(around, len(layers))
+        for step in within:
+            demand(len(step) <= MOST_NESTED, "layers that are nested too deep")
+            for around in step:
+                demand_layer(around, len(layers))
         return cls(layers, frames, devices, columns, within, shared)
 
     def summed(self, by: str | tuple[str, ...], of: str | tuple[str, ...], **where: Any) -> dict[Any, Any]:

@@ -16,7 +16,7 @@ from torchprof.attribute.events import PREFIX, Site
 from torchprof.run.layers import Layer, kind_of_root
 from torchprof.run.meta import RunWarning
 from torchprof.run.torch_names import WRAPPERS
-from torchprof.run.words import FSDP_RANGE, LOADING, OPTIMIZER_STEP, ZERO_GRAD
+from torchprof.run.words import FSDP_RANGE, LOADING, MOST_NESTED, OPTIMIZER_STEP, ZERO_GRAD
 from torchprof.traces.columns import MODULE_PREFIX
 
 _WRAPPING_STEPS = {*WRAPPERS.values()} - {"module"}  # no other module has an attribute of these names
@@ -89,6 +89,9 @@ def layers_of_labels(labels: Iterable[str], kinds: Mapping[str, str]) -> Hierarc
     ``Net.block._orig_mod.linear`` is ``Net.block.linear``. A wrapped model has the name of its wrapper: no path has it.
     """
     path_by = {label: path_of_label(label) for label in filter(is_module_label, labels)}
+    deep = [label for label, path in path_by.items() if len(path) > MOST_NESTED]
+    for label in deep:
+        del path_by[label]
     label_at = {path: label for label, path in path_by.items()}
     kind_at: dict[tuple[str, ...], str] = {}
     paths: dict[str, list[tuple[str, ...]]] = {}
@@ -106,7 +109,7 @@ def layers_of_labels(labels: Iterable[str], kinds: Mapping[str, str]) -> Hierarc
             kind_at[shown] = kind or kind_at.get(shown, "")
         paths[label] = [shown]
         wrapper_of[label] = label_at.get(path[:-1]) if wraps else None
-    return _hierarchy(kind_at, paths, wrapper_of)
+    return _hierarchy(kind_at, paths, wrapper_of, _too_deep(deep))
 
 
 def layers_of_modules(calls: Sequence[ModuleCall]) -> Hierarchy:
@@ -128,7 +131,7 @@ def layers_of_modules(calls: Sequence[ModuleCall]) -> Hierarchy:
         core: tuple(core_of.get(parent, parent) for parent in parents[_last(core, wrapper_of)])
         for core in dict.fromkeys(core_of.values())
     }
-    places = _places(inner)
+    places, warnings = _places(inner)
     models = Counter(traced_class_name(path[0]) for paths in places.values() for path in paths if len(path) == 1)
 
     def shown(path: tuple[str, ...]) -> tuple[str, ...]:
@@ -137,7 +140,7 @@ def layers_of_modules(calls: Sequence[ModuleCall]) -> Hierarchy:
 
     paths = {name: [shown(path) for path in places[core]] for name, core in core_of.items() if core in places}
     kind_at = {path: traced_class_name(name) for name in places for path in paths[name]}
-    return _hierarchy(kind_at, paths, wrapper_of, _about_crowded([name for name in inner if name not in places]))
+    return _hierarchy(kind_at, paths, wrapper_of, warnings)
 
 
 def layers_of_ranges(calls: Sequence[RangeCall]) -> Hierarchy:
@@ -160,10 +163,10 @@ def layers_of_ranges(calls: Sequence[RangeCall]) -> Hierarchy:
         parents[folded[call.name]].update(
             (folded.get(name, name), None) for name in _nearest_kept(call.parents, folded, around)
         )
-    places = _places({name: tuple(names) for name, names in parents.items()})
+    places, warnings = _places({name: tuple(names) for name, names in parents.items()})
     kind_at = {path: "" for of_name in places.values() for path in of_name}
     paths = {name: places[fold] for name, fold in folded.items() if fold in places}
-    return _hierarchy(kind_at, paths, {}, _about_crowded([name for name in parents if name not in places]))
+    return _hierarchy(kind_at, paths, {}, warnings)
 
 
 def _wrappers(parents: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, str]]:
@@ -225,11 +228,12 @@ def _text_around(number: re.Match[str]) -> tuple[str, str]:
     return number.string[: number.start()], number.string[number.end() :]
 
 
-def _places(parents: Mapping[str, tuple[str, ...]]) -> dict[str, list[tuple[str, ...]]]:
+def _places(parents: Mapping[str, tuple[str, ...]]) -> tuple[dict[str, list[tuple[str, ...]]], list[RunWarning]]:
     """All places of each name. A place is the names from the outermost one down to the name itself. A place has each
     name at most once, so recursion ends. A name with too many places is left out, and so are the places inside it.
     Keeping only some places would add its events to the wrong ones. For example, with ``b`` in ``a`` and in ``c``, and
-    ``c`` in ``a``, the places of ``b`` are ``a.b`` and ``a.c.b``."""
+    ``c`` in ``a``, the places of ``b`` are ``a.b`` and ``a.c.b``. Places that are too deep are left out, too. Also
+    warnings about what is left out."""
     inside: defaultdict[str, list[str]] = defaultdict(list)
     outermost = []
     for name, around in parents.items():
@@ -241,23 +245,33 @@ def _places(parents: Mapping[str, tuple[str, ...]]) -> dict[str, list[tuple[str,
     places: dict[str, list[tuple[str, ...]]] = {name: [] for name in parents}
     # Names that only call each other have no outermost one: start at one that is also called from outside, or the first
     left = [name for name in parents if "" in parents[name]] + list(parents)
+    deep: dict[str, None] = {}
     for name in [*outermost, *left]:
-        if places[name]:
+        if places[name] or name in deep:
             continue
         waiting: list[tuple[str, ...]] = [(name,)]
         while waiting:
             path = waiting.pop()
             if len(places[path[-1]]) <= _MOST_PLACES:
                 places[path[-1]].append(path)
-                waiting.extend((*path, child) for child in reversed(inside[path[-1]]) if child not in path)
+                children = [child for child in reversed(inside[path[-1]]) if child not in path]
+                if len(path) < MOST_NESTED:
+                    waiting.extend((*path, child) for child in children)
+                while len(path) == MOST_NESTED and children:
+                    if (child := children.pop()) not in deep:
+                        deep[child] = None
+                        children += inside[child]
     crowded = {name for name, paths in places.items() if len(paths) > _MOST_PLACES}
     clear = {name: [path for path in paths if crowded.isdisjoint(path)] for name, paths in places.items()}
-    return {name: paths for name, paths in clear.items() if paths}
+    kept = {name: paths for name, paths in clear.items() if paths}
+    warnings = _too_deep([name for name in deep if name not in kept])
+    if without := tuple(_strip_module_prefix(name) for name in parents if name not in kept and name not in deep):
+        warnings.append(RunWarning.of("too_many_places", most=_MOST_PLACES, modules=without))
+    return kept, warnings
 
 
-def _about_crowded(names: Sequence[str]) -> Iterator[RunWarning]:
-    if names:
-        yield RunWarning.of("too_many_places", most=_MOST_PLACES, modules=tuple(map(_strip_module_prefix, names)))
+def _too_deep(names: Sequence[str]) -> list[RunWarning]:
+    return [RunWarning.of("nested_too_deep", most=MOST_NESTED)] if names else []
 
 
 def _hierarchy(
