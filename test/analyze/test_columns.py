@@ -16,7 +16,7 @@ def test_an_average_is_as_certain_as_its_sum_and_its_calls() -> None:
     assert AVERAGE.figure(Figures(COST, COST, 4)) == Figure(3)
     some_count_for_a_layer_above = Figures(COST, COST, 4, incomplete={FORWARD})
     assert AVERAGE.figure(some_count_for_a_layer_above) == Figure(3, Bound.AT_LEAST)
-    assert AVERAGE.figure(Figures(COST, COST, 4, inlined=True)).bound is Bound.UNKNOWN
+    assert AVERAGE.figure(Figures(COST, COST, 4, has_more_calls=True)).bound is Bound.UNKNOWN
     assert AVERAGE.figure(Figures(COST, COST, 4, unknown=True)).bound is Bound.UNKNOWN
     assert AVERAGE.figure(Figures(COST, COST)).bound is Bound.BLANK
 

@@ -19,6 +19,7 @@ from torch import nn, rand
 import torchprof
 from torchprof.attribute.events import Event
 from torchprof.run.layers import Layer
+from torchprof.run.meta import RunWarning
 from torchprof.run.rows import Around
 from torchprof.run.run import Run
 from torchprof.run.words import BACKWARD, FORWARD, NOT_SELECTED, OUTSIDE, RECOMPUTE, Frame, FrameKind, Signature
@@ -261,6 +262,11 @@ def pipelined() -> Run:
     return run_of_pipelines(pipelines_of(one_f_one_b(2, 17), [equal()] * 3))
 
 
+def lost() -> Run:
+    """The recording was lost: how often the layers were called is unknown."""
+    return run_of([], measured=(), warnings=(RunWarning.of("recording_lost"),))
+
+
 KINDS: dict[str, Callable[[], Run]] = {
     make.__name__.strip("_"): cache(make)
     for make in (
@@ -283,5 +289,6 @@ KINDS: dict[str, Callable[[], Run]] = {
         on_meta,
         _never_called,
         inlined,
+        lost,
     )
 }

@@ -24,6 +24,7 @@ from tabulate import tabulate_formats
 import torchprof
 from torchprof import TorchprofError
 from torchprof.reports.documents import heat
+from torchprof.run.layers import Layer
 from torchprof.run.run import Run
 from torchprof.run.words import BACKWARD, OUTSIDE
 
@@ -276,3 +277,10 @@ def test_commands_that_make_a_model(command: str, tmp_path: Path) -> None:
     model = [f"{ROOT / 'examples' / 'models.py'}:LeNet5", "--input", "1,1,32,32"]
     written = in_terminal(tmp_path, command, *model, "--hot")
     assert "\x1b[1mLeNet5 ◄\x1b[0m" in written and "◄ marks the hottest path by" in written
+
+
+def test_csv_on_a_terminal_commands_nothing(tmp_path: Path) -> None:
+    """In a file, names are as they are."""
+    run_of([row(0, label("red\x1b[31m"), cpu_ns=1)], layers=[Layer(("Net\x1b[2J",), "Net")]).save(tmp_path / "run.json")
+    shown = in_terminal(tmp_path, "show", "run.json", "--report", "csv")
+    assert "\x1b" not in shown and r"Net\x1b[2J," in shown.replace("\r\n", "\n").split("\n")[1]

@@ -1239,13 +1239,13 @@ def test_copied_csv_has_the_runs_integers(name: str, look: Callable[..., Page]) 
 def test_copied_csv_quotes_names(look: Callable[..., Page]) -> None:
     names = ["comma,", 'quote"', "line\nbreak", "plain"]
     run = tree_of({"Net": 0})
-    layers = (*run.layers, *(Layer(("Net", name), "Module") for name in names))
+    layers = (*run.layers, *(Layer(("Net", name), "Module") for name in names), Layer(("=1+1",), "Module"))
     page = look(replace(run, layers=layers, rows=replace(run.rows, layers=layers)))
     button(page, "Open all").click()
     button(page, "Copy as CSV").click()
-    page.get_by_text("Copied: 5 rows.").wait_for()
+    page.get_by_text("Copied: 6 rows.").wait_for()
     rows = list(csv.reader(io.StringIO(page.evaluate("navigator.clipboard.readText()"))))
-    assert [row_[0] for row_ in rows[1:]] == ["Net", *(f"Net.{name}" for name in names)]
+    assert [row_[0] for row_ in rows[1:]] == ["Net", *(f"Net.{name}" for name in names), "'=1+1"]  # no formula
 
 
 def test_theme_switch(look: Callable[..., Page]) -> None:

@@ -66,7 +66,9 @@ def test_the_figures_of_a_model() -> None:
     total = prof.run.tree("forward").total
     assert found["FLOPs"] == f"{total.flops / 2 / 1e6:.2f} M"
     wall_ns = prof.run.meta.wall_ns
-    assert found["Throughput"] == f"{2 * 2 / wall_ns * 1e9:,.0f} samples/s over {short_time(wall_ns)}"
+    per_s = 2 * 2 / wall_ns * 1e9  # below 100 on a slow machine
+    shown = f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
+    assert found["Throughput"] == f"{shown} samples/s over {short_time(wall_ns)}"
     assert found["FLOP/s (mean)"] == str(format_count(total.flops / total.cpu_ns * 1e9))
     # Outputs of the layers without children: 2 of 4,704, 1,176; of 1,600, 400; of 120; 120; 84; 84 and 10 numbers.
     numbers = 2 * (2 * 4_704 + 1_176 + 2 * 1_600 + 400 + 2 * 120 + 2 * 84 + 10)

@@ -19,7 +19,7 @@ from build.trace_files import op as traced_op
 import torchprof
 from torchprof import TorchprofError
 from torchprof.run import saved
-from torchprof.run.file import MOST_UNPACKED
+from torchprof.run.file import MOST_UNPACKED, _free_bytes
 from torchprof.run.formats import NumberRanges, numbers_in_words
 from torchprof.run.lockstep import Lockstep
 from torchprof.run.whole_file import host
@@ -87,9 +87,29 @@ def test_what_unpacks_to_too_much_is_refused_while_it_is_unpacked(
     (tmp_path / "bomb.json.gz").write_bytes(bomb)
     with pytest.raises(TorchprofError, match=rf"1\.00 MB or more when .* 976\.56 KB: .* set {MOST_UNPACKED} to"):
         torchprof.load(tmp_path / "bomb.json.gz")
+    lists = gzip.compress(b'{"format":"torchprof-run","x":[0' + b",[]" * 20_000 + b"]}")  # 60 KB of text take 1 MB
+    (tmp_path / "lists.json.gz").write_bytes(lists)
+    with pytest.raises(TorchprofError, match="when it is unpacked"):
+        torchprof.load(tmp_path / "lists.json.gz")
+    event = json.dumps(traced_op("aten::mm", 1, 1))
+    with gzip.open(tmp_path / "trace.json.gz", "wt") as file:
+        file.write(f'{{"traceEvents":[{",".join([event] * 12_000)}]}}')
+    with pytest.raises(TorchprofError, match=r"trace\.json\.gz has .* when it is unpacked"):
+        torchprof.from_trace(tmp_path / "trace.json.gz")
     monkeypatch.setenv(MOST_UNPACKED, "plenty")
     with pytest.raises(TorchprofError, match="plenty is not a number of bytes"):
         torchprof.load(tmp_path / "bomb.json.gz")
+
+
+def test_the_free_memory_is_that_of_the_machine_and_of_the_container(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal:       300 kB\nMemFree:   1 kB\nMemAvailable:   200 kB\n")
+    for name, text in {"max": "100000", "current": "60000", "stat": "anon 1\ninactive_file 5000\n"}.items():
+        assert [*_free_bytes(tmp_path / "meminfo", tmp_path)] == [200 * 1024]
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert [*_free_bytes(tmp_path / "meminfo", tmp_path)] == [200 * 1024, 45_000]
+    (tmp_path / "memory.max").write_text("max\n")
+    assert [*_free_bytes(tmp_path / "meminfo", tmp_path)] == [200 * 1024]
+    assert [*_free_bytes(tmp_path / "none", tmp_path)] == []
 
 
 def test_a_parquet_file_is_refused_before_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,6 +141,31 @@ def test_numbers_that_are_none_are_repaired_at_once(tmp_path: Path, monkeypatch:
         document = text.whole_value()
     assert document["traceEvents"][0]["args"]["v"] == [None, None, "a nan, inf", 1] * 50_000
     assert document["traceEvents"][0]["name"] == "aten::nan" and len(repairs) < 20
+
+
+def test_a_word_where_no_value_belongs_ends_the_event(tmp_path: Path) -> None:
+    """It was repaired for ever."""
+    good = json.dumps(traced_op("aten::mm", 1, 1))
+    (tmp_path / "t.json").write_text(
+        f'{{"traceEvents":[{good},{{"ph":"X","name"-inf:"a"}},{good.replace("mm", "mv")}]}}'
+    )
+    run = torchprof.from_trace(tmp_path / "t.json")
+    assert {row.frames[-1].name for row in run.rows if row.frames} == {"aten::mm", "aten::mv"}
+    assert [warning.code for warning in run.warnings][0] == "trace_events_unread"
+
+
+def test_without_torch_a_trace_with_shapes_is_refused_in_words(tmp_path: Path) -> None:
+    shaped = traced_op("aten::mm", 1, 1, Input_Dims=[[2, 2], [2, 2]], Input_type=["float", "float"])
+    write(tmp_path / "t.json", {"traceEvents": [shaped]})
+    write(tmp_path / "plain.json", {"traceEvents": [traced_op("aten::mm", 1, 1)]})
+    code = (
+        "import sys; sys.modules['torch'] = None; import torchprof; print(torchprof.from_trace('plain.json'))\n"
+        "try: torchprof.from_trace('t.json')\n"
+        "except torchprof.TorchprofError as error: print(error)"
+    )
+    command = [sys.executable, "-c", code]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120).stdout
+    assert "aten::mm" in said and "computed with torch, which is not installed here: pip install torch." in said
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no such files")
@@ -209,7 +254,7 @@ def test_a_name_of_many_numbers_or_backslashes_takes_linear_time(tmp_path: Path)
 
 
 def nested(depth: int, category: str, name: str) -> list[dict[str, Any]]:
-    """Ranges inside one another, each a µs longer than the next on both sides. ``name`` may have the number of the range
+    """Ranges inside one another, each a µs longer than the next on both sides. ``name`` may have the number of a range
     as {n}, or as a {word}, or a {path}."""
     letters = str.maketrans("01234567", "abcdefgh")
     names = (name.format(n=n, word=oct(n).translate(letters), path=".".join(["a"] * (n + 1))) for n in range(depth))

@@ -39,7 +39,7 @@ class Figures:
     own_params: int | None = None
     has_params: bool = False  # whether a row of this kind has parameters
     unknown: bool = False  # never called: its cost is unknown
-    inlined: bool = False  # it, or one of several, was never called itself, but may have run in code compiled around it
+    has_more_calls: bool = False  # perhaps: in code compiled around it, or in a recording that is lost
     incomplete: Set[str] = frozenset()  # phases in which its work, or that of layers below, counts for a layer above
     incomplete_self: Set[str] = frozenset()  # phases in which that is its self
     left_over: bool = False  # launched before the recording began: not part of shares
@@ -91,8 +91,8 @@ class Figures:
         return Figure.of_sum(cost.flops / ns * 1e9, not cost.uncounted)
 
     def number_of_calls(self) -> Figure:
-        """Of a sum, a lower bound if one of its layers may have run inside a compiled region, where it has no calls."""
-        if self.inlined:
+        """A lower bound if there may be more: inside a compiled region a layer has no calls."""
+        if self.has_more_calls:
             return Figure.of_sum(max(self.calls, 0), False)
         return BLANK if self.calls < 0 else Figure(self.calls)
 
@@ -124,6 +124,7 @@ def figures_of_layers(run: Run, phases: Sequence[str]) -> dict[_Path, Figures]:
     params = run.total_params()
     selected = None if run.meta.paths is None else set(run.meta.paths)
     incomplete = incomplete_phases(run)
+    is_lost = any(warning.code == "recording_lost" for meta in run.metas for warning in meta.warnings)
     on_other_threads: Counter[str] = Counter()
     for meta in run.metas:
         for warning in meta.warnings:
@@ -145,7 +146,7 @@ def figures_of_layers(run: Run, phases: Sequence[str]) -> dict[_Path, Figures]:
                     own_params=layer.params,
                     has_params=True,
                     unknown=not any(node.calls or node.total for node in nodes),
-                    inlined=layer.compiled and not calls,
+                    has_more_calls=is_lost or (layer.compiled and not calls),
                     incomplete=frozenset(phases) if 0 < recorded < calls else totals,
                     incomplete_self=frozenset(phases) if 0 < recorded < calls else selves,
                 )
@@ -218,7 +219,7 @@ def summed_figures(members: Sequence[Figures], paths: Sequence[_Path] = ()) -> F
     outermost = _outermost(members, paths)
     outermost_called = _outermost(called, [path for path, figures in zip(paths, members) if not figures.unknown])
     phases = frozenset(phase for figures in members for phase in figures.total)
-    may_have_run = any(figures.unknown and figures.inlined for figures in members)
+    may_have_run = any(figures.unknown and figures.has_more_calls for figures in members)
     calls = [figures.calls for figures in members if figures.calls >= 0]  # 0 of a layer that was never called
     no_phase = frozenset[str]()
     return Figures(
@@ -229,7 +230,7 @@ def summed_figures(members: Sequence[Figures], paths: Sequence[_Path] = ()) -> F
         own_params=sum_if_known(*(figures.own_params for figures in members)),
         has_params=any(figures.has_params for figures in members),
         unknown=not called,
-        inlined=any(figures.inlined for figures in members),
+        has_more_calls=any(figures.has_more_calls for figures in members),
         incomplete=phases if may_have_run else no_phase.union(*(figures.incomplete for figures in outermost_called)),
         incomplete_self=phases if may_have_run else no_phase.union(*(figures.incomplete_self for figures in called)),
     )

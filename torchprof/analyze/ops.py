@@ -85,7 +85,7 @@ def line_of_figures(texts: Mapping[str, Sequence[Cell]], figures: Figures, phase
         total={SUM_OF_PHASES: total},
         calls=figures.calls,
         unknown=figures.unknown,
-        inlined=figures.inlined,
+        has_more_calls=figures.has_more_calls,
         incomplete={SUM_OF_PHASES} if figures.incomplete & {*phases} else frozenset(),
         incomplete_self={SUM_OF_PHASES} if figures.incomplete_self & {*phases} else frozenset(),
         texts=texts,

@@ -16,7 +16,7 @@ from torchprof.analyze.report import Part, spaced, without_warnings
 from torchprof.analyze.sentences import legend
 from torchprof.analyze.top import largest_parts, title_of_parts
 from torchprof.cli.options import TABLE_OPTIONS, given_options, in_words, report_options
-from torchprof.errors import TorchprofError, printable, some
+from torchprof.errors import TorchprofError, printable, printable_lines, some
 from torchprof.first_screen.overview import other_sentences, short_tree
 from torchprof.first_screen.verdict import verdict
 from torchprof.ranks.sentences import MOST_WHOLE_RANKS, run_of_chosen
@@ -63,7 +63,8 @@ def print_run(run: torchprof.Run, arguments: argparse.Namespace, otherwise: Call
     accepted = options_of(name)
     for_terminal = {"color": in_color(sys.stdout), "width": terminal_width(), "whole": _how_to_see_all(run)}
     options |= {option: value for option, value in for_terminal.items() if option in accepted}
-    print(run.report(name, **options))
+    text = run.report(name, **options)
+    print(printable_lines(text.replace("\r\n", "\n")) if name == "csv" and sys.stdout.isatty() else text)
 
 
 def _chosen_report(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:

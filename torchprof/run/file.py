@@ -134,6 +134,8 @@ def _without_uncompared(document: dict[str, Any]) -> dict[str, Any]:
 MOST_UNPACKED = "TORCHPROF_MOST_UNPACKED"
 """The environment variable with the most bytes that a file may have when it is unpacked."""
 _MOST_BYTES = 8 * 2**30
+VALUE_BYTES = 48
+"""What a value of JSON takes in memory, besides its text: a number some 40 bytes, an empty list 64."""
 _PIECE = 1 << 20
 
 
@@ -144,10 +146,19 @@ def most_unpacked() -> int:
         if not stated.isdecimal():
             raise TorchprofError(f"{MOST_UNPACKED}={stated} is not a number of bytes, such as {_MOST_BYTES}.")
         return int(stated)
-    with suppress(OSError, LookupError, ValueError):  # only Linux tells
-        [available] = re.findall(r"^MemAvailable: +(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
-        return min(_MOST_BYTES, int(available) * 1024 // 2)
-    return _MOST_BYTES
+    return min([_MOST_BYTES, *(free // 2 for free in _free_bytes())])
+
+
+def _free_bytes(machine: Path = Path("/proc/meminfo"), container: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
+    """The bytes that this machine has free, and those that its container has, as far as Linux tells: the files are
+    described in proc_meminfo(5), and in the kernel's "Control Group v2", "Memory Interface Files"."""
+    with suppress(OSError, LookupError, ValueError):
+        [available] = re.findall(r"^MemAvailable: +(\d+) kB$", machine.read_text(), re.MULTILINE)
+        yield int(available) * 1024
+    with suppress(OSError, LookupError, ValueError):
+        most, used = (int((container / f"memory.{name}").read_text()) for name in ("max", "current"))
+        [cached] = re.findall(r"^inactive_file (\d+)$", (container / "memory.stat").read_text(), re.MULTILINE)
+        yield max(most - used + int(cached), 0)
 
 
 def refuse_unpacked(path: object, size: int, most: int) -> None:
@@ -174,9 +185,11 @@ def unzipped(data: bytes, path: str) -> bytes:
 def _document_of(data: bytes, path: str) -> dict[str, Any]:
     """The JSON of a file, gzipped or not, as Python values. Raises TorchprofError if it is not that of a run."""
     try:
-        document = json.loads(unzipped(data, path) if data[:2] == b"\x1f\x8b" else data)
+        text = unzipped(data, path) if data[:2] == b"\x1f\x8b" else data
+        refuse_unpacked(path, len(text) + VALUE_BYTES * text.count(b","), most_unpacked())
+        document = json.loads(text)
     except (ValueError, EOFError, OSError, zlib.error, RecursionError) as error:
-        raise TorchprofError(f"{path} is not a saved run: it does not read as JSON ({error}).") from error
+        raise TorchprofError(f"{path} is not a saved run: it does not read as JSON ({error!s:.300}).") from error
     if isinstance(document, dict) and document.get("format") == _FORMAT:
         return document
     if isinstance(document, dict) and "traceEvents" in document:
@@ -201,7 +214,8 @@ def _run_of_document(
         run = _checked_run(reduced(document) if reduced else document)
         return run if schema >= _WITH_IDLE_TIME else _with_idle_time(run)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError) as error:
-        raise TorchprofError(f"{path} is a damaged run file: {type(error).__name__} {error}.") from error
+        why = f"{type(error).__name__} {error!s:.300}"
+        raise TorchprofError(f"{path} is a damaged run file: {why}.") from error
 
 
 def _checked_run(document: dict[str, Any]) -> Run:
@@ -271,6 +285,8 @@ def run_of_parquet(data: bytes, path: str) -> Run:
         document = _document_of(b64decode(stored), path)
         lines = len(document["rows"][Rows.KEYS[0]])
         demand(file.metadata.num_rows == lines, f"{file.metadata.num_rows} rows of costs for {lines} rows")
+        types = {str(column.type) for column in file.schema_arrow if column.name in Rows.VALUES}
+        demand(types <= {"int64"}, f"costs of the types {types}")
         values = file.read([*Rows.VALUES]).to_pydict()
         document["rows"].update({name: array("q", [value or 0 for value in values[name]]) for name in Rows.VALUES})
     return _run_of_document(document, path)
@@ -382,4 +398,5 @@ def _damaged(path: str) -> Iterator[None]:
         *(_pyarrow().ArrowException, OSError, ValueError, TypeError, AttributeError),
         *(LookupError, OverflowError),
     ) as error:
-        raise TorchprofError(f"{path} is a damaged Parquet file: {type(error).__name__} {error}.") from error
+        why = f"{type(error).__name__} {error!s:.300}"
+        raise TorchprofError(f"{path} is a damaged Parquet file: {why}.") from error

@@ -67,7 +67,7 @@ class JsonText:
 
     def more(self) -> bool:
         """Read more; False at the end of the file. Each call doubles the text, so that a long value needs few calls.
-        Raises TorchprofError if one value is larger than a file may be."""
+        Raises TorchprofError if one value, or what was decompressed, is larger than a file may be."""
         if self._ended:
             return False
         data = b""
@@ -79,7 +79,8 @@ class JsonText:
         self._dropped += self.at
         self.text = self.text[self.at :] + self._decoder.decode(data, self._ended)
         self.at = 0
-        refuse_unpacked(self._path, len(self.text), self._most)
+        unpacked = self._dropped if isinstance(self._source, gzip.GzipFile) else 0
+        refuse_unpacked(self._path, unpacked + len(self.text), self._most)
         return True
 
     def _bytes(self, wanted: int) -> bytes:
@@ -178,7 +179,10 @@ class JsonText:
         if _NO_NUMBER.match(self.text, error.pos):
             # Others may follow: those in the text are repaired at once, since each repair decodes the value anew.
             rest = self.text[error.pos :]
-            self._replace(error.pos, len(self.text), _STRING_OR_NO_NUMBER.sub(lambda of: of["string"] or "null", rest))
+            repaired = _STRING_OR_NO_NUMBER.sub(lambda of: of["string"] or "null", rest)
+            if not repaired.startswith("null"):  # it is no value, as in "name"-inf: 1
+                raise error
+            self._replace(error.pos, len(self.text), repaired)
         elif error.msg.startswith("Invalid \\"):
             # If one string is not escaped, the others are not either: repair all strings in the text at once.
             strings = self.text[self.at :]

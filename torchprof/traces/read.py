@@ -90,6 +90,13 @@ def from_trace(
     read = partial(_read_or_error, in_folders=in_folders, model=known, with_timeline=with_timeline)
     try:
         runs = _without_errors(files, _outcomes(files, read, progress, processes))
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise TorchprofError(
+            "FLOPs and bytes of a trace with shapes are computed with torch, which is not installed here: pip install "
+            "torch. Or read it where torch is, and save the run: a saved run is read without torch."
+        ) from error
     except TorchprofError as error:
         # Of several files, the error may be that of another one than the first.
         part = None if model is None or len(files) > 1 else _part_of_trace(files[0], model, inputs, kwargs)

@@ -251,7 +251,7 @@ class TreeTable {
     const quoted = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
     const headings = this.columns.map(({ heading, unit }) => heading + (["ns", "bytes"].includes(unit) ? ` (${unit})` : ""));
     const lines = this.lines.map((node) => [
-      this.run.path(node),
+      this.run.path(node).replace(/^[=+\-@\t\r\n＝＋－＠']/, "'$&"), // a spreadsheet would read a formula; see exports.py
       ...this.columns.map((column) => {
         const value = this.run.value(column, node, this.source);
         return value === null || value === undefined ? "" : String(value);
