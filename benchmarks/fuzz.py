@@ -23,6 +23,7 @@ import warnings
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,8 @@ def outcome(rng: random.Random, path: Path, read: Callable[[Path], Run]) -> str:
         except TorchprofError:
             continue
     str(run)
+    with suppress(TorchprofError):
+        torchprof.merge([run, run], add_cycles=True)
     run.save(path.parent / "again.json")
     assert torchprof.load(path.parent / "again.json") == run, "another run after saving"
     return "run"
@@ -233,10 +236,10 @@ def stop(*_: object) -> None:
 
 def check(kind: str, seed: int, count: int) -> tuple[Counter[str], float]:
     """Outcomes of so many inputs, by name, and the seconds of the slowest. Prints each kind of failure once."""
-    signal.signal(signal.SIGALRM, stop)
+    before = signal.signal(signal.SIGALRM, stop)
     rng, outcomes, longest = random.Random(seed), Counter[str](), 0.0
-    warnings.simplefilter("ignore")
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         path, files, read = cases(kind, Path(name), rng)
         for number, data in enumerate(islice(files, count)):
             path.write_bytes(data)
@@ -256,6 +259,7 @@ def check(kind: str, seed: int, count: int) -> tuple[Counter[str], float]:
             finally:
                 signal.alarm(0)
             longest = max(longest, time.perf_counter() - start)
+    signal.signal(signal.SIGALRM, before)
     return outcomes, longest
 
 

@@ -93,12 +93,21 @@ TRACES: dict[str, tuple[int, Callable[[int], Iterable[dict[str, Any]]]]] = {
     "depth of modules": (5_000, lambda count: nested(count, lambda n: f"nn.Module: Net_{n}", "python_function")),
     "depth of a label": (100_000, lambda n: [event("torchprof:" + ".".join(["a"] * n), 1, 9, "user_annotation")]),
     "arguments of an event": (100_000, lambda count: [event("aten::mm", 1, 9, **{f"k{n}": n for n in range(count)})]),
-    "shapes of an event": (30_000, lambda count: [event("aten::mm", 1, 9, **{"Input Dims": [[n, 2] for n in range(count)]})]),
+    "shapes of an event": (
+        30_000,
+        lambda count: [event("aten::mm", 1, 9, **{"Input Dims": [[n, 2] for n in range(count)]})],
+    ),
     "values nan of an event": (100_000, lambda count: [event("aten::mm", 1, 9, values=[math.nan] * count)]),
     "length of a name": (300_000, lambda count: [event("x" * count, 1, 9), event("y/" * (count // 2), 11, 9)]),
-    "numbers in a name": (100_000, lambda count: [event("1 2" * count, 1, 9, "user_annotation"), event("aten::mm", 2, 3)]),
-    "labels of backslashes": (100_000, lambda count: [event("\\" * count, 1, 9, "user_annotation"), event("aten::mm", 2, 3)]),
-}  # fmt: skip
+    "numbers in a name": (
+        100_000,
+        lambda count: [event("1 2" * count, 1, 9, "user_annotation"), event("aten::mm", 2, 3)],
+    ),
+    "labels of backslashes": (
+        100_000,
+        lambda count: [event("\\" * count, 1, 9, "user_annotation"), event("aten::mm", 2, 3)],
+    ),
+}
 """By what grows: its first number, and the events of a trace with so many of it."""
 
 

@@ -17,6 +17,7 @@ from build.trace_files import memory_event, trace_event, write
 from build.trace_files import op as traced_op
 
 import torchprof
+from benchmarks import fuzz
 from torchprof import TorchprofError
 from torchprof.run import saved
 from torchprof.run.file import MOST_UNPACKED, _free_bytes
@@ -66,6 +67,12 @@ def test_numbers_as_ranges() -> None:
 def test_a_number_that_no_run_has_is_refused(value: dict[str, int], tmp_path: Path) -> None:
     with pytest.raises(TorchprofError, match="is a damaged run file"):
         torchprof.load(changed(tmp_path, **value))
+
+
+def test_sums_of_cycles_that_are_too_large_are_refused() -> None:
+    run = run_of([row(0, cpu_ns=2**62 + 1)])
+    with pytest.raises(TorchprofError, match="of rank 0 does not fit into 64 bits"):
+        torchprof.merge([run, run], add_cycles=True)
 
 
 @pytest.mark.parametrize("name", ["rank", "world_size"])
@@ -151,7 +158,7 @@ def test_a_word_where_no_value_belongs_ends_the_event(tmp_path: Path) -> None:
     )
     run = torchprof.from_trace(tmp_path / "t.json")
     assert {row.frames[-1].name for row in run.rows if row.frames} == {"aten::mm", "aten::mv"}
-    assert [warning.code for warning in run.warnings][0] == "trace_events_unread"
+    assert "trace_events_unread" in {warning.code for warning in run.warnings}
 
 
 def test_without_torch_a_trace_with_shapes_is_refused_in_words(tmp_path: Path) -> None:
@@ -174,6 +181,15 @@ def test_only_files_are_read(tmp_path: Path) -> None:
     for path in ("/dev/zero", tmp_path / "pipe.json"):
         with pytest.raises(TorchprofError, match="is not a file"):
             torchprof.load(path)
+
+
+@pytest.mark.parametrize("kind", fuzz.KINDS)
+def test_damaged_files_are_read_or_refused(kind: str) -> None:
+    """``python -m benchmarks fuzz`` tries 10,000 of each kind."""
+    if kind in ("parquet", "job"):
+        pytest.importorskip("pyarrow")
+    outcomes, _ = fuzz.check(kind, seed=56, count=80)
+    assert outcomes["run"] and not outcomes["failed"], outcomes
 
 
 class Full:

@@ -135,7 +135,7 @@ MOST_UNPACKED = "TORCHPROF_MOST_UNPACKED"
 """The environment variable with the most bytes that a file may have when it is unpacked."""
 _MOST_BYTES = 8 * 2**30
 VALUE_BYTES = 48
-"""What a value of JSON takes in memory, besides its text: a number some 40 bytes, an empty list 64."""
+"""What a value of JSON takes in memory, without its text: a number some 40 bytes, an empty list 64."""
 _PIECE = 1 << 20
 
 
@@ -208,7 +208,7 @@ def _run_of_document(
     schema = document.get("schema")
     if type(schema) is not int or not 1 <= schema <= SCHEMA:
         raise TorchprofError(
-            f"{path} has schema {schema}; this torchprof reads up to {SCHEMA}. Read it with a newer torchprof."
+            f"{path} has schema {schema!s:.80}; this torchprof reads up to {SCHEMA}. Read it with a newer torchprof."
         )
     try:
         run = _checked_run(reduced(document) if reduced else document)

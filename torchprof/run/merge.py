@@ -34,7 +34,8 @@ def merge(runs: Iterable[Run], *, add_cycles: bool = False) -> Run:
     cycles of one ``Profile``. Warnings that follow from a run are computed from the sum; each stored warning keeps the
     numbers of the runs that had it.
 
-    Raises TorchprofError for no run, for what is not a run, for two runs of one rank, and for runs of different jobs.
+    Raises TorchprofError for no run, for what is not a run, for two runs of one rank, for runs of different jobs, and
+    for sums that do not fit into 64 bits.
     """
     if isinstance(runs, (str, PathLike, Run)) or not isinstance(runs, Iterable):
         raise TorchprofError(f"merge needs several runs, as a list or a generator, but got {runs!r:.80} alone.")
@@ -74,7 +75,10 @@ def _sums_of_cycles(runs: Iterable[Run]) -> list[Run]:
                 "Two of the runs are of several ranks, the same in both: first add up the cycles of each rank, then "
                 "merge the ranks."
             )
-        sums[ranks] = add_cycle(sums.get(ranks), run)
+        try:
+            sums[ranks] = add_cycle(sums.get(ranks), run)
+        except OverflowError as error:
+            raise TorchprofError(f"A sum of the cycles of rank {ranks[0]} does not fit into 64 bits.") from error
         warnings.setdefault(ranks, []).append(run.meta.warnings)
     for ranks, of_runs in warnings.items():
         if len(of_runs) > 1:

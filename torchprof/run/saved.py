@@ -385,7 +385,7 @@ def _check(folder: Path) -> None:
     schema = mark["schema"]
     if not 1 <= schema <= _SCHEMA:
         raise TorchprofError(
-            f"{folder} has schema {schema}; this torchprof reads up to {_SCHEMA}. Read it with a newer torchprof."
+            f"{folder} has schema {schema!s:.80}; this torchprof reads up to {_SCHEMA}. Read it with a newer torchprof."
         )
 
 
