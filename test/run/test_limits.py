@@ -75,6 +75,13 @@ def test_sums_of_cycles_that_are_too_large_are_refused() -> None:
         torchprof.merge([run, run], add_cycles=True)
 
 
+def test_a_rank_has_its_metadata_once(tmp_path: Path) -> None:
+    document = json.loads(changed(tmp_path).read_text())
+    write(tmp_path / "run.json", {**document, "metas": document["metas"] * 2})
+    with pytest.raises(TorchprofError, match="metadata of 2 runs of 1 ranks"):
+        torchprof.load(tmp_path / "run.json")
+
+
 @pytest.mark.parametrize("name", ["rank", "world_size"])
 def test_a_number_that_no_rank_has_is_ignored_in_a_trace(name: str, tmp_path: Path) -> None:
     header = {"rank": 0, "world_size": 2, name: 10**30}
@@ -181,6 +188,8 @@ def test_only_files_are_read(tmp_path: Path) -> None:
     for path in ("/dev/zero", tmp_path / "pipe.json"):
         with pytest.raises(TorchprofError, match="is not a file"):
             torchprof.load(path)
+    with pytest.raises(TorchprofError, match="is empty"):  # nobody writes to it
+        torchprof.from_trace(tmp_path / "pipe.json")
 
 
 @pytest.mark.parametrize("kind", fuzz.KINDS)

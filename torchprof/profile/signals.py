@@ -154,7 +154,7 @@ class SigtermAsError:
     def ignore_first(self) -> None:
         """From now on, ignore the first SIGTERM and the first Ctrl-C, even if the program handles them."""
         self._raises = False
-        if callable(interrupt := signal.getsignal(signal.SIGINT)):
+        if (interrupt := signal.getsignal(signal.SIGINT)) not in (None, signal.SIG_IGN):
             self._interrupt_handler = interrupt
             signal.signal(signal.SIGINT, self._ignore_interrupt)
         handler = signal.getsignal(signal.SIGTERM)

@@ -226,7 +226,7 @@ def _checked_run(document: dict[str, Any]) -> Run:
     warnings = [RunWarning.from_json(stored, names) for stored in read_list(document["stored_warnings"])]
     metas = tuple(Meta.from_json(stored, warnings) for stored in read_list(document["metas"]))
     ranks = {meta.rank for meta in metas}
-    demand(bool(ranks), "no metadata")
+    demand(bool(ranks) and len(ranks) == len(metas), f"metadata of {len(metas)} runs of {len(ranks)} ranks")
     rows = Rows.from_json(document, layers)
     named = {*rows.columns["rank"]}.union(*(layer.ranks for layer in layers))
     demand(named <= ranks, f"no metadata of some of the ranks {named!r:.80}")
