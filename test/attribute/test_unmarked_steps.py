@@ -22,6 +22,7 @@ from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD, OUTSIDE, StepEnd
 
+MARK = "torchprof:!optimizer:"
 ENGINE, CALL, ADAM, SGD = "torchprof:!engine", "torchprof:0", "Optimizer.step#Adam.step", "Optimizer.step#SGD.step"
 
 
@@ -39,6 +40,15 @@ def ends_of(ranges: Sequence[tuple[str, int, int]], sequenced: Sequence[int] = (
     """The ends of passes, and the starts of the calls without gradients."""
     loop = loop_in(ranges, sequenced, RecordedLoop())
     return [*loop.ends], [one.start_ns for one in loop.without_gradients]
+
+
+def adams(steps: str) -> list[tuple[str, int, int]]:
+    """Steps of Adam, each after a backward pass, with the mark of the object that a letter stands for."""
+    return [
+        one
+        for end, letter in enumerate(steps, 1)
+        for one in ((ENGINE, end - 0.9, end - 0.8), (ADAM, end - 0.7, end), (f"{MARK}{letter}", end - 0.6, end - 0.6))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -60,6 +70,10 @@ def ends_of(ranges: Sequence[tuple[str, int, int]], sequenced: Sequence[int] = (
             id="an optimizer of another class in another",
         ),
         pytest.param([(SGD, 0, 2), (SGD, 3, 4)], [2, 4], id="backward was not recorded"),
+        pytest.param(adams("AB" * 3), [2, 4, 6], id="two of a class that are told apart"),
+        pytest.param(adams("AAAB" * 3), [4, 8, 12], id="several of one, then one of another"),
+        pytest.param(adams("BAAA" * 3), [1, 5, 9], id="one, then several of another"),
+        pytest.param(adams("AAAA" + "BBB"), [1, 2, 3, 4, 6, 7], id="one after the other"),
         pytest.param(
             [(CALL, 0, 1), (ENGINE, 2, 3), (ENGINE, 4, 5), (CALL, 6, 7), (ENGINE, 8, 9)], [3, 9], id="backward"
         ),
@@ -168,6 +182,28 @@ def test_steps_last_as_long_as_by_a_stopwatch(loop: Callable[[Loop, int], None],
     of_trace = steps_of(torchprof.from_trace(tmp_path / "trace.json"))
     assert of_trace is not None and of_trace.count == 5
     assert abs(of_trace.sum - steps.sum) <= 5 * 2_000  # a trace rounds to microseconds
+
+
+@pytest.mark.parametrize("critic_steps", [1, 3])
+def test_a_critic_and_a_generator_with_optimizers_of_one_class_make_one_step(critic_steps: int, tmp_path: Path) -> None:
+    """Live and in a trace: torch gives the ranges of both the same name, and ours has the number of the object."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    critic, generator = (torch.optim.Adam(part.parameters()) for part in model)
+
+    def loop() -> None:
+        for _ in range(4):
+            for optimizer in (*[critic] * critic_steps, generator):
+                model(torch.rand(2, 4)).sum().backward()
+                optimizer.step()
+
+    with torchprof.Profile(model) as prof:
+        loop()
+    with torchprof.annotate(model), torch.profiler.profile() as traced:
+        loop()
+    traced.export_chrome_trace(str(tmp_path / "t.json"))
+    for run in (prof.run, torchprof.from_trace(tmp_path / "t.json"), torchprof.from_profiler(traced, model)):
+        assert run.meta.steps == (4 if run is prof.run else 3)  # in a trace of others, the first may have begun before
+        assert not any("!" in frame.name for chain in run.rows.frames for frame in chain)
 
 
 def test_a_single_pass_is_no_loop() -> None:

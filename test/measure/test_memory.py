@@ -1329,3 +1329,49 @@ def test_the_observer_is_freed_without_the_garbage_collector() -> None:
         assert alive() is None
     finally:
         gc.enable()
+
+
+# Casts of autocast, and temporaries of optimizers
+
+
+@pytest.mark.parametrize("cache_enabled", [True, False])
+def test_the_casts_that_autocast_keeps_are_no_activations_and_nothing_is_saved(cache_enabled: bool) -> None:
+    """Of each weight and bias, in half the bytes; without the cache they are freed at once."""
+    model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(4)]).eval()
+    with torchprof.Profile(model, profile_memory=True) as prof:
+        for _ in range(2):
+            with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=cache_enabled):
+                model(torch.rand(16, 64))
+    live = Counter[str]()
+    for held in prof.run.memory[0].held:
+        live[held.kind] += held.nbytes
+    kept = sum(parameter.numel() * 2 for parameter in model.parameters()) if cache_enabled else 0
+    assert live["weight casts"] == kept and live["activations"] <= 16 * 64 * 2
+    saved = [spread.sum for key, spread in prof.run.samples.items() if key.measure == "kept_bytes"]
+    assert saved and not any(saved)
+
+
+def test_the_casts_of_a_training_call_are_activations() -> None:
+    """They are saved for backward, and freed in it."""
+    model = nn.Linear(64, 64)
+    with torchprof.Profile(model, profile_memory=True) as prof:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(torch.rand(16, 64)).sum()
+        loss.backward()
+    assert {held.kind for held in prof.run.memory[0].held}.isdisjoint({"weight casts"})
+    assert sum(spread.sum for key, spread in prof.run.samples.items() if key.measure == "kept_bytes") > 0
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_what_an_optimizer_frees_before_its_step_ends_is_a_temporary_of_it(fused: bool) -> None:
+    model = nn.Linear(512, 512, bias=False)
+    optimizer = torch.optim.Adam(model.parameters(), fused=fused)
+    with torchprof.Profile(model, profile_memory=True, with_timeline=True) as prof:
+        for _ in range(2):
+            model(torch.rand(2, 512)).sum().backward()
+            optimizer.step()
+    timeline = prof.run.timeline
+    assert timeline is not None
+    numbers = zip(timeline.columns["kind"], timeline.columns["nbytes"])
+    largest = max((size for kind, size in numbers if KINDS[kind] == "optimizer temporaries"), default=0)
+    assert largest <= 64 if fused else largest == 512 * 512 * 4

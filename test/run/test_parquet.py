@@ -230,8 +230,8 @@ def test_metadata_that_contradicts_the_columns_is_refused(saved: Path) -> None:
 
 
 def test_a_file_of_a_newer_schema_is_refused(saved: Path) -> None:
-    with_metadata(saved, schema=4)
-    with pytest.raises(TorchprofError, match="has schema 4; this torchprof reads up to 3"):
+    with_metadata(saved, schema=5)
+    with pytest.raises(TorchprofError, match="has schema 5; this torchprof reads up to 4"):
         torchprof.load(saved)
 
 

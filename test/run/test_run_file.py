@@ -29,7 +29,7 @@ from torchprof.run.rows import Around
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD, OUTSIDE, Frame, FrameKind, Signature, SourceLine
 
-SAVED = DATA / "run-schema-3.json"
+SAVED = DATA / "run-schema-4.json"
 
 
 def document(path: Path) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def test_a_file_of_an_older_schema_is_read(schema: int) -> None:
     """Schema 1 has no compilations and no hints for graph breaks; both do not have the time in which nothing ran."""
     old = DATA / f"run-schema-{schema}.json"
     run = torchprof.load(old)
-    assert run == torchprof.load(SAVED)
+    assert run == torchprof.load(SAVED) == torchprof.load(DATA / "run-schema-3.json")
     assert sum(document(old)["rows"]["cpu_ns"]) == dict(run.meta.busy_ns)["cpu"] == 267254002
     assert sum(run.rows.columns["cpu_ns"]) == run.meta.wall_ns == 267763241
     outside = [row for row in run.rows if row.layer is None and not row.frames]
@@ -81,11 +81,11 @@ def test_the_idle_time_of_an_older_file_is_that_of_each_rank(in_row: bool, tmp_p
     assert outside == {0: 7_000 + 1_000 * in_row, 1: 6_000}
 
 
-@pytest.mark.parametrize("schema", [4, 999, 0, -1, None, "1", True, 1.0])
+@pytest.mark.parametrize("schema", [5, 999, 0, -1, None, "1", True, 1.0])
 def test_a_file_of_another_schema_is_refused(schema: Any, tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_text(json.dumps({**document(SAVED), "schema": schema}), encoding="utf-8")
-    with pytest.raises(TorchprofError, match=f"has schema {schema}; this torchprof reads up to 3"):
+    with pytest.raises(TorchprofError, match=f"has schema {schema}; this torchprof reads up to 4"):
         torchprof.load(file)
 
 

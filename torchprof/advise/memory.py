@@ -14,7 +14,9 @@ from torchprof.run.words import BACKWARD, FORWARD, NOT_SELECTED
 
 _LEAST_SHARE = 1 / 3  # of the live memory at the peak
 _LEAST_BYTES = 2**20
-_KINDS = ("activations", "temporaries")
+_OF_OPTIMIZERS = "optimizer temporaries"
+_KINDS = ("activations", "temporaries", _OF_OPTIMIZERS)
+_LEAST_CASTS = 0.05  # of the live memory at the peak
 _SMALL_PART = 0.01  # smaller parts of a layer's bytes are not named
 
 _Bytes = Counter[tuple[str, str]]
@@ -39,7 +41,7 @@ def layer_that_makes_the_peak(evidence: Evidence) -> Iterator[Advice]:
         where = f"the peaks of {len(peaks)} devices" if others else f"the peak of {device}"
         above = " above the start" if any(memory.before is None for memory in peaks) else ""
         parts = ", ".join(
-            f"{format_memory(nbytes)} {kind} of {phase}"
+            f"{format_memory(nbytes)} {kind if kind == _OF_OPTIMIZERS else f'{kind} of {phase}'}"
             for (kind, phase), nbytes in live.most_common()
             if nbytes >= _SMALL_PART * live.total()
         )
@@ -48,6 +50,25 @@ def layer_that_makes_the_peak(evidence: Evidence) -> Iterator[Advice]:
             f"{parts}.",
             remedies[group.numbers[0]],
         )
+
+
+@rule
+def weight_casts_at_the_peak(evidence: Evidence) -> Iterator[Advice]:
+    """Casts of weights that autocast keeps, in calls without gradients, that are live at the peak of a device."""
+    for memory in evidence.run.memory:
+        casts: Counter[int] = Counter()
+        for held in memory.held:
+            casts[held.layer] += held.nbytes * (held.kind == "weight casts")
+        if casts.total() >= max(_LEAST_CASTS * _bytes_at_peak(memory), _LEAST_BYTES):
+            layers = [evidence.name_of(layer) for layer, nbytes in casts.most_common() if nbytes and layer >= 0]
+            yield Advice(
+                ", ".join(evidence.run.meta.model),
+                f"{casts.total() / _bytes_at_peak(memory):.0%} of the peak of {name_of_device(evidence.run, memory)} "
+                "are casts of weights, which `torch.autocast` keeps until its context ends.",
+                "Use `torch.autocast(…, cache_enabled=False)`, or weights in the smaller type (`model.bfloat16()`).",
+                gain_bytes=casts.total(),
+                layers=tuple(layers),
+            )
 
 
 def _large_at_peak(evidence: Evidence) -> dict[int, dict[int, _Bytes]]:
@@ -73,6 +94,10 @@ def _bytes_at_peak(memory: Memory) -> int:
 
 def _remedy(evidence: Evidence, kind: str) -> str:
     """How to allocate less memory of this kind."""
+    if kind == _OF_OPTIMIZERS:
+        return (
+            "Use `fused=True` in the optimizer, or `foreach=False` where that is not possible: both make fewer copies."
+        )
     if kind == "temporaries":
         return "Compute in parts (`torch.chunk`), in place, or with an operator without this intermediate result."
     if BACKWARD in evidence.run.phases():

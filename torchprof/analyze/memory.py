@@ -337,7 +337,7 @@ def _figures_of_calls(
 # Memory over time
 
 _PICTURE_WIDTH, _PICTURE_HEIGHT = 80, 10
-_FILLS = dict(zip(KINDS, "PG█O▒░"))
+_FILLS = dict(zip(KINDS, "PG█O▒░oW"))
 
 
 def _picture(run: Run, memory: Memory) -> Iterator[str]:

@@ -25,6 +25,9 @@ GARBAGE_COLLECTION_LABEL = PREFIX + "!gc"
 """The label around a collection of Python's garbage collector; reports show it as ``GARBAGE_COLLECTION``."""
 ENGINE_LABEL = PREFIX + "!engine"
 """The label around a call of autograd's engine."""
+OPTIMIZER_MARK = PREFIX + "!optimizer:"
+"""Prefix of the label of length 0 inside the step of an optimizer. The number of the object follows: torch's range has
+the name of its class."""
 WAITS = PREFIX + "!waits:"
 """Prefix of the label around a call of Python that waits for other ranks or threads. The name of its row follows."""
 
@@ -79,11 +82,12 @@ _KINDS: dict[str, Kind | None] = {
     ENGINE_LABEL: Kind.ENGINE,
     GUARDS: Kind.GUARDS,
 }
-_KINDS_OF_PREFIXES = {
+_KINDS_OF_PREFIXES: dict[str, Kind | None] = {
+    OPTIMIZER_MARK: None,
     COMPILED_INPUTS: Kind.COMPILED_INPUTS,
     PIPELINE: Kind.PIPELINE,
     WAITS: Kind.WAIT,
-    PREFIX: Kind.LABEL,  # after the two longer prefixes that begin with it
+    PREFIX: Kind.LABEL,  # after the longer prefixes that begin with it
     NODE_PREFIX: Kind.NODE,
     REGION: Kind.REGION,
     CALL: Kind.GRAPH,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import NamedTuple
 
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.event_names import (
     ENGINE_LABEL,
+    OPTIMIZER_MARK,
     REGION,
     STEP_MARK,
     is_module_label,
@@ -67,12 +70,14 @@ class NamedRange(NamedTuple):
 class OpenPass(NamedTuple):
     """What is known of the loop at the end of a recording, for the one that begins right there.
 
-    ``optimizers``: those seen so far, and ``missing`` of them in the open pass. ``ever_backward``: whether any backward
-    pass was seen; ``ever_gradients``: any call with gradients. Whether the open pass ``had_backward``, or ``had_call``:
-    a call of a model. ``model``: the label of the one that was called first.
+    ``optimizers``: of each, the number of its last step among the ``steps`` of all, and the most from one of its steps
+    to the next. ``missing``: those without a step in the open pass. ``ever_backward``: whether any backward pass was
+    seen; ``ever_gradients``: any call with gradients. Whether the open pass ``had_backward``, or ``had_call``: a call
+    of a model. ``model``: the label of the one that was called first.
     """
 
-    optimizers: frozenset[str] = frozenset()
+    optimizers: Mapping[str, tuple[int, int]] = MappingProxyType({})
+    steps: int = 0
     missing: frozenset[str] = frozenset()
     ever_backward: bool = False
     ever_gradients: bool = False
@@ -104,8 +109,9 @@ def loop_of(
 ) -> Loop:
     """The loop that was recorded. A pass ends
 
-    - with optimizers: where each class of optimizer has made a step since the last end, with a backward pass before. So
-      accumulated gradients are one pass, and so are the steps of a critic and a generator with different optimizers;
+    - with optimizers: where each optimizer has made a step since the last end, with a backward pass before. So
+      accumulated gradients are one pass, and so are the steps of a critic and of a generator. Those that are not in the
+      loop yet, or no more, are not waited for. Without our marks, those of one class count as one;
     - with backward alone: where the first call of autograd's engine after a call of a model with gradients ends;
     - else: where a call of the model ends that was called first.
 
@@ -130,7 +136,9 @@ def loop_of(
         without = [call for call in without if call.name not in inside]
     last = last._replace(ever_gradients=last.ever_gradients or len(without) < len(calls))
     if optimizers or before.step_end == StepEnd.OPTIMIZER:
-        ends, thread, last = _of_optimizers(ranges_of(optimizers | backward), optimizers, last)
+        marks = {name for name in seen if name.startswith(OPTIMIZER_MARK)}
+        ranges = _named_by_marks(ranges_of(optimizers | backward | marks))
+        ends, thread, last = _of_optimizers(ranges, last)
         return Loop(ends, without, StepEnd.OPTIMIZER, thread, last)
     last = last._replace(had_backward=last.had_backward or bool(backward))
     if engine or before.step_end == StepEnd.BACKWARD:
@@ -145,27 +153,57 @@ def loop_of(
 _Passes = tuple[list[int], int, OpenPass]  # where passes end, on which thread, and the pass that is open at the end
 
 
-def _of_optimizers(ranges: Iterable[NamedRange], optimizers: Set[str], last: OpenPass) -> _Passes:
+def _of_optimizers(ranges: Sequence[NamedRange], last: OpenPass) -> _Passes:
     """The passes that steps of optimizers end. ``last``: the pass that was open at the start. For example, with B for
     backward, passes end at the bars in ``B B SGD Adam | B Adam SGD | B SGD …``."""
-    of_both = [*ranges]
-    steps = _outermost(call for call in of_both if call.name in optimizers)
-    new = {call.name for call in steps} - last.optimizers  # an optimizer inside another one makes no step by itself
-    every = last.optimizers | new
+    steps = _outermost(event for event in ranges if event.name.startswith(OPTIMIZER_STEP))
+    number = last.steps
+    numbers: defaultdict[str, list[int]] = defaultdict(list)  # of the steps of each; one inside another makes none
+    for place, event in enumerate(steps, number):
+        numbers[event.name].append(place)
+    known = {**last.optimizers}
+    # A new optimizer belongs to the loop from a period before its first step on.
+    begins = {name: 2 * at[0] - at[1] for name, at in numbers.items() if name not in known and len(at) > 1}
+
+    def waits_for(name: str) -> bool:
+        if name in numbers and number < numbers[name][-1]:
+            return number > begins.get(name, -1)
+        before, period = known[name]
+        return number - before <= period
+
     ends: list[int] = []
-    missing, had_backward = {*last.missing, *new}, last.had_backward
+    missing, had_backward = {*last.missing, *(numbers.keys() - known)}, last.had_backward
     are_steps = set(steps)
     # In the order of their ends: the closure of an optimizer runs backward inside its step.
-    for event in sorted(of_both, key=lambda event: event.end_ns):
-        if event.name not in optimizers:
+    for event in sorted(ranges, key=lambda event: event.end_ns):
+        if not event.name.startswith(OPTIMIZER_STEP):
             had_backward = True
         elif event in are_steps:
-            missing.discard(event.name)
+            before, period = known.get(event.name, (-1, 0))
+            known[event.name] = number, max(period, number - before)
+            missing = {name for name in missing if name != event.name and waits_for(name)}
+            number += 1
             if (had_backward or not last.ever_backward) and not missing:
                 ends.append(event.end_ns)
-                missing, had_backward = {*every}, False
-    open_pass = last._replace(optimizers=every, missing=frozenset(missing), had_backward=had_backward)
+                missing, had_backward = {*known, *numbers}, False
+    open_pass = last._replace(optimizers=known, steps=number, missing=frozenset(missing), had_backward=had_backward)
     return ends, _thread_of(steps), open_pass
+
+
+def _named_by_marks(ranges: Iterable[NamedRange]) -> list[NamedRange]:
+    """The ranges without marks of optimizers; the innermost step of an optimizer around a mark has its number, too."""
+    named: list[NamedRange] = []
+    for event in ranges:
+        if not event.name.startswith(OPTIMIZER_MARK):
+            named.append(event)
+            continue
+        for place in range(len(named) - 1, -1, -1):
+            step = named[place]
+            if step.thread == event.thread and step.name.startswith(OPTIMIZER_STEP):
+                if event.start_ns < step.end_ns:
+                    named[place] = step._replace(name=f"{step.name} {event.name.removeprefix(OPTIMIZER_MARK)}")
+                break
+    return named
 
 
 def _of_backward(ranges: Sequence[NamedRange], of_evaluation: Set[NamedRange], last: OpenPass) -> _Passes:

@@ -24,6 +24,7 @@ from torchprof.measure.memory_blocks import (
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.timeline import Held, Memory
+from torchprof.run.torch_names import CASTS
 from torchprof.run.words import BACKWARD, FORWARD, OPTIMIZER_RANGE, OUTSIDE, FrameKind
 
 _OP = FrameKind.OP  # members of an enum are found slowly before Python 3.12
@@ -66,6 +67,25 @@ def _leave(samples: _Samples, ranges: list[_Range]) -> None:
             samples[inner.layer, inner.phase, device].append((inner.start_ns, top - base))
 
 
+def _is_in_a_cast(group: OpGroup, index: int) -> bool:
+    """Whether an event of a group is inside a cast with gradients."""
+    columns, parents = group.columns, group.tree.parents
+    while columns.sequence and (index := parents[index]) >= 0:
+        number = group.first + index
+        if columns.sequence[number] >= 0 and columns.kinds[columns.number[number]].name in CASTS:
+            return True
+    return _is_of_a_cast(group.outer)
+
+
+def _is_of_a_cast(outer: Attributed | None) -> bool:
+    """Whether a range is a cast with gradients, or an operator inside one."""
+    while outer is not None and outer.event.kind is Kind.OP:
+        if outer.event.sequence >= 0 and outer.event.name in CASTS:
+            return True
+        outer = outer.outer
+    return False
+
+
 class Allocations:
     """Observes memory events, and the calls, nodes and optimizer steps that they happen in.
 
@@ -77,8 +97,10 @@ class Allocations:
     - *gradient*: allocated in a backward pass, and live when it ended. If a later pass frees it, it is an activation.
     - *optimizer state*: allocated in an optimizer's step, and live when the step ended.
     - *input*: allocated outside of all these, and live when the next call of a model began.
+    - *weight cast*: made by a cast with gradients, in a call without any other operator with gradients, and live when
+      it ended: autocast casts weights with gradients, and keeps them until its context ends.
     - *parameter*: at the address of a parameter or buffer, and live at the end of the recording.
-    - *temporary*: all others.
+    - *temporary*: all others; *optimizer temporary* in an optimizer's step.
 
     A backward pass lasts from its first node to its last. A node after a forward op belongs to the next pass.
 
@@ -137,21 +159,29 @@ class Allocations:
         columns, first = group.columns, group.first
         if self._no_graph_yet is not None and columns.sequence:
             for index in range(first, group.after):
-                if columns.sequence[index] >= 0 and columns.kinds[columns.number[index]].kind is Kind.OP:
+                kind = columns.kinds[columns.number[index]]
+                if columns.sequence[index] < 0 or kind.kind is not Kind.OP or kind.name in CASTS:
+                    continue
+                if not _is_in_a_cast(group, index - first):
                     self._on_graph(columns.start[index])
                     break
         in_op = group.place.kind == _OP
-        for start, path, device, address, nbytes in group.memory():
+        for index, (start, path, device, address, nbytes) in zip(group.tree.memory, group.memory()):
             self._on_memory(start, group.thread, group.place, path > 0 or in_op, device, address, nbytes)
+            if self._no_graph_yet is not None and nbytes > 0 and address and _is_in_a_cast(group, index):
+                self._blocks.casts.add(self._blocks.live[device, address])
 
     def _on_event(self, item: Attributed) -> None:
         event, place = item.event, item.place
         if (kind := event.kind) is Kind.OP:
-            if self._no_graph_yet is not None and event.sequence >= 0:  # a sequence number: gradients are enabled
+            # A sequence number: gradients are enabled.
+            if self._no_graph_yet is not None and event.sequence >= 0 and not _is_of_a_cast(item):
                 self._on_graph(event.start_ns)
         elif kind is Kind.MEMORY:
             in_op = place.frame is not None and place.frame.kind == _OP
             self._on_memory(event.start_ns, event.thread, place, in_op, event.device, event.correlation, event.nbytes)
+            if self._no_graph_yet is not None and event.nbytes > 0 and event.correlation and _is_of_a_cast(item.outer):
+                self._blocks.casts.add(self._blocks.live[event.device, event.correlation])
         elif kind is Kind.NODE or kind is Kind.BACKWARD_FUNCTION:
             if place.is_node:
                 self._on_node(item)

@@ -18,7 +18,7 @@ from torchprof.attribute.events import Event, Kind, Place
 from torchprof.run.timeline import KINDS, Timeline
 from torchprof.run.words import FORWARD, OUTSIDE, PHASES
 
-PARAMETERS, GRADIENTS, ACTIVATIONS, OPTIMIZER_STATE, INPUTS, TEMPORARIES = KINDS
+PARAMETERS, GRADIENTS, ACTIVATIONS, OPTIMIZER_STATE, INPUTS, TEMPORARIES, OPTIMIZER_TEMPORARIES, WEIGHT_CASTS = KINDS
 NONE = -1  # in place of the number of a block or of a call: there is none
 _UNKNOWN_THREAD = -1  # a number that no thread has: an event with it is inside no range
 
@@ -148,6 +148,7 @@ class Blocks:
     Some columns have an entry for each event: ``times``, ``sizes``, ``devices`` and ``numbers``, that of its block. The
     others have one for each block: its ``places``, ``stages`` and ``calls``, and the numbers of its events in ``born``
     and ``died``. ``live``: those live now, by device and address. ``frees_without_address``: events by device and size.
+    ``casts``: those that a cast with gradients made, in a call that had none so far.
     """
 
     def __init__(self) -> None:
@@ -161,6 +162,7 @@ class Blocks:
         self.born = array("q")
         self.died = array("q")
         self.live: dict[tuple[str, int], int] = {}
+        self.casts: set[int] = set()
         self.frees_without_address: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
 
     def add_event(self, time: int, size: int, device: str, block: int) -> None:
@@ -210,9 +212,11 @@ class Blocks:
             return index >= 0 and time < passes[index].end_ns
 
         kinds = []
-        for stage, end in zip(self.stages, ends):
+        for block, (stage, end) in enumerate(zip(self.stages, ends)):
             if end < stage.end_ns:
-                kinds.append(TEMPORARIES)
+                kinds.append(OPTIMIZER_TEMPORARIES if stage.keeps == OPTIMIZER_STATE else TEMPORARIES)
+            elif block in self.casts and not stage.has_graph:
+                kinds.append(WEIGHT_CASTS)
             elif stage.has_graph and is_in_a_pass(end):
                 kinds.append(ACTIVATIONS)
             else:

@@ -23,7 +23,7 @@ from torchprof.attribute.event_names import RAISED, STOPPED
 from torchprof.attribute.events import HOOKS, PREFIX
 from torchprof.record.compiled.dynamo_code import has_code, unwrapped
 from torchprof.record.forwards import StandIn, never_compiled, on_class, on_hook, on_instance, refers_to_itself
-from torchprof.record.ranges import CollectionRanges, EngineRanges, PipelineRanges, WaitRanges
+from torchprof.record.ranges import CollectionRanges, EngineRanges, OptimizerMarks, PipelineRanges, WaitRanges
 from torchprof.record.session import is_observed, record
 from torchprof.record.torch_internals import SharedChange, optional
 
@@ -201,7 +201,10 @@ class Labels:
     _open_triggers: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self._changes = RecursionLimit(), CollectionRanges(), EngineRanges(), PipelineRanges(), WaitRanges()
+        self._changes = (
+            *(RecursionLimit(), CollectionRanges(), EngineRanges(), OptimizerMarks()),
+            *(PipelineRanges(), WaitRanges()),
+        )
 
     def attach(self) -> None:
         self.home = get_ident()

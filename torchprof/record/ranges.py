@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from torch import distributed as dist
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.profiler import record_function
 
-from torchprof.attribute.event_names import ENGINE_LABEL, GARBAGE_COLLECTION_LABEL, WAITS
+from torchprof.attribute.event_names import ENGINE_LABEL, GARBAGE_COLLECTION_LABEL, OPTIMIZER_MARK, WAITS
 from torchprof.attribute.pipeline_ranges import SENDS_LABEL, WAIT_LABEL, action_label, step_label
 from torchprof.record.forwards import leave_to_eager, never_compiled
 from torchprof.record.modules import instances_of, stages_in, with_wrapped
@@ -355,3 +357,24 @@ def mark_collection(phase: str, info: dict[str, int]) -> None:
             CollectionRanges._open.append(opened)
     elif CollectionRanges._open:
         CollectionRanges._open.pop().__exit__(None, None, None)
+
+
+class OptimizerMarks(SharedChange):
+    """From ``on`` to ``off``, each step of an optimizer has a mark with the number of the object: two optimizers of one
+    class, as those of a GAN, have steps of one name."""
+
+    numbers: ClassVar[WeakKeyDictionary[Any, int]] = WeakKeyDictionary()
+    next_number: ClassVar[Iterator[int]] = count()
+
+    def _make(self) -> None:
+        self._undo.append(register_optimizer_step_pre_hook(mark_optimizer).remove)
+
+
+@never_compiled
+def mark_optimizer(optimizer: Any, *_: Any) -> None:
+    """torch calls this inside the range of each step of an optimizer."""
+    if is_observed():
+        if optimizer not in OptimizerMarks.numbers:
+            OptimizerMarks.numbers[optimizer] = next(OptimizerMarks.next_number)
+        with record(f"{OPTIMIZER_MARK}{OptimizerMarks.numbers[optimizer]}"):
+            pass

@@ -40,7 +40,7 @@ from torchprof.run.words import (
     phase_of,
 )
 
-SCHEMA = 3
+SCHEMA = 4
 """The version of the format. It increases when an older reader would misread a newer file."""
 _FORMAT = "torchprof-run"
 _WITH_IDLE_TIME = 3  # the first schema whose rows have the time in which nothing ran
@@ -231,6 +231,8 @@ def _checked_run(document: dict[str, Any]) -> Run:
     named = {*rows.columns["rank"]}.union(*(layer.ranks for layer in layers))
     demand(named <= ranks, f"no metadata of some of the ranks {named!r:.80}")
     parts = {name: part.from_json(document[name], len(layers), ranks) for name, part in RUN_PARTS.items()}
+    devices = [(memory.rank, memory.device) for memory in parts["memory"]]
+    demand(len({*devices}) == len(devices), "two memories of one device of a rank")
     return Run(metas, layers, rows, **parts)
 
 

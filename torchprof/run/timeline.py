@@ -26,7 +26,10 @@ class Held(NamedTuple):
     blocks: int
 
 
-KINDS = ("parameters", "gradients", "activations", "optimizer state", "inputs", "temporaries")
+KINDS = (
+    *("parameters", "gradients", "activations", "optimizer state", "inputs", "temporaries"),
+    *("optimizer temporaries", "weight casts"),
+)
 """What memory is used for. Activations are made in forward and still live when the call of the model has ended."""
 
 

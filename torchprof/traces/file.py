@@ -216,7 +216,7 @@ class TraceFile:
 
 
 def _opened(path: str, flags: int) -> int:
-    """Open a file; a pipe that nobody writes to is empty, and not waited for."""
+    """Open a file. A pipe without a writer is empty: it is not waited for."""
     opened = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
     if hasattr(os, "O_NONBLOCK"):
         os.set_blocking(opened, True)
