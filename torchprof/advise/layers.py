@@ -12,6 +12,7 @@ from torchprof.advise.chains import Among, always, calling, inside, is_device_wo
 from torchprof.advise.evidence import Evidence
 from torchprof.advise.gradients import optimizer_ns
 from torchprof.advise.python import has_python
+from torchprof.run.groups import sets_by_key
 from torchprof.run.layers import Layer
 from torchprof.run.torch_names import aten
 from torchprof.run.words import BACKWARD, FORWARD, PHASES
@@ -208,9 +209,7 @@ def constants(evidence: Evidence) -> dict[int, int]:
     }
     if not times:
         return times
-    nodes: defaultdict[int, set[str]] = defaultdict(set)
-    for row in evidence.rows(is_node, phases=(BACKWARD,)):
-        nodes[row.layer].add(node_of(row.frames) or "")
+    nodes = sets_by_key((row.layer, node_of(row.frames) or "") for row in evidence.rows(is_node, phases=(BACKWARD,)))
     for row in evidence.rows(_USED_FOR_POSITIONS, phases=(FORWARD,)):
         name, number = (outermost_op(row.frames) or "").removeprefix("aten::"), row.layer
         if number in times and number in nodes and name not in nodes[number]:

@@ -13,6 +13,7 @@ from typing import Any
 from torchprof.attribute.events import Attributed, Event, Place, Places
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.run.collectives import RECORDS_COLLECTIVE, name_of_collective, signature_in_group
+from torchprof.run.groups import lists_by_key
 from torchprof.run.lockstep import NOT_RECORDED, GroupOfRanks
 from torchprof.run.meta import MeshDim
 from torchprof.run.torch_names import LAUNCHING
@@ -331,10 +332,7 @@ def _requests_collective(op: str, collective: str) -> bool:
 
 def layers_by_fqn(paths: Iterable[tuple[str, ...]]) -> dict[str, list[int]]:
     """The layers by their names in FSDP, if the FSDP roots are the models."""
-    by_name: dict[str, list[int]] = {}
-    for index, path in enumerate(paths):
-        by_name.setdefault(".".join(path[1:]), []).append(index)
-    return by_name
+    return lists_by_key((".".join(path[1:]), index) for index, path in enumerate(paths))
 
 
 # The process groups of a rank, from the entries that torch keeps in a job and writes to a trace

@@ -26,6 +26,7 @@ from torchprof.analyze.top import largest_parts, title_of_parts
 from torchprof.errors import printable
 from torchprof.first_screen.verdict import verdict
 from torchprof.run.formats import UNKNOWN, Bound, Cell, ReportCell, Value, as_range, format_time, short_time
+from torchprof.run.groups import lists_by_key
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD, PHASES
 
@@ -325,9 +326,7 @@ def _as_one(parts: Sequence[Entry], name: str) -> Entry:
 
 def _ops_as_one(ops: Sequence[Entry]) -> list[Entry]:
     """The rows of labels and operators of several layers: one row for each name, with its sum."""
-    by_name: dict[str, list[Entry]] = {}
-    for op in ops:
-        by_name.setdefault(op.name, []).append(op)
+    by_name = lists_by_key((op.name, op) for op in ops)
     return [
         replace(
             same[0],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from torchprof.advise import Advice, filled, findings_table, judge, place_in_words, share_of
@@ -19,6 +18,7 @@ from torchprof.ranks import balance_of
 from torchprof.ranks.pipeline_report import pipelines_in_short
 from torchprof.ranks.sentences import straggler
 from torchprof.run.formats import as_range, format_count, format_memory, short_time
+from torchprof.run.groups import sums_by_key
 from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.run import Run
 from torchprof.run.torch_names import PRODUCT_KERNELS
@@ -140,9 +140,7 @@ def _peak(run: Run) -> Iterator[str]:
     memory = max(run.memory, key=lambda device: device.peak_bytes, default=None)
     if memory is None or memory.peak_bytes <= 0:
         return
-    by_layer: Counter[int] = Counter()
-    for held in memory.held:
-        by_layer[held.layer] += max(held.nbytes, 0)
+    by_layer = sums_by_key((held.layer, max(held.nbytes, 0)) for held in memory.held)
     text = f"{memory.device} peak +{format_memory(memory.peak_bytes)}"
     [(largest, nbytes)] = by_layer.most_common(1) or [(OUTSIDE, 0)]
     yield f"{text}, {nbytes / by_layer.total():.0%} of it in {name_of_layer(run, largest)}" if nbytes else text

@@ -17,6 +17,7 @@ from torchprof.measure.recording import OpenStep, Pieces
 from torchprof.measure.steps import RECORDING_END
 from torchprof.measure.waiting import LastStep, Stall, ThreadState, Waiting, is_communication, open_until
 from torchprof.run.collectives import POINT_TO_POINT, Collective, collective_of, name_of_collective
+from torchprof.run.groups import sums_by_key
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import EXCHANGES, GAP, NOT_RECORDED, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
 from torchprof.run.words import (
@@ -84,7 +85,7 @@ class Locksteps:
         self._main = 0
         self._own_ns: defaultdict[Place, int] = defaultdict(int)  # of the current step
         self._gap_ns = 0  # of the current step: time in no range of any thread
-        self._steps: list[tuple[defaultdict[tuple[int, str], int], int]] = []  # own work by layer and phase, and gap
+        self._steps: list[tuple[Counter[tuple[int, str]], int]] = []  # own work by layer and phase, and gap
         self._marks: list[int] = []
         self._launched: dict[int, int] = {}  # correlation of an op → number of marks before it
         self._kernels: defaultdict[int, defaultdict[tuple[int, str], int]] = defaultdict(lambda: defaultdict(int))
@@ -169,9 +170,7 @@ class Locksteps:
 
     def _end_step(self, time: int) -> None:
         self._advance_all(time)
-        sums: defaultdict[tuple[int, str], int] = defaultdict(int)
-        for place, ns in self._own_ns.items():
-            sums[place.layer, place.phase] += ns
+        sums = sums_by_key(((place.layer, place.phase), ns) for place, ns in self._own_ns.items())
         self._steps.append((sums, self._gap_ns))
 
     def _advance(self, number: int, until: int) -> None:
@@ -353,9 +352,7 @@ class Locksteps:
         for key, by_marks in sorted(self._any_running_ns.items(), key=str):
             if key.group == NOT_RECORDED and not self._is_one_group:
                 continue
-            by_step: Counter[int] = Counter()
-            for marks, ns in by_marks.items():
-                by_step[self._step_of(marks)] += ns
+            by_step = sums_by_key((self._step_of(marks), ns) for marks, ns in by_marks.items())
             yield key, [by_step[step] for step in range(count)]
 
     def _work_on(

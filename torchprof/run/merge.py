@@ -10,6 +10,7 @@ from os import PathLike
 from typing import Any
 
 from torchprof.errors import TorchprofError
+from torchprof.run.groups import lists_by_key
 from torchprof.run.layers import Layer, Layers, stage_of_root
 from torchprof.run.meta import Meta, RunWarning, sharing_key
 from torchprof.run.processes import paused_gc
@@ -214,9 +215,7 @@ class _Known:
 
 def _depth_first(layers: Mapping[tuple[str, ...], _Known]) -> list[_Known]:
     """All layers, parents before children, without recursion: models are deeper than Python's limit."""
-    below: dict[tuple[str, ...], list[_Known]] = {}
-    for path, known in layers.items():
-        below.setdefault(path[:-1], []).append(known)
+    below = lists_by_key((path[:-1], known) for path, known in layers.items())
     for siblings in below.values():
         siblings.sort(key=lambda known: known.order, reverse=True)
     ordered = []

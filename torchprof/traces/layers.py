@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 from torchprof.attribute.event_names import is_module_label, is_torchs_step
 from torchprof.attribute.events import PREFIX, Site
+from torchprof.run.groups import lists_by_key
 from torchprof.run.layers import Layer, kind_of_root
 from torchprof.run.meta import RunWarning
 from torchprof.run.torch_names import WRAPPERS
@@ -171,10 +172,7 @@ def layers_of_ranges(calls: Sequence[RangeCall]) -> Hierarchy:
 
 def _wrappers(parents: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, str]]:
     """The modules in a trace that are inside a wrapper, each with the name of the wrapper."""
-    called: defaultdict[str, list[str]] = defaultdict(list)
-    for name, around in parents.items():
-        for parent in around:
-            called[parent].append(name)
+    called = lists_by_key((parent, name) for name, around in parents.items() for parent in around)
     for wrapper in parents:
         if traced_class_name(wrapper) in WRAPPERS and len(called[wrapper]) == 1:
             name = called[wrapper][0]
@@ -282,9 +280,7 @@ def _hierarchy(
 ) -> Hierarchy:
     """The hierarchy of some layers, depth first. ``kind_at``: the class of each layer by path. ``paths``: the layers of
     each event by its name. ``wrapper_of``: the name of the wrapper around each wrapped module."""
-    below: defaultdict[tuple[str, ...], list[tuple[str, ...]]] = defaultdict(list)
-    for path in kind_at:
-        below[path[:-1]].append(path)
+    below = lists_by_key((path[:-1], path) for path in kind_at)
     others = {
         path: tuple(other for other in of_name if other != path)
         for of_name in paths.values()
