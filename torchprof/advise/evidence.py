@@ -266,8 +266,7 @@ class Evidence:
         return bool(self._matching(holds))
 
     def rows(self, holds: Holds, *, phases: Collection[str] = PHASES) -> Iterator[MatchingRow]:
-        """The rows whose frames match. Work that was launched before the recording never matches, here and in
-        ``took``."""
+        """The rows whose frames match. Work launched before the recording never matches, here and in ``took``."""
         for _, rows in self._rows_by_chain(holds, phases):
             yield from rows
 

@@ -87,8 +87,7 @@ def optimizer_step_per_tensor(evidence: Evidence) -> Iterator[Advice]:
 @rule
 def gradients_zeroed(evidence: Evidence) -> Iterator[Advice]:
     """``zero_grad(set_to_none=False)`` of an optimizer: ops that write zeros into gradients, in its label. Backward
-    then adds to these gradients, which is part of the gain; further additions accumulate gradients over batches on
-    purpose."""
+    then adds to these gradients, which is part of the gain; further additions accumulate gradients on purpose."""
     if not (rows := [*evidence.rows(_zeroes)]):
         return
     label = next(frame.name for frame in rows[0].frames if frame.name.startswith(ZERO_GRAD))
@@ -312,8 +311,7 @@ def optimizer_ns(evidence: Evidence, layer: Layer | None = None) -> int:
 @rule
 def layers_without_backward(evidence: Evidence) -> Iterator[Advice]:
     """Layers with trainable parameters that no backward reaches, in a model that trains, while their parent has some:
-    an auxiliary head, a branch that the loss leaves out. Their forward may be needed for its values, so the remedy is a
-    condition."""
+    an auxiliary head, a branch that the loss leaves out. Their values may be needed, so the remedy is a condition."""
     run, layers = evidence.run, evidence.run.layers
     if BACKWARD not in run.phases():
         return
@@ -357,8 +355,7 @@ def graphs_never_used(evidence: Evidence) -> Iterator[Advice]:
 
 
 def _calls_with_backward(evidence: Evidence) -> Counter[int]:
-    """Through how many forward calls of each model backward ran: by the layer of ``_NODES`` that has most nodes for
-    each of its calls."""
+    """Through how many forward calls of each model backward ran: by the layer of ``_NODES`` with most nodes a call."""
     rows, layers = evidence.run.rows, evidence.run.layers
     nodes: Counter[int] = Counter()
     for number, _, frames, times, *_ in evidence.rows(is_outermost, phases=(BACKWARD,)):

@@ -92,8 +92,7 @@ def layers_in_a_loop(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def costly_dropout(evidence: Evidence) -> Iterator[Advice]:
-    """Dropout on a CPU, where its random numbers are drawn one after the other. On a device a kernel draws them at
-    once."""
+    """Dropout on a CPU, where random numbers are drawn one after the other. On a device a kernel draws them at once."""
     if evidence.device != "cpu":
         return
     layers = evidence.run.layers
@@ -225,8 +224,7 @@ _FEW_ROWS = 1 / 4  # a call that uses a larger part of the rows gains little
 
 @rule
 def dense_embedding_gradients(evidence: Evidence) -> Iterator[Advice]:
-    """Embeddings of which a call uses few rows: backward writes a gradient of all rows, and the optimizer updates
-    all."""
+    """Embeddings of which a call uses few rows: backward writes gradients of all, and the optimizer updates all."""
     layers = evidence.run.layers
     backward = evidence.took(always, phases=(BACKWARD,))
     gains = {}

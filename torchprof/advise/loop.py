@@ -184,8 +184,7 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
     Python's own time is that in which no operator runs, without 30 us for each operator, autograd node and call of a
     model (Python, autograd's engine and the profiler take 5 to 20 us), without what marked steps had beyond the median
     one, and without waiting for other stages of a pipeline. With a sampling thread (``torchprof run``) it is shared
-    among functions by their samples, and so is that of operators. Without samples there is one finding, without a
-    function.
+    among functions by their samples, and so is that of operators. Without samples the one finding has no function.
     """
     if not evidence.ops_recorded or not evidence.recorded_ns:
         return

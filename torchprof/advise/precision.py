@@ -167,9 +167,8 @@ def autocast_not_used(evidence: Evidence) -> Iterator[Advice]:
     """A CUDA device with tensor cores that spends most of its time on matrix products and convolutions in float32, in a
     run without any op or kernel in half precision.
 
-    The threshold is half because autocast changes results slightly and adds casts: it pays if products dominate. There
-    is no finding if TF32 is recommended, which is the smaller change. Half precision has twice its rate and half the
-    bytes.
+    The threshold is half because autocast changes results slightly and adds casts: it pays if products dominate. No
+    finding if TF32 is recommended, the smaller change. Half precision has twice its rate and half the bytes.
     """
     if evidence.device != "cuda" or not evidence.compute_capability:
         return

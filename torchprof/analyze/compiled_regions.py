@@ -230,8 +230,7 @@ def _is_between(frame: Frame) -> bool:
 # The name of the function of a region
 
 _RESUMED = "torch_dynamo_resume_in_"
-"""The prefix that torch.compile gives to the rest of a function after a graph break; the function's name and the line
-follow."""
+"""torch.compile's prefix for the rest of a function after a graph break; the function's name and the line follow."""
 WRAPPED = "wrap_inline.<locals>.inner"
 """The function that torch.compile compiles for a module of ``torch.nn`` (``torch/_dynamo/external_utils.py``)."""
 OF_TORCH = "the forward of a module of torch.nn"

@@ -83,8 +83,7 @@ class Where(NamedTuple):
 
 class KindOfWork(NamedTuple):
     """One kind of work, in any layer: a phase by its number, the innermost label, and the name of the work, which is
-    that of an operator for its self, of a kernel whose launch was not recorded, or ``(between ops)``: time without an
-    operator."""
+    that of an operator for its self, of a kernel whose launch was not recorded, or ``(between ops)``."""
 
     phase: int
     label: str
@@ -290,8 +289,7 @@ def _table(run: Run, field: str, heading: str, limit: int, width: int | None) ->
 
 
 class _Row(NamedTuple):
-    """One kind of work in one layer, or in several that are alike. ``layers``: the amount of each (negative: no
-    layer)."""
+    """One kind of work in one layer, or in several alike ones. ``layers``: the amount of each (negative: no layer)."""
 
     amount: int
     work: KindOfWork

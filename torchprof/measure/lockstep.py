@@ -39,8 +39,7 @@ _CallTimes = tuple[int, int, int]
 
 
 class _WorkIn(NamedTuple):
-    """What time in a place is. ``is_own``: own work of the rank. ``never_waits``: none of it is a wait, as in an op of
-    torch."""
+    """What time in a place is. ``is_own``: own work of the rank. ``never_waits``: no wait, as in an op of torch."""
 
     is_own: bool
     never_waits: bool

@@ -25,8 +25,7 @@ class Cost:
     - ``cpu_ns``: time on the CPU. ``device_ns``: time of kernels, copies and sets on devices.
     - ``cpu_allocated``, ``cpu_freed``, ``device_allocated``, ``device_freed``: bytes of memory.
     - ``macs`` are multiply-accumulates, ``flops`` floating-point operations.
-    - ``uncounted`` is the number of op calls and kernels whose FLOPs are unknown: then ``macs`` and ``flops`` are lower
-      bounds.
+    - ``uncounted``: the number of op calls and kernels of unknown FLOPs: then ``macs`` and ``flops`` are lower bounds.
     - ``collective_ns`` is the duration of the ranges of collectives, from start to end. These ranges may end on another
       thread, so their time is not in ``cpu_ns``. If the CPU runs the collective (gloo), it is how long the collective
       took, including the wait for the slowest rank.

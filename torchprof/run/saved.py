@@ -147,9 +147,8 @@ class JobFolder:
 
     def run(self, ranks: Iterable[int] | None = None, *, left_out: LeftOut | None = None) -> Run:
         """One run of these ranks, of all without ``ranks``: what ``torchprof.merge`` makes of the runs as they were
-        saved. They are read one at a time. With ``left_out``, a rank whose file is damaged is left out, and this
-        function gets the error. Raises TorchprofError for a rank that is not in the folder, for none at all, and for a
-        damaged file."""
+        saved. They are read one at a time. With ``left_out``, damaged files are left out, and this function gets the
+        error. Raises TorchprofError for a rank that is not in the folder, for none at all, and for a damaged file."""
         known = self.ranks
         wanted = known if ranks is None else tuple(ranks)
         missing = {*wanted} - {*known}
