@@ -22,6 +22,7 @@ from torchprof.advise.chains import (
 )
 from torchprof.advise.evidence import Evidence
 from torchprof.run.formats import format_memory, format_time
+from torchprof.run.groups import sums_by_key
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.torch_names import FOREACH, FUSED, aten
 from torchprof.run.words import BACKWARD, FORWARD, OPTIMIZER_STEP, OUTSIDE_NAME, RECOMPUTE, ZERO_GRAD, FrameKind
@@ -149,10 +150,8 @@ def recomputed_layers(evidence: Evidence) -> Iterator[Advice]:
     if RECOMPUTE not in evidence.run.phases():
         return
     layers = evidence.run.layers
-    calls: Counter[int] = Counter()
-    for key, spread in evidence.samples["cpu_ns"]:
-        if key.phase == RECOMPUTE and key.layer >= 0:
-            calls[key.layer] += spread.count
+    recomputed = ((key.layer, spread) for key, spread in evidence.samples["cpu_ns"] if key.phase == RECOMPUTE)
+    calls = sums_by_key((layer, spread.count) for layer, spread in recomputed if layer >= 0)
     times: Counter[int] = Counter()
     for layer, took in evidence.took(always, phases=(RECOMPUTE,)).items():
         outermost = next((number for number in layers.lineage(layer) if number in calls), None)

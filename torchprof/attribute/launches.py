@@ -221,11 +221,12 @@ class CollectiveOwners:
         collectives of one group begin in the order of their requests. So it is the first op that requested a collective
         of this name, and of this size if sizes were recorded. With several groups, each group has its own order. Then a
         match counts only if it is the only one, or if sizes were recorded."""
-        size = self._size(event.signature)
+        size, name = self._size(event.signature), name_of_collective(event.name)
+        names = (name, "reduce_scatter") if name == "all_reduce" else (name,)  # gloo runs a reduce_scatter as that
         fitting = {
             index: place
             for index, (request, place) in enumerate(self._requests)
-            if _requests_collective(request.name, event.name)
+            if name_of_collective(request.name) in names
             and (size is None or size in (self._sizes(request.signature) or (size,)))
         }
         if fitting:
@@ -322,12 +323,6 @@ def _elements(shape: object) -> int | None:
         return prod(shape)
     sizes = [_elements(part) for part in shape]
     return None if None in sizes else sum(size for size in sizes if size is not None)
-
-
-def _requests_collective(op: str, collective: str) -> bool:
-    """Whether an op requests collectives of this name. gloo runs a reduce_scatter as an all_reduce."""
-    requested, begun = name_of_collective(op), name_of_collective(collective)
-    return requested == begun or (begun, requested) == ("all_reduce", "reduce_scatter")
 
 
 def layers_by_fqn(paths: Iterable[tuple[str, ...]]) -> dict[str, list[int]]:

@@ -11,16 +11,7 @@ from statistics import median
 from torchprof.analyze.columns import Column, columns_of, hot_path_column
 from torchprof.analyze.figures import Figures, summed_figures
 from torchprof.analyze.layers import Entry, all_entries, entries_of
-from torchprof.analyze.report import (
-    ReportTable,
-    Section,
-    TableRow,
-    branches,
-    report,
-    shortened,
-    spaced,
-    stacked,
-)
+from torchprof.analyze.report import ReportTable, Section, TableRow, branches, report, shortened, spaced, stacked
 from torchprof.analyze.sentences import about_flops, about_sums, other_warnings_of
 from torchprof.analyze.top import largest_parts, title_of_parts
 from torchprof.errors import printable

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from torchprof.advise import Advice, filled, findings_table, judge, place_in_words, share_of
+from torchprof.advise.chains import inside
 from torchprof.advise.evidence import Evidence
 from torchprof.analyze.compiled import compiled_in_short
 from torchprof.analyze.report import Part, name_of_layer, stacked
@@ -22,7 +23,7 @@ from torchprof.run.groups import sums_by_key
 from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.run import Run
 from torchprof.run.torch_names import PRODUCT_KERNELS
-from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, Frame, FrameKind
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE
 
 _WIDTH = 100  # at most, in characters
 
@@ -225,11 +226,7 @@ def _no_finding(run: Run) -> str:
     nothing = f"No change was found that saves {FIRST_SHARE:.0%} of the time."
     field = next(measures_of(run), ("cpu_ns", ""))[0]
     whole = run.rows.of_recording.total(field)
-    ns = run.rows.total(field, frames=_has_product)
+    ns = run.rows.total(field, frames=inside(*PRODUCT_KERNELS))
     if whole <= 0 or ns < _MOSTLY_PRODUCTS * whole:
         return nothing
     return f"{nothing} Matrix products and convolutions take {ns / whole:.0%} of it: to save time there, compute less."
-
-
-def _has_product(frames: Iterable[Frame]) -> bool:
-    return any(frame.kind == FrameKind.OP and frame.name in PRODUCT_KERNELS for frame in frames)
