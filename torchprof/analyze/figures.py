@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from torchprof.analyze.compiled_regions import may_be_of_layers_below
 from torchprof.run.formats import Bound, Figure, Unit
-from torchprof.run.groups import lists_by_key
+from torchprof.run.groups import lists_by_key, sums_by_key
 from torchprof.run.measures import NO_COST, Cost, Measure, sum_of_costs
 from torchprof.run.meta import sum_if_known
 from torchprof.run.run import Run
@@ -126,11 +126,8 @@ def figures_of_layers(run: Run, phases: Sequence[str]) -> dict[_Path, Figures]:
     selected = None if run.meta.paths is None else set(run.meta.paths)
     incomplete = incomplete_phases(run)
     is_lost = any(warning.code == "recording_lost" for meta in run.metas for warning in meta.warnings)
-    on_other_threads: Counter[str] = Counter()
-    for meta in run.metas:
-        for warning in meta.warnings:
-            if warning.code == "calls_not_recorded":
-                on_other_threads.update(dict.fromkeys(warning.layers, warning.facts["calls"]))
+    warnings = (each for meta in run.metas for each in meta.warnings if each.code == "calls_not_recorded")
+    on_other_threads = sums_by_key((name, each.facts["calls"]) for each in warnings for name in {*each.layers})
     figures_of = {}
     for root in range(len(run.roots)):
         for nodes in zip(*(run.tree(phase, root).walk() for phase in phases)):

@@ -100,9 +100,7 @@ def _warnings_of_sum(of_runs: Sequence[Sequence[RunWarning]]) -> tuple[RunWarnin
                 without_shapes.update(dict.fromkeys(warning.facts.get("names", ())))
             else:
                 numbers.setdefault(warning, []).append(number)
-    of_sum = []
-    for warning, had_it in numbers.items():
-        of_sum.append(replace(warning, added=((tuple(had_it), len(of_runs)), *warning.added)))
+    of_sum = [replace(each, added=((tuple(had), len(of_runs)), *each.added)) for each, had in numbers.items()]
     if without_shapes:
         of_sum.append(RunWarning.of(WITHOUT_SHAPES, names=tuple(without_shapes)))
     return tuple(of_sum)
