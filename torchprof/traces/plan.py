@@ -173,9 +173,7 @@ def _aligned(path: Path, events: TraceEvents, model: ModelPlan, seen: Observatio
 
 def _warn_of_alignment(aligned: Sequence[AlignedCalls], seen: Observations) -> None:
     seen.warnings.append(RunWarning.of("layers_by_alignment", count=sum(calls.forwards for calls in aligned)))
-    unknown_ns: Counter[str] = Counter()
-    for calls in aligned:
-        unknown_ns += calls.unknown_ns
+    unknown_ns = sum((calls.unknown_ns for calls in aligned), Counter[str]())
     if unknown := unknown_ns.total():
         layers = [layer for layer, _ in unknown_ns.most_common()]
         total = sum(calls.total_ns for calls in aligned)
