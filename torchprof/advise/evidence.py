@@ -9,6 +9,7 @@ from operator import add
 from typing import NamedTuple
 
 from torchprof.advise.chains import Among, Frames, Having, Holds, always
+from torchprof.analyze.steps import spreads_of
 from torchprof.run.groups import lists_by_key, sums_by_key
 from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.run import Run
@@ -197,8 +198,7 @@ class Evidence:
 
     def durations(self, layer: int) -> list[Spread]:
         """The durations of the forward calls of a layer, for each rank that called it."""
-        keys = (SampleKey(layer, FORWARD, meta.rank, "cpu", "cpu_ns") for meta in self.run.metas)
-        return [self.run.samples[key] for key in keys if key in self.run.samples]
+        return spreads_of(self.run, layer, "cpu_ns")
 
     def timed_calls(self, *layers: int) -> int:
         """The number of the forward calls of some layers whose durations are known."""

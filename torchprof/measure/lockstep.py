@@ -88,9 +88,7 @@ class Locksteps:
         self._marks: list[int] = []
         self._launched: dict[int, int] = {}  # correlation of an op → number of marks before it
         self._kernels: defaultdict[int, defaultdict[tuple[int, str], int]] = defaultdict(lambda: defaultdict(int))
-        self._unknown_streams: defaultdict[str, set[int]] = defaultdict(
-            set
-        )  # by device: of collectives of no known group
+        self._unknown_streams: defaultdict[str, set[int]] = defaultdict(set)  # by device: of collectives of no group
         self._of_kernels: dict[Place, tuple[LockstepKey | None, bool]] = {}  # the collective; whether it is own work
         self._host_collectives: dict[Place, LockstepKey] = {}
         # Of each call: its time, during how much of that an earlier one was running, and the number of marks before it.
