@@ -113,7 +113,6 @@ def always(frames: Frames) -> bool:
 
 
 is_device_work = Having(innermost_kind, frozenset({FrameKind.KERNEL}))
-"""It is the work of a device."""
 is_op = Having(innermost_kind, frozenset({FrameKind.OP}))
 """It is the self of an operator, or of an autograd node."""
 is_line = Having(innermost_kind, frozenset({FrameKind.PYTHON}))
@@ -121,9 +120,7 @@ is_line = Having(innermost_kind, frozenset({FrameKind.PYTHON}))
 is_wait = Having(innermost_kind, frozenset({FrameKind.WAIT}))
 """Its thread runs nothing, and waits."""
 is_wait_for_ranks = Among(is_wait, lambda frames: frames[-1].name == WAITS_FOR_RANKS)
-"""It waits for other ranks."""
 is_wait_for_threads = Among(is_wait, lambda frames: frames[-1].name == WAITS_FOR_THREADS)
-"""It waits for other threads."""
 has_label = Having(kinds_in, frozenset({FrameKind.LABEL}))
 """It is in a label, of the user's or of torch."""
 is_interruption = Having(kinds_in, frozenset(INTERRUPTIONS))
@@ -160,7 +157,6 @@ def in_label(beginning: str, wider: Holds = has_label) -> Among:
 is_optimizer = in_label(OPTIMIZER_RANGE)
 """It is in a label that torch puts around an optimizer's methods."""
 is_step = in_label(OPTIMIZER_STEP, is_optimizer)
-"""It is in the step of an optimizer."""
 is_loading = in_label(LOADING)
 """It is inside the label that torch puts around each batch of a DataLoader or a DataPipe."""
 is_wait_in_the_loop = Among(is_wait, lambda frames: not is_loading(frames))

@@ -23,6 +23,7 @@ from torchprof.advise.chains import (
 from torchprof.advise.evidence import Evidence, MatchingRow
 from torchprof.run.collectives import collective_of, shows_collective
 from torchprof.run.formats import format_count, format_memory, format_time
+from torchprof.run.groups import sums_by_key
 from torchprof.run.lockstep import NOT_RECORDED
 from torchprof.run.torch_names import BETWEEN_HOST_AND_DEVICE, COPYING, WAITING, KernelWork, kind_of_work
 from torchprof.run.words import OPTIMIZER_RANGE, OUTSIDE, Frame, FrameKind
@@ -172,10 +173,8 @@ def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
     gain = min(idle, evidence.recorded_ns - busy - loading - unusual - interrupted, launching)
     if gain <= _LEAST_IDLE * span or launching > _LONGEST_LAUNCH_NS * launches:
         return
-    launched_by: Counter[str] = Counter()
-    for layer, took in evidence.took(is_device_work).items():
-        if layer >= 0:
-            launched_by[evidence.run.layers[layer].path[0]] += took.calls
+    by_layer, layers = evidence.took(is_device_work).items(), evidence.run.layers
+    launched_by = sums_by_key((layers[layer].path[0], took.calls) for layer, took in by_layer if layer >= 0)
     yield Advice(
         launched_by.most_common(1)[0][0] if launched_by else evidence.name_of(OUTSIDE),
         f"{evidence.device} is idle for {idle / span:.0%} of the time from its first to its last work: the program is "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import PurePath
@@ -12,6 +12,7 @@ from torchprof.advise import Advice, rule
 from torchprof.advise.evidence import Evidence
 from torchprof.analyze.compiled_regions import OF_TORCH, WRAPPED, Compiled, RegionUse, compiled_in, python_name
 from torchprof.run.formats import format_time
+from torchprof.run.groups import lists_by_key, sums_by_key
 from torchprof.run.meta import Compilation
 from torchprof.run.words import BACKWARD, FORWARD
 
@@ -101,9 +102,7 @@ def compiled_again(evidence: Evidence) -> Iterator[Advice]:
             continue
         usage = compiled_in(evidence.run)
         ns = sum(compilation.ns for compilation in again)
-        version_ns: Counter[str] = Counter()
-        for compilation in versions_of[function]:
-            version_ns[compilation.name] += compilation.ns
+        version_ns = sums_by_key((compilation.name, compilation.ns) for compilation in versions_of[function])
         why, (action, *options) = _reasons_and_remedy(reasons)
         layer, layers = _layers(evidence, usage, again)
         yield Advice(
@@ -131,9 +130,7 @@ def _by_function(compilations: Iterable[Compilation]) -> dict[tuple[str, str, in
 
 def _reasons_and_remedy(reasons: Iterable[str]) -> tuple[str, list[str]]:
     """The most frequent reasons in words, and the sentences of their remedies. Reasons with one remedy count as one."""
-    by_remedy: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
-    for reason in reasons:
-        by_remedy[remedy_of(reason)].append(reason)
+    by_remedy = lists_by_key((remedy_of(reason), reason) for reason in reasons)
     most_frequent = sorted(by_remedy.items(), key=lambda item: len(item[1]), reverse=True)
     in_words = []
     for _, (first, *more) in most_frequent[:_MOST_REASONS]:

@@ -9,6 +9,8 @@ from operator import add
 from typing import NamedTuple
 
 from torchprof.advise.chains import Among, Frames, Having, Holds, always
+from torchprof.analyze.steps import spreads_of
+from torchprof.run.groups import lists_by_key, sums_by_key
 from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.run import Run
 from torchprof.run.timeline import DeviceTime
@@ -165,18 +167,15 @@ class Evidence:
     @cached_property
     def calls(self) -> dict[int, int]:
         """The same with the calls that were recomputed in backward; only of layers with rows."""
-        calls: Counter[int] = Counter()
-        for (layer, phase), (_, times) in self.run.rows.by_layer.items():
-            if phase in _WITH_RECOMPUTE:
-                calls[layer] += times
+        calls = sums_by_key(
+            (layer, times) for (layer, phase), (_, times) in self.run.rows.by_layer.items() if phase in _WITH_RECOMPUTE
+        )
         return dict(calls)
 
     @cached_property
     def of_class(self) -> dict[str, list[int]]:
         """The layers of each class, by its name."""
-        of_class: defaultdict[str, list[int]] = defaultdict(list)
-        for number, layer in enumerate(self.run.layers):
-            of_class[layer.kind].append(number)
+        of_class = lists_by_key((layer.kind, number) for number, layer in enumerate(self.run.layers))
         return dict(of_class)
 
     @cached_property
@@ -190,23 +189,16 @@ class Evidence:
     @cached_property
     def calls_below(self) -> Counter[int]:
         """By layer, the forward calls of layers for which it is the nearest layer above that was called."""
-        below: Counter[int] = Counter()
-        for calls, above in zip(self.forward_calls, self.called_above):
-            below[above] += calls
-        return below
+        return sums_by_key((above, calls) for calls, above in zip(self.forward_calls, self.called_above))
 
     @cached_property
     def samples(self) -> defaultdict[str, list[tuple[SampleKey, Spread]]]:
         """The samples of each measure, over all layers, phases, ranks and devices."""
-        of_measure: defaultdict[str, list[tuple[SampleKey, Spread]]] = defaultdict(list)
-        for key, spread in self.run.samples.items():
-            of_measure[key.measure].append((key, spread))
-        return of_measure
+        return lists_by_key((key.measure, (key, spread)) for key, spread in self.run.samples.items())
 
     def durations(self, layer: int) -> list[Spread]:
         """The durations of the forward calls of a layer, for each rank that called it."""
-        keys = (SampleKey(layer, FORWARD, meta.rank, "cpu", "cpu_ns") for meta in self.run.metas)
-        return [self.run.samples[key] for key in keys if key in self.run.samples]
+        return spreads_of(self.run, layer, "cpu_ns")
 
     def timed_calls(self, *layers: int) -> int:
         """The number of the forward calls of some layers whose durations are known."""
@@ -223,9 +215,7 @@ class Evidence:
     def _numbers_of_rows(self) -> dict[int, list[int]]:
         """The numbers of the rows of each chain, but for work launched before the recording."""
         frames = self.run.rows.frames
-        numbers: defaultdict[int, list[int]] = defaultdict(list)
-        for row, chain in enumerate(self.run.rows.columns["frames"]):
-            numbers[chain].append(row)
+        numbers = lists_by_key((chain, row) for row, chain in enumerate(self.run.rows.columns["frames"]))
         return {chain: rows for chain, rows in numbers.items() if not is_left_over(frames[chain])}
 
     def _rows_of(self, chain: int) -> list[MatchingRow]:
@@ -264,10 +254,9 @@ class Evidence:
     def _chains_by(self, traits: Callable[[Frames], Collection[str]]) -> defaultdict[str, list[int]]:
         """The chains that have rows, by each of their traits."""
         if traits not in self._chains_with:
-            chains_of = self._chains_with[traits] = defaultdict(list)
-            for chain in self._matching(always):
-                for trait in traits(self.run.rows.frames[chain]):
-                    chains_of[trait].append(chain)
+            self._chains_with[traits] = lists_by_key(
+                (trait, chain) for chain in self._matching(always) for trait in traits(self.run.rows.frames[chain])
+            )
         return self._chains_with[traits]
 
     # Their rows, and the sums of these
@@ -277,8 +266,7 @@ class Evidence:
         return bool(self._matching(holds))
 
     def rows(self, holds: Holds, *, phases: Collection[str] = PHASES) -> Iterator[MatchingRow]:
-        """The rows whose frames match. Work that was launched before the recording never matches, here and in
-        ``took``."""
+        """The rows whose frames match. Work launched before the recording never matches, here and in ``took``."""
         for _, rows in self._rows_by_chain(holds, phases):
             yield from rows
 

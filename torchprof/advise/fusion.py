@@ -27,6 +27,7 @@ from torchprof.advise.evidence import Evidence, Took
 from torchprof.advise.layers import constants
 from torchprof.advise.python import own_time_of_slow_python
 from torchprof.run.formats import format_time
+from torchprof.run.groups import sums_by_key
 from torchprof.run.layers import Layers
 from torchprof.run.torch_names import BATCHED_PRODUCTS, ELEMENTWISE, FACTORS, SOFTMAX_OPS, aten, without_aten
 from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, FORWARD, RECOMPUTE
@@ -146,10 +147,8 @@ def _tiny_ops(evidence: Evidence) -> dict[int, Took]:
 def _in_loops(evidence: Evidence, layers: Container[int]) -> set[str]:
     """The names of nodes that run at least 25 times for each forward call of one of these layers: they are of its loop,
     however long they take."""
-    runs: Counter[tuple[int, str]] = Counter()
-    for row in evidence.rows(Among(_is_other_node, is_outermost), phases=(BACKWARD,)):
-        if row.layer in layers:
-            runs[row.layer, row.frames[0].name] += row.calls
+    nodes = evidence.rows(Among(_is_other_node, is_outermost), phases=(BACKWARD,))
+    runs = sums_by_key(((row.layer, row.frames[0].name), row.calls) for row in nodes if row.layer in layers)
     return {name for (layer, name), times in runs.items() if _MANY_TINY // 4 * evidence.calls[layer] <= times}
 
 
@@ -207,13 +206,11 @@ def _between_ops(evidence: Evidence) -> Counter[int]:
     If several rules report a layer, only one counts this time: ``python_in_layers`` before ``many_tiny_ops`` before
     ``many_elementwise_ops``. It is empty if device time counts.
     """
-    between: Counter[int] = Counter()
     if evidence.device != "cpu":
-        return between
-    for holds, phases in ((is_own_time, (FORWARD, RECOMPUTE)), (_ENGINE, (BACKWARD,))):
-        for layer, took in evidence.took(holds, phases=phases).items():
-            between[layer] += took.cpu_ns
-    return between
+        return Counter()
+    python = evidence.took(is_own_time, phases=(FORWARD, RECOMPUTE))
+    engine = evidence.took(_ENGINE, phases=(BACKWARD,))
+    return sums_by_key((layer, took.cpu_ns) for layer, took in (*python.items(), *engine.items()))
 
 
 # Attention

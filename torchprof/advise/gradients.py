@@ -22,6 +22,7 @@ from torchprof.advise.chains import (
 )
 from torchprof.advise.evidence import Evidence
 from torchprof.run.formats import format_memory, format_time
+from torchprof.run.groups import sums_by_key
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.torch_names import FOREACH, FUSED, aten
 from torchprof.run.words import BACKWARD, FORWARD, OPTIMIZER_STEP, OUTSIDE_NAME, RECOMPUTE, ZERO_GRAD, FrameKind
@@ -87,8 +88,7 @@ def optimizer_step_per_tensor(evidence: Evidence) -> Iterator[Advice]:
 @rule
 def gradients_zeroed(evidence: Evidence) -> Iterator[Advice]:
     """``zero_grad(set_to_none=False)`` of an optimizer: ops that write zeros into gradients, in its label. Backward
-    then adds to these gradients, which is part of the gain; further additions accumulate gradients over batches on
-    purpose."""
+    then adds to these gradients, which is part of the gain; further additions accumulate gradients on purpose."""
     if not (rows := [*evidence.rows(_zeroes)]):
         return
     label = next(frame.name for frame in rows[0].frames if frame.name.startswith(ZERO_GRAD))
@@ -150,10 +150,8 @@ def recomputed_layers(evidence: Evidence) -> Iterator[Advice]:
     if RECOMPUTE not in evidence.run.phases():
         return
     layers = evidence.run.layers
-    calls: Counter[int] = Counter()
-    for key, spread in evidence.samples["cpu_ns"]:
-        if key.phase == RECOMPUTE and key.layer >= 0:
-            calls[key.layer] += spread.count
+    recomputed = ((key.layer, spread) for key, spread in evidence.samples["cpu_ns"] if key.phase == RECOMPUTE)
+    calls = sums_by_key((layer, spread.count) for layer, spread in recomputed if layer >= 0)
     times: Counter[int] = Counter()
     for layer, took in evidence.took(always, phases=(RECOMPUTE,)).items():
         outermost = next((number for number in layers.lineage(layer) if number in calls), None)
@@ -312,8 +310,7 @@ def optimizer_ns(evidence: Evidence, layer: Layer | None = None) -> int:
 @rule
 def layers_without_backward(evidence: Evidence) -> Iterator[Advice]:
     """Layers with trainable parameters that no backward reaches, in a model that trains, while their parent has some:
-    an auxiliary head, a branch that the loss leaves out. Their forward may be needed for its values, so the remedy is a
-    condition."""
+    an auxiliary head, a branch that the loss leaves out. Their values may be needed, so the remedy is a condition."""
     run, layers = evidence.run, evidence.run.layers
     if BACKWARD not in run.phases():
         return
@@ -357,8 +354,7 @@ def graphs_never_used(evidence: Evidence) -> Iterator[Advice]:
 
 
 def _calls_with_backward(evidence: Evidence) -> Counter[int]:
-    """Through how many forward calls of each model backward ran: by the layer of ``_NODES`` that has most nodes for
-    each of its calls."""
+    """Through how many forward calls of each model backward ran: by the layer of ``_NODES`` with most nodes a call."""
     rows, layers = evidence.run.rows, evidence.run.layers
     nodes: Counter[int] = Counter()
     for number, _, frames, times, *_ in evidence.rows(is_outermost, phases=(BACKWARD,)):

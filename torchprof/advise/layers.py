@@ -12,6 +12,7 @@ from torchprof.advise.chains import Among, always, calling, inside, is_device_wo
 from torchprof.advise.evidence import Evidence
 from torchprof.advise.gradients import optimizer_ns
 from torchprof.advise.python import has_python
+from torchprof.run.groups import sets_by_key
 from torchprof.run.layers import Layer
 from torchprof.run.torch_names import aten
 from torchprof.run.words import BACKWARD, FORWARD, PHASES
@@ -91,8 +92,7 @@ def layers_in_a_loop(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def costly_dropout(evidence: Evidence) -> Iterator[Advice]:
-    """Dropout on a CPU, where its random numbers are drawn one after the other. On a device a kernel draws them at
-    once."""
+    """Dropout on a CPU, where random numbers are drawn one after the other. On a device a kernel draws them at once."""
     if evidence.device != "cpu":
         return
     layers = evidence.run.layers
@@ -208,9 +208,7 @@ def constants(evidence: Evidence) -> dict[int, int]:
     }
     if not times:
         return times
-    nodes: defaultdict[int, set[str]] = defaultdict(set)
-    for row in evidence.rows(is_node, phases=(BACKWARD,)):
-        nodes[row.layer].add(node_of(row.frames) or "")
+    nodes = sets_by_key((row.layer, node_of(row.frames) or "") for row in evidence.rows(is_node, phases=(BACKWARD,)))
     for row in evidence.rows(_USED_FOR_POSITIONS, phases=(FORWARD,)):
         name, number = (outermost_op(row.frames) or "").removeprefix("aten::"), row.layer
         if number in times and number in nodes and name not in nodes[number]:
@@ -226,8 +224,7 @@ _FEW_ROWS = 1 / 4  # a call that uses a larger part of the rows gains little
 
 @rule
 def dense_embedding_gradients(evidence: Evidence) -> Iterator[Advice]:
-    """Embeddings of which a call uses few rows: backward writes a gradient of all rows, and the optimizer updates
-    all."""
+    """Embeddings of which a call uses few rows: backward writes gradients of all, and the optimizer updates all."""
     layers = evidence.run.layers
     backward = evidence.took(always, phases=(BACKWARD,))
     gains = {}

@@ -42,106 +42,99 @@ _LESS_OFTEN = "Do it less often: `if step % 100 == 0:`"
 
 
 class _Kind(NamedTuple):
-    """What a function does: ``calls`` matches the names of what it calls. ``says``: a clause for the finding.
+    """What a function does: ``calls`` is a pattern of the names of what it calls. ``says``: a clause for the finding.
     ``remedy`` and ``options``: see ``Advice``."""
 
-    calls: re.Pattern[str]
+    calls: str
     says: str
     remedy: str
     options: str = ""
 
 
 _COPIES_THE_MODEL = _Kind(
-    re.compile(r"(.*\.)?(deepcopy|state_dict|load_state_dict)"),
+    r"(.*\.)?(deepcopy|state_dict|load_state_dict)",
     "it copies the model",
     "Update an average in place: `torch._foreach_lerp_(averages, parameters, 1 - decay)`, which "
     "`torch.optim.swa_utils.AveragedModel` does.",
     "Copy the model less often.",
 )
 _READS_VALUES = _Kind(
-    re.compile(r"(.*\.)?(item|tolist|numpy)"),
+    r"(.*\.)?(item|tolist|numpy)",
     "it reads values of tensors, one by one",
     "Keep results as tensors, and read them once in many steps, or many at once: `torch._foreach_norm(tensors)`.",
 )
 _CONCATENATES = _Kind(
-    re.compile(r"torch\.(cat|concat|concatenate|[hv]stack)|np\.(append|concatenate|[hv]stack)"),
+    r"torch\.(cat|concat|concatenate|[hv]stack)|np\.(append|concatenate|[hv]stack)",
     "it concatenates, which copies all of its inputs",
     "If a tensor grows by it, collect the parts in a list, and concatenate them once, after the loop: "
     "`torch.cat(parts)`.",
 )
 _KINDS = (
     _Kind(
-        re.compile(r"(.*\.)?DataLoader\.__iter__"),
+        r"(.*\.)?DataLoader\.__iter__",
         "the workers of a DataLoader are started again for each pass over the data",
         "Keep them: `DataLoader(…, persistent_workers=True)`.",
     ),
     _Kind(
-        re.compile(r"(.*\.)?sleep"),
+        r"(.*\.)?sleep",
         "it sleeps",
         "Wait for the thing itself, without `time.sleep`: `queue.Queue.get()`, `threading.Condition.wait()`.",
     ),
     _Kind(
-        re.compile(r"subprocess\..*|(.*\.)?(Popen|check_output|check_call|communicate)|os\.(system|popen)"),
+        r"subprocess\..*|(.*\.)?(Popen|check_output|check_call|communicate)|os\.(system|popen)",
         "it starts processes",
         f"{_LESS_OFTEN}, in a thread, or read the same in this process (`psutil`, `/proc`).",
     ),
     _Kind(
-        re.compile(
-            r"(.*\.)?(save|dump|savez\w*|save_file|save_pretrained|write|writelines|write_\w+|flush|to_csv|imwrite"
-            r"|savefig|add_scalars?|add_histogram|add_image)"
-        ),
+        r"(.*\.)?(save|dump|savez\w*|save_file|save_pretrained|write|writelines|write_\w+|flush|to_csv|imwrite"
+        r"|savefig|add_scalars?|add_histogram|add_image)",
         "it writes to files",
         f"{_LESS_OFTEN}, or hand a copy of the data to a thread that writes.",
     ),
     _COPIES_THE_MODEL,
     _Kind(
-        re.compile(r"(.*\.)?(dumps|pformat)"),
+        r"(.*\.)?(dumps|pformat)",
         "it turns values into text",
         f"{_LESS_OFTEN}, or write tensors as they are: `torch.save`.",
     ),
     _Kind(
-        re.compile(r"print|(log|logger|logging|wandb|mlflow)\.\w+"),
+        r"print|(log|logger|logging|wandb|mlflow)\.\w+",
         "it prints or logs",
         f"{_LESS_OFTEN}, and print numbers (`loss.item()`) instead of tensors.",
     ),
     _Kind(
-        re.compile(
-            r"(.*\.)?(acquire|recv|\w*_?lock)|(.*\.)?\w*(queue|thread|worker|process|future|event|condition)s?"
-            r"\.(get|put|join|wait|result)",
-            re.IGNORECASE,
-        ),
+        r"(?i)(.*\.)?(acquire|recv|\w*_?lock)|(.*\.)?\w*(queue|thread|worker|process|future|event|condition)s?"
+        r"\.(get|put|join|wait|result)",
         "it waits for a lock or another thread",
         "Hold the lock for less time: copy the data under the lock, and work without it; or pass data through a "
         "`queue.Queue`.",
     ),
     _Kind(
-        re.compile(
-            r"(.*\.)?(load|loads|read|readline|readlines|read_\w+|imread|open|urlopen|listdir|glob)|requests\.\w+"
-        ),
+        r"(.*\.)?(load|loads|read|readline|readlines|read_\w+|imread|open|urlopen|listdir|glob)|requests\.\w+",
         "it reads files or data from elsewhere",
         "Read it once, before the loop, or in the workers of a `DataLoader`.",
     ),
     _Kind(
-        re.compile(r"re\.\w+|(.*\.)?(findall|finditer|lower|upper|strip|replace|tokenize)"),
+        r"re\.\w+|(.*\.)?(findall|finditer|lower|upper|strip|replace|tokenize)",
         "it processes text",
         "Do it once, before the loop, or in the workers of a `DataLoader`.",
     ),
     _CONCATENATES,
     _Kind(
-        re.compile(r"torch\.(tensor|as_tensor|asarray|\w+Tensor)"),
+        r"torch\.(tensor|as_tensor|asarray|\w+Tensor)",
         "it makes tensors of Python lists",
         "Keep the values as tensors or in a NumPy array (`torch.from_numpy(array)`), and gather many at once: "
         "`values[indices]`.",
     ),
     _Kind(
-        re.compile(r"(np|numpy|pd|pandas|scipy)\..*"),
+        r"(np|numpy|pd|pandas|scipy)\..*",
         "this is NumPy",
         "Replace NumPy with tensor operations, or do it in the workers of a `DataLoader`.",
     ),
     _READS_VALUES,
 )
 """The name of a call has the first kind that matches it."""
-_NO_CALL = re.compile("")
+_NO_CALL = ""
 _PREPARES = _Kind(
     _NO_CALL,
     "it runs operators on data without gradients",
@@ -184,8 +177,7 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
     Python's own time is that in which no operator runs, without 30 us for each operator, autograd node and call of a
     model (Python, autograd's engine and the profiler take 5 to 20 us), without what marked steps had beyond the median
     one, and without waiting for other stages of a pipeline. With a sampling thread (``torchprof run``) it is shared
-    among functions by their samples, and so is that of operators. Without samples there is one finding, without a
-    function.
+    among functions by their samples, and so is that of operators. Without samples the one finding has no function.
     """
     if not evidence.ops_recorded or not evidence.recorded_ns:
         return
@@ -280,7 +272,7 @@ def _by_kind(function: Function) -> dict[_Kind, Counter[Spent]]:
     operators. Waits for threads have a rule of their own."""
     by_kind: dict[_Kind, Counter[Spent]] = {_PYTHON: Counter()}
     for spent, ns in function.spent.items():
-        kind = next((kind for kind in _KINDS if kind.calls.fullmatch(spent.line.calls)), _PYTHON)
+        kind = next((kind for kind in _KINDS if re.fullmatch(kind.calls, spent.line.calls)), _PYTHON)
         if spent.op != WAITS_FOR_THREADS and (kind is not _PYTHON or not spent.op):
             by_kind.setdefault(kind, Counter())[spent] += ns
     return by_kind

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Collection, Iterator
 from functools import partial
 from typing import NamedTuple
@@ -12,6 +11,7 @@ from torchprof.advise import WORTH, Advice, Gain, merged, merged_into_one, rule
 from torchprof.advise.chains import Among, Frames, always, inside, is_device_work, shape_of_input
 from torchprof.advise.evidence import Evidence
 from torchprof.run.formats import format_memory, format_time
+from torchprof.run.groups import sets_by_key, sums_by_key
 from torchprof.run.torch_names import CONVOLUTIONS, ELEMENTWISE, FACTORS, PRODUCT_KERNELS, recorded_as
 from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE, Frame, FrameKind, Signature
 
@@ -123,16 +123,13 @@ def misaligned_half_precision(evidence: Evidence) -> Iterator[Advice]:
     """
     if evidence.device != "cuda" or not evidence.shapes_recorded:
         return
-    sizes: defaultdict[int, set[int]] = defaultdict(set)
-    ns: defaultdict[int, int] = defaultdict(int)
-    for row in evidence.rows(_has_odd_sizes, phases=(FORWARD, RECOMPUTE)):
-        for frame in row.frames:
-            sizes[row.layer].update(_odd_sizes(frame))
-        ns[row.layer] += row.device_ns
-    if not sizes:
+    rows = [*evidence.rows(_has_odd_sizes, phases=(FORWARD, RECOMPUTE))]
+    if not rows:
         return
-    for number, work in evidence.took(_has_half_product, phases=(BACKWARD,)).items():
-        ns[number] += work.device_ns
+    sizes = sets_by_key((row.layer, size) for row in rows for frame in row.frames for size in _odd_sizes(frame))
+    backward = evidence.took(_has_half_product, phases=(BACKWARD,)).items()
+    times = [*((row.layer, row.device_ns) for row in rows), *((layer, took.device_ns) for layer, took in backward)]
+    ns = sums_by_key(times)
     for group in merged(evidence, {number: int(ns[number] * _GAIN_OF_TENSOR_CORES) for number in sizes}):
         odd = sorted(set().union(*(sizes[number] for number in group.numbers)))
         more = f" and {len(odd) - _SIZES_SHOWN} more" if len(odd) > _SIZES_SHOWN else ""
@@ -167,9 +164,8 @@ def autocast_not_used(evidence: Evidence) -> Iterator[Advice]:
     """A CUDA device with tensor cores that spends most of its time on matrix products and convolutions in float32, in a
     run without any op or kernel in half precision.
 
-    The threshold is half because autocast changes results slightly and adds casts: it pays if products dominate. There
-    is no finding if TF32 is recommended, which is the smaller change. Half precision has twice its rate and half the
-    bytes.
+    The threshold is half because autocast changes results slightly and adds casts: it pays if products dominate. No
+    finding if TF32 is recommended, the smaller change. Half precision has twice its rate and half the bytes.
     """
     if evidence.device != "cuda" or not evidence.compute_capability:
         return

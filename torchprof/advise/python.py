@@ -12,6 +12,7 @@ from torchprof.advise import Advice, merged, rule
 from torchprof.advise.chains import Among, Frames, Holds, always, is_collection, is_direct, is_line, is_own_time
 from torchprof.advise.evidence import Evidence
 from torchprof.run.formats import format_time
+from torchprof.run.groups import sums_by_key
 from torchprof.run.layers import Layer
 from torchprof.run.words import FORWARD, OUTSIDE, Frame, FrameKind, SourceLine, sampled_line
 
@@ -106,9 +107,7 @@ def _outermost(frames: Frames) -> tuple[Frame, ...]:
 
 def most_of(spent: Counter[Spent]) -> SourceLine:
     """The line that takes most of the time, without what it calls."""
-    line_ns: Counter[SourceLine] = Counter()
-    for part, ns in spent.items():
-        line_ns[part.line.at] += ns
+    line_ns = sums_by_key((part.line.at, ns) for part, ns in spent.items())
     return line_ns.most_common(1)[0][0]
 
 

@@ -50,8 +50,7 @@ def eval_forgotten(evidence: Evidence) -> Iterator[Advice]:
 @rule
 def gradients_never_used(evidence: Evidence) -> Iterator[Advice]:
     """Memory that forward calls saved for a backward that did not run: samples of ``kept_bytes`` in a run without
-    backward and optimizer. Under ``no_grad`` they are all 0. The memory may be used after the recording, so the remedy
-    is a condition."""
+    backward and optimizer. Under ``no_grad`` they are 0. The memory may be used later, so the remedy is a condition."""
     if _trains(evidence):
         return
     layers = evidence.run.layers
@@ -94,8 +93,7 @@ def anomaly_detection_on(evidence: Evidence) -> Iterator[Advice]:
 @rule
 def few_threads(evidence: Evidence) -> Iterator[Advice]:
     """Operators that run on few of the usable processors: ``torch.set_num_threads(1)`` that was left in a script, or
-    OMP_NUM_THREADS=1, which torchrun sets. Two logical processors may be one core, so threads on half of them are
-    enough."""
+    OMP_NUM_THREADS=1, which torchrun sets. Two logical processors may be one core: threads on half are enough."""
     threads, usable = (int(evidence.switches.get(name, 0)) for name in ("num_threads", "usable_cpus"))
     run = evidence.run
     if not 0 < threads * _PROCESSORS_PER_THREAD <= usable or evidence.device != "cpu" or run.meta.world_size > 1:

@@ -25,8 +25,10 @@ def compiled(run: Run) -> Part:
     A region nested in another one, as after a graph break, is not included in the figures of the outer region.
     """
     usage = compiled_in(run)
-    sentences: list[Part] = [*_about_breaks(run, usage), *_about_compiling(usage), *_about_owners(run, usage)]
-    sentences += about_sums(run)
+    sentences: list[Part] = [*_about_breaks(run, usage)]
+    if usage.compiled:
+        sentences.append(f"torch.compile compiled {_times(usage.compiled)}: {format_time(usage.compiling.cpu_ns)}.")
+    sentences += [*_about_owners(run, usage), *about_sums(run)]
     sentences.append(warnings_below(run, without=["graph_breaks"]))  # the sentences on them have their reasons
     compilations = _table_of_compilations(run)
     if not usage.uses:
@@ -96,12 +98,6 @@ def _about_breaks(run: Run, usage: Compiled) -> Iterator[str]:
         names = some([*dict.fromkeys(use.name for use in uses)])
         times = _times(sum(use.calls for use in uses))
         yield printable(f"Graph break in {layers} at {region.break_place}, after region {names}, {times}{why}")
-
-
-def _about_compiling(usage: Compiled) -> Iterator[str]:
-    """How often and for how long torch.compile compiled."""
-    if usage.compiled:
-        yield f"torch.compile compiled {_times(usage.compiled)}: {format_time(usage.compiling.cpu_ns)}."
 
 
 def _about_owners(run: Run, usage: Compiled) -> Iterator[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import NamedTuple
 
+from torchprof.run.groups import sets_by_key
 from torchprof.run.measures import Cost
 from torchprof.run.meta import CompiledRegion
 from torchprof.run.rows import Rows
@@ -177,10 +178,9 @@ def compiled_in(run: Run) -> Compiled:
 
 def _known_regions(run: Run) -> dict[str, CompiledRegion]:
     """The descriptions of regions by name. A name that different processes use for different code is left out."""
-    different: dict[str, set[CompiledRegion]] = {}
-    for meta in run.metas:
-        for region in meta.regions:
-            different.setdefault(region.name, set()).add(region._replace(break_reason=""))
+    different = sets_by_key(
+        (region.name, region._replace(break_reason="")) for meta in run.metas for region in meta.regions
+    )
     of_first_rank = {region.name: region for meta in reversed(run.metas) for region in meta.regions}
     return {name: of_first_rank[name] for name, regions in different.items() if len(regions) == 1}
 
@@ -230,8 +230,7 @@ def _is_between(frame: Frame) -> bool:
 # The name of the function of a region
 
 _RESUMED = "torch_dynamo_resume_in_"
-"""The prefix that torch.compile gives to the rest of a function after a graph break; the function's name and the line
-follow."""
+"""torch.compile's prefix for the rest of a function after a graph break; the function's name and the line follow."""
 WRAPPED = "wrap_inline.<locals>.inner"
 """The function that torch.compile compiles for a module of ``torch.nn`` (``torch/_dynamo/external_utils.py``)."""
 OF_TORCH = "the forward of a module of torch.nn"

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from torchprof.analyze.compiled_regions import may_be_of_layers_below
 from torchprof.run.formats import Bound, Figure, Unit
+from torchprof.run.groups import lists_by_key, sums_by_key
 from torchprof.run.measures import NO_COST, Cost, Measure, sum_of_costs
 from torchprof.run.meta import sum_if_known
 from torchprof.run.run import Run
@@ -125,11 +126,8 @@ def figures_of_layers(run: Run, phases: Sequence[str]) -> dict[_Path, Figures]:
     selected = None if run.meta.paths is None else set(run.meta.paths)
     incomplete = incomplete_phases(run)
     is_lost = any(warning.code == "recording_lost" for meta in run.metas for warning in meta.warnings)
-    on_other_threads: Counter[str] = Counter()
-    for meta in run.metas:
-        for warning in meta.warnings:
-            if warning.code == "calls_not_recorded":
-                on_other_threads.update(dict.fromkeys(warning.layers, warning.facts["calls"]))
+    warnings = (each for meta in run.metas for each in meta.warnings if each.code == "calls_not_recorded")
+    on_other_threads = sums_by_key((name, each.facts["calls"]) for each in warnings for name in {*each.layers})
     figures_of = {}
     for root in range(len(run.roots)):
         for nodes in zip(*(run.tree(phase, root).walk() for phase in phases)):
@@ -246,10 +244,7 @@ def _outermost(members: Sequence[Figures], paths: Sequence[_Path]) -> Sequence[F
 
 
 def _sums_by_phase(members: Iterable[Mapping[str, Cost]]) -> dict[str, Cost]:
-    by_phase: dict[str, list[Cost]] = {}
-    for costs in members:
-        for phase, cost in costs.items():
-            by_phase.setdefault(phase, []).append(cost)
+    by_phase = lists_by_key((phase, cost) for costs in members for phase, cost in costs.items())
     return {phase: sum_of_costs(costs) for phase, costs in by_phase.items()}
 
 
@@ -269,10 +264,9 @@ def varying_calls(run: Run, *, of_model: bool = False) -> dict[_Path, bool | Non
     """
     calls, with_operators, calls_by_shapes = _forward_calls(run)
     lineages = [run.layers.lineage(index) for index in range(len(run.layers))]  # from the model to the layer
-    operators: defaultdict[int, list[Counter[object]]] = defaultdict(list)  # those at or below each layer
-    for (index, _), by_shapes in calls_by_shapes.items():
-        for at_or_above in lineages[index]:
-            operators[at_or_above].append(by_shapes)
+    operators = lists_by_key(  # those at or below each layer
+        (at_or_above, by_shapes) for (index, _), by_shapes in calls_by_shapes.items() for at_or_above in lineages[index]
+    )
     ran_operators = {at_or_above for index in with_operators for at_or_above in lineages[index]}
     uneven: set[int] = set()  # the number of calls varies between calls of the model, for it or a layer below
     for index, (model, *_) in enumerate(lineages):

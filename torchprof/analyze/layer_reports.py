@@ -43,8 +43,7 @@ def tree(
 
     ``hot`` orders siblings by their total in one column, and marks the path of ``mark_hot``. The column is ``sort_by``,
     else device time if any was measured, else CPU time, else FLOPs. ``color`` colors each figure by its share of the
-    column's sum, with colors of 256: not with ``tablefmt``, because the output of tabulate's formats is for other
-    programs.
+    column's sum, with colors of 256: not with ``tablefmt``, whose output is for other programs.
 
     Raises TorchprofError for an unknown column, and for a hottest path by a column without totals.
     """
@@ -76,8 +75,7 @@ def calls(run: Run, *, depth: int | None = None) -> Part:
     """CPU time of a forward call of each layer that was called, its child layers included.
 
     The first call has a column of its own: it often includes allocations, kernel loading and caches that later calls
-    reuse. The median and the 5th to 95th percentile are over all calls (over a uniform sample of 256, if there were
-    more).
+    reuse. The median and the 5th to 95th percentile are over all calls (of more, a uniform sample of 256).
     """
     headings = ["Module", CALLS, "First call", "Median", "P5 to P95", "Min", "Max"]
     table: list[list[Cell]] = []

@@ -14,6 +14,7 @@ from torchprof.analyze.report import Part, ReportTable, TableRow, name_of_layer,
 from torchprof.analyze.sentences import summed_over, warnings_below
 from torchprof.errors import TorchprofError
 from torchprof.run.formats import UNKNOWN, Cell, Figure, Unit, format_memory, format_number, format_share, format_time
+from torchprof.run.groups import lists_by_key
 from torchprof.run.layers import Layers
 from torchprof.run.measures import Cost, Measure, SampleKey, Spread
 from torchprof.run.run import Run
@@ -105,11 +106,9 @@ _Samples = Sequence[tuple[SampleKey, Spread]]
 
 def samples_by_device(run: Run) -> Mapping[tuple[int, str], _Samples]:
     """The samples of memory by rank and device."""
-    samples: defaultdict[tuple[int, str], list[tuple[SampleKey, Spread]]] = defaultdict(list)
-    for key, spread in run.samples.items():
-        if key.measure in ("peak_bytes", "kept_bytes", "device_peak_bytes"):
-            samples[key.rank, key.device].append((key, spread))
-    return samples
+    measures = ("peak_bytes", "kept_bytes", "device_peak_bytes")
+    samples = (sample for sample in run.samples.items() if sample[0].measure in measures)
+    return lists_by_key(((key.rank, key.device), (key, spread)) for key, spread in samples)
 
 
 def about_peak(run: Run, memory: Memory, samples: _Samples, depth: int | None, shown: int) -> Iterator[Part]:

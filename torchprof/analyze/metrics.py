@@ -20,7 +20,6 @@ from torchprof.run.torch_names import DTYPES
 from torchprof.run.words import BACKWARD, FORWARD, NOT_SELECTED, OUTSIDE, PHASES
 
 _Metric = tuple[str, Figure]
-"""The name of a metric and its figure."""
 _NS_PER_MS = 1e6
 _TIMES = {"cpu_ms": MEASURE_OF["cpu_ns"], "device_ms": MEASURE_OF["device_ns"]}
 _COUNTS = {"flops": MEASURE_OF["flops"], "macs": MEASURE_OF["macs"]}

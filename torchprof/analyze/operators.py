@@ -160,8 +160,7 @@ def _summed(
         return ways[scope, key.frames]
 
     def way_from(scope: _Scope | None, key: RowKey) -> Way:
-        """The keys around a row. A label has no phase of its own: one around a whole step holds forward and backward
-        work."""
+        """The keys around a row. A label has no phase: one around a whole step holds forward and backward work."""
         inward: list[int | None] = []
         for around in rows.within[key.within]:
             for frame in around.frames:
@@ -188,8 +187,7 @@ def parts_of_operators(rows: Rows) -> list[int]:
 
 
 def _is_part(rows: Rows) -> Callable[[tuple[int, int, int, int]], bool]:
-    """A predicate of rows, by (layer, phase, within, frames): whether the row is inside an op whose FLOPs are
-    counted."""
+    """A predicate of rows, by (layer, phase, within, frames): whether it is inside an op whose FLOPs are counted."""
     index_of = {frames: chain for chain, frames in reversed([*enumerate(rows.frames)])}  # one may be listed twice
     outer_chains = [
         [index_of[frames[:depth]] for depth in range(1, len(frames)) if frames[:depth] in index_of]

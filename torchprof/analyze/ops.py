@@ -163,8 +163,7 @@ def _rows(line: TableLine, columns: Sequence[Column], whole: Whole) -> Iterator[
 
 
 def _our_name(name: str, columns: Sequence[Column], run: Run) -> str:
-    """Our name of a column for torch's name of it, such as "cuda_total" for "device_time_total"; any other name
-    unchanged."""
+    """Our name of a column for torch's, such as "cuda_total" for "device_time_total"; any other name unchanged."""
     device = run.meta.device or "device"
     our_names = dict(_TORCHS_NAMES)
     for torchs_name, our_name in _TORCHS_NAMES.items():

@@ -137,8 +137,7 @@ def about_flops(run: Run) -> Iterator[str]:
 
 
 def summed_over(run: Run) -> str:
-    """What the sums of a run are over, in words: its steps, or the calls of its models if it has no steps; "" for a
-    single call."""
+    """What the sums of a run are over, in words: its steps, else the calls of its models; "" for a single call."""
     steps = max(meta.marked_steps for meta in run.metas)
     if steps > 1:
         return f"{steps} steps"

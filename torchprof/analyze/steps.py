@@ -367,13 +367,15 @@ def time_parts(run: Run, field: str) -> dict[str, int]:
     return {name: parts[name] for name in _ORDER if parts[name] > 0}
 
 
+def spreads_of(run: Run, layer: int, measure: str) -> list[Spread]:
+    """The distribution of a time of the forward of a layer on the CPU, of each rank that has one."""
+    keys = (SampleKey(layer, FORWARD, meta.rank, "cpu", measure) for meta in run.metas)
+    return [run.samples[key] for key in keys if key in run.samples]
+
+
 def _first_call_ns(run: Run) -> int:
     """The first call of the only model of one rank, in a run without backward; 0 if it is as long as others."""
-    spreads = [
-        spread
-        for key, spread in run.samples.items()
-        if key.measure == "cpu_ns" and key.phase == FORWARD and key.layer in run.layers.roots
-    ]
+    spreads = [spread for root in run.layers.roots for spread in spreads_of(run, root, "cpu_ns")]
     if len(spreads) != 1 or spreads[0].count < 2 or BACKWARD in run.phases():
         return 0
     return spreads[0].first if spreads[0].first > _LONG_FIRST_CALL * spreads[0].median else 0

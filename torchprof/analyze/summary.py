@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -26,6 +25,7 @@ from torchprof.run.formats import (
     format_time,
     ranks_in_words,
 )
+from torchprof.run.groups import sums_by_key
 from torchprof.run.layers import Layer
 from torchprof.run.measures import SampleKey
 from torchprof.run.meta import Peak, sum_if_known
@@ -162,9 +162,7 @@ def _figures(
 def _of_parameters(layers: Sequence[Layer], params: int | None) -> Iterator[tuple[str, Cell]]:
     yield "Params", _if_known(params, format_count)
     yield "Trainable params", _if_known(sum_if_known(*(layer.trainable_params for layer in layers)), format_count)
-    dtypes: Counter[str] = Counter()
-    for layer in layers:
-        dtypes.update(dict(layer.dtype_bytes))
+    dtypes = sums_by_key(of_dtype for layer in layers for of_dtype in layer.dtype_bytes)
     sizes = ", ".join(f"{dtype} {format_memory(size)}" for dtype, size in dtypes.most_common())
     size = format_memory(sum(dtypes.values()))
     yield "Model size", UNKNOWN if params is None else f"{size} ({sizes})" if sizes else size

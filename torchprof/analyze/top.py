@@ -24,6 +24,7 @@ from torchprof.analyze.report import (
 from torchprof.analyze.sentences import LEGEND, about_sums, warnings_below
 from torchprof.errors import printable, some
 from torchprof.run.formats import Cell, ReportCell, format_count, format_share, format_time
+from torchprof.run.groups import sums_by_key
 from torchprof.run.layers import Layer
 from torchprof.run.run import Run
 from torchprof.run.words import (
@@ -83,8 +84,7 @@ class Where(NamedTuple):
 
 class KindOfWork(NamedTuple):
     """One kind of work, in any layer: a phase by its number, the innermost label, and the name of the work, which is
-    that of an operator for its self, of a kernel whose launch was not recorded, or ``(between ops)``: time without an
-    operator."""
+    that of an operator for its self, of a kernel whose launch was not recorded, or ``(between ops)``."""
 
     phase: int
     label: str
@@ -117,10 +117,8 @@ def parts_of(run: Run, field: str) -> Parts:
     if field not in known:
         kinds: dict[tuple[str, str], int] = {}
         kind_of = [kinds.setdefault((_label(frames), _work(frames)), len(kinds)) for frames in run.rows.frames]
-        amounts: Counter[tuple[int, int, int]] = Counter()
         sums = run.rows.of_recording.summed(("layer", "phase", "frames"), field)
-        for (layer, phase, chain), amount in sums.items():
-            amounts[layer, phase, kind_of[chain]] += amount
+        amounts = sums_by_key(((layer, phase, kind_of[chain]), ns) for (layer, phase, chain), ns in sums.items())
         names = [*kinds]
         known[field] = {
             (layer, KindOfWork(phase, *names[kind])): amount
@@ -188,9 +186,8 @@ def most_sampled(samples_of: Counter[SourceLine]) -> tuple[str, float] | None:
     """The source line with the most samples, and its share of them. If it has fewer than five: the function, if all
     samples are in one, else None. A function of a library that the line calls is named, too, if nearly all samples of
     the line are in it."""
-    by_place: Counter[SourceLine] = Counter()  # without the function that a line calls
-    for line, samples in samples_of.items():
-        by_place[line.at] += samples
+    # Without the function that a line calls.
+    by_place = sums_by_key((line.at, samples) for line, samples in samples_of.items())
     for place, samples in by_place.most_common(1):
         if samples >= _FEWEST_SAMPLES:
             line = max((line for line in samples_of if line.at == place), key=samples_of.__getitem__)
@@ -290,8 +287,7 @@ def _table(run: Run, field: str, heading: str, limit: int, width: int | None) ->
 
 
 class _Row(NamedTuple):
-    """One kind of work in one layer, or in several that are alike. ``layers``: the amount of each (negative: no
-    layer)."""
+    """One kind of work in one layer, or in several alike ones. ``layers``: the amount of each (negative: no layer)."""
 
     amount: int
     work: KindOfWork

@@ -124,8 +124,7 @@ def about_processors(meta: Meta) -> Iterator[RunWarning]:
 
 
 def waited_share(meta: Meta) -> float:
-    """The share of the recorded time for which the main thread waited for a processor, if it is large enough to matter,
-    else 0."""
+    """The share of the recorded time for which the main thread waited for a processor, if it matters, else 0."""
     waited, wall = meta.run_delay_ns, meta.wall_ns
     is_busy = waited is not None and "cpu_ns" in meta.measured and waited > _SHARE_WAITED * wall > 0
     return (waited or 0) / wall if is_busy else 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from torchprof.attribute.events import COMPILED_INPUTS, PIPELINE, PREFIX, Kind
-from torchprof.run.words import GUARDS, NODE_PREFIX
+from torchprof.run.words import GARBAGE_COLLECTION, GUARDS, NODE_PREFIX, FrameKind
 
 # Our labels and marks
 
@@ -102,6 +102,13 @@ def event_kind(name: str) -> Kind | None:
         if name.startswith(prefix):
             return kind
     return Kind.COMPILING if name.endswith(COMPILES_TOO) else Kind.OP
+
+
+def frame_of_interruption(name: str) -> tuple[FrameKind, str]:
+    """The kind and the name of the frame for what interrupts a thread, from the name of its event."""
+    if name == GARBAGE_COLLECTION_LABEL:
+        return FrameKind.GC, GARBAGE_COLLECTION
+    return FrameKind.PROFILER if name in OF_THE_PROFILER else FrameKind.START_UP, name
 
 
 def region_of(name: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from torchprof.attribute.events import Attributed, Event, Place, Places
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.run.collectives import RECORDS_COLLECTIVE, name_of_collective, signature_in_group
+from torchprof.run.groups import lists_by_key
 from torchprof.run.lockstep import NOT_RECORDED, GroupOfRanks
 from torchprof.run.meta import MeshDim
 from torchprof.run.torch_names import LAUNCHING
@@ -220,11 +221,12 @@ class CollectiveOwners:
         collectives of one group begin in the order of their requests. So it is the first op that requested a collective
         of this name, and of this size if sizes were recorded. With several groups, each group has its own order. Then a
         match counts only if it is the only one, or if sizes were recorded."""
-        size = self._size(event.signature)
+        size, name = self._size(event.signature), name_of_collective(event.name)
+        names = (name, "reduce_scatter") if name == "all_reduce" else (name,)  # gloo runs a reduce_scatter as that
         fitting = {
             index: place
             for index, (request, place) in enumerate(self._requests)
-            if _requests_collective(request.name, event.name)
+            if name_of_collective(request.name) in names
             and (size is None or size in (self._sizes(request.signature) or (size,)))
         }
         if fitting:
@@ -323,18 +325,9 @@ def _elements(shape: object) -> int | None:
     return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
-def _requests_collective(op: str, collective: str) -> bool:
-    """Whether an op requests collectives of this name. gloo runs a reduce_scatter as an all_reduce."""
-    requested, begun = name_of_collective(op), name_of_collective(collective)
-    return requested == begun or (begun, requested) == ("all_reduce", "reduce_scatter")
-
-
 def layers_by_fqn(paths: Iterable[tuple[str, ...]]) -> dict[str, list[int]]:
     """The layers by their names in FSDP, if the FSDP roots are the models."""
-    by_name: dict[str, list[int]] = {}
-    for index, path in enumerate(paths):
-        by_name.setdefault(".".join(path[1:]), []).append(index)
-    return by_name
+    return lists_by_key((".".join(path[1:]), index) for index, path in enumerate(paths))
 
 
 # The process groups of a rank, from the entries that torch keeps in a job and writes to a trace

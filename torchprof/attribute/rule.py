@@ -15,7 +15,7 @@ from torchprof.attribute.compiled_graphs import CompiledGraphs
 from torchprof.attribute.compiled_ranges import CompiledRanges
 from torchprof.attribute.engine_ranges import NodeGaps
 from torchprof.attribute.event_columns import BEYOND, IN_NODE, EventColumns
-from torchprof.attribute.event_names import GARBAGE_COLLECTION_LABEL, OF_THE_PROFILER, WAITS
+from torchprof.attribute.event_names import WAITS, frame_of_interruption
 from torchprof.attribute.events import (
     ACCUMULATES,
     HOOKS,
@@ -33,17 +33,7 @@ from torchprof.attribute.events import (
 from torchprof.attribute.launches import CollectiveOwners, Launches
 from torchprof.attribute.op_groups import LookAhead, OpGroup, OpTrees, ThreadWalk, in_order_of_time, times_within
 from torchprof.run.collectives import C10D_OPS
-from torchprof.run.words import (
-    BACKWARD,
-    FORWARD,
-    GARBAGE_COLLECTION,
-    MOST_NESTED,
-    NOT_SELECTED,
-    OUTSIDE,
-    RECOMPUTE,
-    REPLAYS,
-    FrameKind,
-)
+from torchprof.run.words import BACKWARD, FORWARD, MOST_NESTED, NOT_SELECTED, OUTSIDE, RECOMPUTE, REPLAYS, FrameKind
 
 _OP = FrameKind.OP  # members of an enum are found slowly before Python 3.12
 _GRAPH_NODE = "DifferentiableGraphBackward"
@@ -284,12 +274,7 @@ class Attribution:
 
     def _interruption(self, event: Event, open_range: _Open) -> _Opened:
         """It belongs to no layer, with everything inside it."""
-        kind, name = FrameKind.START_UP, event.name
-        if name in OF_THE_PROFILER:
-            kind = FrameKind.PROFILER
-        elif name == GARBAGE_COLLECTION_LABEL:
-            kind, name = FrameKind.GC, GARBAGE_COLLECTION
-        return self.places.inside(self._outside, kind, name), 1, None, OUTSIDE
+        return self.places.inside(self._outside, *frame_of_interruption(event.name)), 1, None, OUTSIDE
 
     def _wait(self, event: Event, open_range: _Open) -> _Opened:
         """It belongs where the thread waits; inside an operator, or another wait, it is part of that."""

@@ -134,8 +134,7 @@ def in_words(names: Iterable[str]) -> str:
 
 
 def check_report(arguments: argparse.Namespace) -> None:
-    """Check the report's name and options. Call this before any file is read, since reading may take long. Raises
-    TorchprofError."""
+    """Check the report's name and options, before any file is read, since that may take long. Raises TorchprofError."""
     given = given_options(arguments, REPORT_OPTIONS)
     if arguments.report and arguments.summary:
         raise TorchprofError("--report and --summary exclude each other. The summary is also --report summary.")
@@ -146,8 +145,7 @@ def check_report(arguments: argparse.Namespace) -> None:
 
 
 def report_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The given options of the report. Raises TorchprofError for an unknown report, and for an option that the report
-    does not have."""
+    """The given options of the report. Raises TorchprofError for an unknown report, and for an option that it lacks."""
     name = arguments.report
     accepted = options_of(name)
     given = given_options(arguments, (*TABLE_OPTIONS, *REPORT_OPTIONS))

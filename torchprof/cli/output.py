@@ -9,9 +9,11 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import torchprof
+from torchprof.advise import Advice, advise, not_shown, texts_of_findings, unrecorded
+from torchprof.analyze.layers import fitting_depth
 from torchprof.analyze.report import Part, spaced, without_warnings
 from torchprof.analyze.sentences import legend
 from torchprof.analyze.top import largest_parts, title_of_parts
@@ -23,9 +25,6 @@ from torchprof.ranks.sentences import MOST_WHOLE_RANKS, run_of_chosen
 from torchprof.reports import content_of, options_of
 from torchprof.reports.documents import terminal_width, text_of
 from torchprof.run.words import FrameKind
-
-if TYPE_CHECKING:
-    from torchprof.advise import Advice
 
 INTERRUPTED = 128 + signal.SIGINT
 """The exit code after Ctrl-C."""
@@ -123,9 +122,6 @@ def sections_of(
     """The sections that show a run as a whole, the most important first. ``of_ranks``: the run that compares the ranks
     of the job. ``command``: the command that shows the run, to which options are added; "" if the user has just typed
     it. ``is_trace``: the run, or a part of it, was read from a trace."""
-    from torchprof.advise import advise
-    from torchprof.analyze.layers import fitting_depth
-
     all_findings = advise(run)
     yield text_of(spaced(verdict(run, terminal_width(), all_findings)))
     if len(of_ranks.metas) > 1:
@@ -180,8 +176,6 @@ def _layers(run: torchprof.Run, arguments: argparse.Namespace, color: bool) -> s
 
 def _first_findings(run: torchprof.Run, all_findings: Sequence[Advice], command: str, is_trace: bool) -> str:
     """The most important findings, and which commands and options show more."""
-    from torchprof.advise import not_shown, texts_of_findings, unrecorded
-
     parts = texts_of_findings(run, all_findings[:_FINDINGS_SHOWN])
     if len(all_findings) > _FINDINGS_SHOWN:
         show = f"{command} --report advice".lstrip()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from operator import add, sub
@@ -17,7 +16,7 @@ from torchprof.comparison.layers import UNCHANGED, match_layers
 from torchprof.comparison.notes import differences_of, notes_on, warnings_of_both
 from torchprof.errors import TorchprofError
 from torchprof.run.formats import Bound, Figure
-from torchprof.run.measures import Spread
+from torchprof.run.groups import lists_by_key, sums_by_key
 from torchprof.run.run import Run
 from torchprof.run.saved import load
 from torchprof.run.words import FORWARD, NO_LAYERS, PHASES
@@ -70,9 +69,8 @@ class _Side:
         self.measured = measured_by_all(run)
         self.steps = sum(meta.marked_steps for meta in run.metas)
         self._steps_of = self._sampled_steps() if self.steps and self._steps_hold_all() else {}
-        self._spreads: defaultdict[tuple[int, str, int, str], list[Spread]] = defaultdict(list)  # of all devices
-        for key, spread in run.samples.items():
-            self._spreads[key.layer, key.phase, key.rank, key.measure].append(spread)
+        samples = run.samples.items()  # of all devices
+        self._spreads = lists_by_key(((key.layer, key.phase, key.rank, key.measure), spread) for key, spread in samples)
 
     def worked(self, index: int, phase: str) -> bool:
         """Whether a layer that was selected, or one below it, did anything in a phase."""
@@ -92,10 +90,8 @@ class _Side:
 
     def _steps_hold_all(self) -> bool:
         """Whether all forward work of the models was in steps. An evaluation after the last one is in no step."""
-        in_steps: defaultdict[int, int] = defaultdict(int)
-        for key, spread in self.run.samples.items():
-            if key.measure == "step_cpu_ns" and key.phase == FORWARD:
-                in_steps[key.layer] += spread.sum
+        of_steps = ((key, of_one) for key, of_one in self.run.samples.items() if key.measure == "step_cpu_ns")
+        in_steps = sums_by_key((key.layer, of_one.sum) for key, of_one in of_steps if key.phase == FORWARD)
         totals = [self.run.tree(FORWARD, number).total.cpu_ns for number in range(len(self.run.roots))]
         return all(in_steps[root] >= _NEARLY_ALL_TIME * total for root, total in zip(self.run.layers.roots, totals))
 
@@ -220,16 +216,15 @@ class _Comparison:
 
     def _noise_of(self, before: int, after: int, quantity: Column, name: str, leaves: bool) -> Noise | None:
         """``leaves``: the layer has no layers below it in either run."""
-        of_steps, of_calls = [], []  # times per call of the model: a step may hold several calls
-        for index, figures, count in zip((before, after), self.sides, self.denominator.counts):
-            values = figures.of_steps(index, quantity.phase, name, quantity.is_self)
-            of_steps.append([value * figures.steps / count for value in values])
-        samples = of_steps
-        are_few = any(len(values) < diff.FEWEST for values in of_steps)
+        sides = [*zip((before, after), self.sides, self.denominator.counts)]
+        samples = [  # times per call of the model: a step may hold several calls
+            [value * side.steps / count for value in side.of_steps(index, quantity.phase, name, quantity.is_self)]
+            for index, side, count in sides
+        ]
+        are_few = any(len(values) < diff.FEWEST for values in samples)
         if are_few and name == "cpu_ns" and (leaves or not quantity.is_self):
-            for index, figures, count in zip((before, after), self.sides, self.denominator.counts):
-                of_calls.append([value / count for value in figures.of_calls(index, quantity.phase)])
-            if all(of_calls) and min(map(len, of_calls)) > min(map(len, of_steps)):
+            of_calls = [[ns / count for ns in side.of_calls(index, quantity.phase)] for index, side, count in sides]
+            if all(of_calls) and min(map(len, of_calls)) > min(map(len, samples)):
                 samples = of_calls
         return diff.noise_of(*samples) if all(samples) else None
 

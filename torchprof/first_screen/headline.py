@@ -12,6 +12,7 @@ from torchprof.analyze.report import report, shortened
 from torchprof.analyze.sentences import count_of_ranks, summed_over
 from torchprof.analyze.top import KindOfWork, Parts, most_sampled, parts_of, source_lines
 from torchprof.errors import printable
+from torchprof.run.groups import lists_by_key
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.run import Run
 from torchprof.run.words import (
@@ -215,10 +216,9 @@ def _largest_within(
 
     ``is_named``: the sentence has named the layer before: "its linear layers", not "linear layers".
     """
-    kinds: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-    for index in tree.below(layer):
-        if tree.own[index]:
-            kinds[_kind(run.layers[index], bool(run.meta.model))].append(index)
+    kinds = lists_by_key(
+        (_kind(run.layers[index], bool(run.meta.model)), index) for index in tree.below(layer) if tree.own[index]
+    )
     sums = {kind: sum(tree.own[index] for index in indices) for kind, indices in kinds.items()}
     largest = max(sums, key=sums.__getitem__, default=None)
     own = {part: amount for part, amount in parts.items() if (part[0] == layer if layer is not None else part[0] < 0)}

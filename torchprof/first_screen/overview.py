@@ -11,21 +11,13 @@ from statistics import median
 from torchprof.analyze.columns import Column, columns_of, hot_path_column
 from torchprof.analyze.figures import Figures, summed_figures
 from torchprof.analyze.layers import Entry, all_entries, entries_of
-from torchprof.analyze.report import (
-    ReportTable,
-    Section,
-    TableRow,
-    branches,
-    report,
-    shortened,
-    spaced,
-    stacked,
-)
+from torchprof.analyze.report import ReportTable, Section, TableRow, branches, report, shortened, spaced, stacked
 from torchprof.analyze.sentences import about_flops, about_sums, other_warnings_of
 from torchprof.analyze.top import largest_parts, title_of_parts
 from torchprof.errors import printable
 from torchprof.first_screen.verdict import verdict
 from torchprof.run.formats import UNKNOWN, Bound, Cell, ReportCell, Value, as_range, format_time, short_time
+from torchprof.run.groups import lists_by_key
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD, PHASES
 
@@ -325,9 +317,7 @@ def _as_one(parts: Sequence[Entry], name: str) -> Entry:
 
 def _ops_as_one(ops: Sequence[Entry]) -> list[Entry]:
     """The rows of labels and operators of several layers: one row for each name, with its sum."""
-    by_name: dict[str, list[Entry]] = {}
-    for op in ops:
-        by_name.setdefault(op.name, []).append(op)
+    by_name = lists_by_key((op.name, op) for op in ops)
     return [
         replace(
             same[0],

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import textwrap
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from torchprof.advise import Advice, filled, findings_table, judge, place_in_words, share_of
+from torchprof.advise.chains import inside
 from torchprof.advise.evidence import Evidence
 from torchprof.analyze.compiled import compiled_in_short
 from torchprof.analyze.report import Part, name_of_layer, stacked
 from torchprof.analyze.sentences import about_times, called_models, count_of_ranks, throughput
-from torchprof.analyze.steps import device_parts, ns_behind_the_cpu, percents, time_parts
+from torchprof.analyze.steps import device_parts, ns_behind_the_cpu, percents, spreads_of, time_parts
 from torchprof.analyze.top import measures_of
 from torchprof.errors import printable
 from torchprof.first_screen.headline import headline
@@ -19,10 +19,11 @@ from torchprof.ranks import balance_of
 from torchprof.ranks.pipeline_report import pipelines_in_short
 from torchprof.ranks.sentences import straggler
 from torchprof.run.formats import as_range, format_count, format_memory, short_time
-from torchprof.run.measures import SampleKey, Spread
+from torchprof.run.groups import sums_by_key
+from torchprof.run.measures import Spread
 from torchprof.run.run import Run
 from torchprof.run.torch_names import PRODUCT_KERNELS
-from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, Frame, FrameKind
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE
 
 _WIDTH = 100  # at most, in characters
 
@@ -61,7 +62,7 @@ def what_ran(run: Run) -> str:
 def _times(run: Run) -> str:
     """The time of a step, or of a call of the model: the median with the smallest and the largest."""
     ranks = f"{count_of_ranks(run)} ranks" if len(run.metas) > 1 else ""
-    steps = _spreads(run, OUTSIDE, "step_ns")
+    steps = spreads_of(run, OUTSIDE, "step_ns")
     if steps and (any(meta.marked_steps for meta in run.metas) or BACKWARD in run.phases()):
         behind = max(ns_behind_the_cpu(run, meta) for meta in run.metas)
         ahead = f" on the CPU, which runs ahead of {run.meta.device_heading}: {short_time(behind)}" if behind else ""
@@ -75,7 +76,7 @@ def _times_of_calls(run: Run) -> str:
     """The calls of the model that took the most time, and how many others there are; "" without a call."""
     if not (models := called_models(run)):
         return ""
-    spreads = {root: _spreads(run, root, "cpu_ns") for root in models}
+    spreads = {root: spreads_of(run, root, "cpu_ns") for root in models}
     root = max(models, key=lambda index: sum(spread.sum for spread in spreads[index]))
     others = f" (and {len(models) - 1} more model{'s' * (len(models) > 2)})" if len(models) > 1 else ""
     name = run.layers[root].name + others
@@ -84,12 +85,6 @@ def _times_of_calls(run: Run) -> str:
     if not spreads[root] or "cpu_ns" not in run.meta.measured:
         return f"{models[root]:,} call{'s' * (models[root] != 1)} of {name}"
     return _distribution(spreads[root], "forward call", f" of {name}")
-
-
-def _spreads(run: Run, layer: int, measure: str) -> list[Spread]:
-    """The distribution of each rank that has one."""
-    keys = (SampleKey(layer, FORWARD, meta.rank, "cpu", measure) for meta in run.metas)
-    return [run.samples[key] for key in keys if key in run.samples]
 
 
 def _distribution(spreads: Sequence[Spread], noun: str, suffix: str = "") -> str:
@@ -140,9 +135,7 @@ def _peak(run: Run) -> Iterator[str]:
     memory = max(run.memory, key=lambda device: device.peak_bytes, default=None)
     if memory is None or memory.peak_bytes <= 0:
         return
-    by_layer: Counter[int] = Counter()
-    for held in memory.held:
-        by_layer[held.layer] += max(held.nbytes, 0)
+    by_layer = sums_by_key((held.layer, max(held.nbytes, 0)) for held in memory.held)
     text = f"{memory.device} peak +{format_memory(memory.peak_bytes)}"
     [(largest, nbytes)] = by_layer.most_common(1) or [(OUTSIDE, 0)]
     yield f"{text}, {nbytes / by_layer.total():.0%} of it in {name_of_layer(run, largest)}" if nbytes else text
@@ -227,11 +220,7 @@ def _no_finding(run: Run) -> str:
     nothing = f"No change was found that saves {FIRST_SHARE:.0%} of the time."
     field = next(measures_of(run), ("cpu_ns", ""))[0]
     whole = run.rows.of_recording.total(field)
-    ns = run.rows.total(field, frames=_has_product)
+    ns = run.rows.total(field, frames=inside(*PRODUCT_KERNELS))
     if whole <= 0 or ns < _MOSTLY_PRODUCTS * whole:
         return nothing
     return f"{nothing} Matrix products and convolutions take {ns / whole:.0%} of it: to save time there, compute less."
-
-
-def _has_product(frames: Iterable[Frame]) -> bool:
-    return any(frame.kind == FrameKind.OP and frame.name in PRODUCT_KERNELS for frame in frames)

@@ -45,8 +45,7 @@ def covered_ns(pieces: Iterable[tuple[int, int]]) -> int:
 # Devices and their streams
 
 _OVERLAPS_A_LITTLE = 10_000
-"""In ns: a kernel may begin before the one before it has ended (programmatic dependent launch): measured, up to 1.5 us
-before."""
+"""In ns: a kernel may begin before the one before has ended (programmatic dependent launch): measured, up to 1.5 us."""
 
 
 class DeviceTimes:

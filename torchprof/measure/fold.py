@@ -14,6 +14,7 @@ from typing import NamedTuple
 from torchprof.attribute.events import Attributed, Kind, Place
 from torchprof.attribute.op_groups import OpGroup, OpTree
 from torchprof.measure.busy import Covered
+from torchprof.run.groups import lists_by_key
 from torchprof.run.layers import Layer
 from torchprof.run.measures import FIELDS, SampleKey, Spread
 from torchprof.run.rows import Around, Chains, Rows
@@ -162,9 +163,8 @@ def _sums_of(attributed: Iterable[Attributed | OpGroup], places: Sequence[Place]
         cpu_ns[index] += ns
         if around is not None:
             cpu_ns[around.index] -= ns
-        elif event.start_ns + ns > on_cpu.until:  # outermost on its thread: the CPU is busy for longer
-            on_cpu.ns += event.start_ns + ns - max(on_cpu.until, event.start_ns)
-            on_cpu.until = event.start_ns + ns
+        else:  # outermost on its thread: the CPU may be busy for longer
+            on_cpu.add(event.start_ns, event.start_ns + ns)
         if kind is label and counted and place.layer >= 0:
             sums.durations.setdefault((place.layer, place.phase), []).append((event.start_ns, ns, event.thread))
         elif kind is interruption:
@@ -179,9 +179,7 @@ def _add_outermost(group: OpGroup, on_cpu: Covered) -> int:
     outermost_ns = 0
     for start, end in group.outermost():
         outermost_ns += end - start
-        if end > on_cpu.until:
-            on_cpu.ns += end - max(on_cpu.until, start)
-            on_cpu.until = end
+        on_cpu.add(start, end)
     return outermost_ns
 
 
@@ -241,9 +239,7 @@ def _rows(
         own_ns = tree.self_ns(taken)
         sums.cpu_ns[place.index] += own_ns[0]
         trees_in.setdefault(place.index, []).append((tree, times, own_ns))
-    other_in: dict[int, list[tuple[str, list[int]]]] = {}  # by index of a place: device, values
-    for (index, device), values in sorted(sums.other.items()):
-        other_in.setdefault(index, []).append((device, values))
+    other_in = lists_by_key((index, (device, values)) for (index, device), values in sorted(sums.other.items()))
     columns = _RowColumns()
     chains_of: dict[tuple[int, OpTree], list[int]] = {}  # of the paths of a tree inside a place with this chain
     shares: dict[tuple[int, ...], int] = {(): 0}

@@ -17,6 +17,7 @@ from torchprof.measure.recording import OpenStep, Pieces
 from torchprof.measure.steps import RECORDING_END
 from torchprof.measure.waiting import LastStep, Stall, ThreadState, Waiting, is_communication, open_until
 from torchprof.run.collectives import POINT_TO_POINT, Collective, collective_of, name_of_collective
+from torchprof.run.groups import sums_by_key
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import EXCHANGES, GAP, NOT_RECORDED, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
 from torchprof.run.words import (
@@ -38,8 +39,7 @@ _CallTimes = tuple[int, int, int]
 
 
 class _WorkIn(NamedTuple):
-    """What time in a place is. ``is_own``: own work of the rank. ``never_waits``: none of it is a wait, as in an op of
-    torch."""
+    """What time in a place is. ``is_own``: own work of the rank. ``never_waits``: no wait, as in an op of torch."""
 
     is_own: bool
     never_waits: bool
@@ -84,13 +84,11 @@ class Locksteps:
         self._main = 0
         self._own_ns: defaultdict[Place, int] = defaultdict(int)  # of the current step
         self._gap_ns = 0  # of the current step: time in no range of any thread
-        self._steps: list[tuple[defaultdict[tuple[int, str], int], int]] = []  # own work by layer and phase, and gap
+        self._steps: list[tuple[Counter[tuple[int, str]], int]] = []  # own work by layer and phase, and gap
         self._marks: list[int] = []
         self._launched: dict[int, int] = {}  # correlation of an op → number of marks before it
         self._kernels: defaultdict[int, defaultdict[tuple[int, str], int]] = defaultdict(lambda: defaultdict(int))
-        self._unknown_streams: defaultdict[str, set[int]] = defaultdict(
-            set
-        )  # by device: of collectives of no known group
+        self._unknown_streams: defaultdict[str, set[int]] = defaultdict(set)  # by device: of collectives of no group
         self._of_kernels: dict[Place, tuple[LockstepKey | None, bool]] = {}  # the collective; whether it is own work
         self._host_collectives: dict[Place, LockstepKey] = {}
         # Of each call: its time, during how much of that an earlier one was running, and the number of marks before it.
@@ -169,9 +167,7 @@ class Locksteps:
 
     def _end_step(self, time: int) -> None:
         self._advance_all(time)
-        sums: defaultdict[tuple[int, str], int] = defaultdict(int)
-        for place, ns in self._own_ns.items():
-            sums[place.layer, place.phase] += ns
+        sums = sums_by_key(((place.layer, place.phase), ns) for place, ns in self._own_ns.items())
         self._steps.append((sums, self._gap_ns))
 
     def _advance(self, number: int, until: int) -> None:
@@ -353,9 +349,7 @@ class Locksteps:
         for key, by_marks in sorted(self._any_running_ns.items(), key=str):
             if key.group == NOT_RECORDED and not self._is_one_group:
                 continue
-            by_step: Counter[int] = Counter()
-            for marks, ns in by_marks.items():
-                by_step[self._step_of(marks)] += ns
+            by_step = sums_by_key((self._step_of(marks), ns) for marks, ns in by_marks.items())
             yield key, [by_step[step] for step in range(count)]
 
     def _work_on(

@@ -21,6 +21,7 @@ from torchprof.measure.memory_blocks import (
     Blocks,
     Stage,
 )
+from torchprof.run.groups import lists_by_key
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.timeline import Held, Memory
@@ -369,9 +370,8 @@ class Allocations:
         outermost_calls = [stage for _, _, stage in self._calls]
         saved_bytes = self._blocks.saved_by(outermost_calls, ends, self._passes)
         for device, of_calls in saved_bytes.items():
-            values: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-            for (layer, start, _), nbytes in zip(self._calls, of_calls):
-                if layer >= 0:
-                    values[layer].append((start, nbytes))
+            values = lists_by_key(
+                (layer, (start, nbytes)) for (layer, start, _), nbytes in zip(self._calls, of_calls) if layer >= 0
+            )
             for layer, calls in sorted(values.items()):
                 yield SampleKey(layer, FORWARD, self._rank, device, "kept_bytes"), Spread.of(calls)

@@ -71,8 +71,7 @@ def balance_of(run: Run) -> Balance:
 
 
 def _collective(compared: Compared, key: LockstepKey, lockstep: Lockstep) -> OneCollective:
-    """A collective. If rank 0 takes 12 ms in a call and rank 1 takes 5 ms, rank 0 waits for 7 ms and rank 1 came
-    last."""
+    """A collective. If rank 0 takes 12 ms in a call and rank 1 5 ms, rank 0 waits for 7 ms and rank 1 came last."""
     group, is_paired = key.group, lockstep.is_paired
     if group == NOT_RECORDED:
         group, is_paired = compared.all_ranks, compared.all_ranks is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +11,7 @@ from statistics import median, median_low
 from typing import NamedTuple
 
 from torchprof.ranks.pipeline import stages_of
+from torchprof.run.groups import lists_by_key
 from torchprof.run.lockstep import GAP, NO_LOCKSTEP, NOT_RECORDED, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
 from torchprof.run.measures import SampleKey
 from torchprof.run.run import Run
@@ -200,9 +201,7 @@ class Compared:
     def peers(self) -> list[tuple[int, ...]]:
         """The ranks that do the same work by design, together: those with the same stages of a pipeline."""
         kinds = {pipeline.rank: (pipeline.schedule, pipeline.stages) for pipeline in self.run.pipelines}
-        together: defaultdict[object, list[int]] = defaultdict(list)
-        for rank in self.ranks:
-            together[kinds.get(rank), self.stages.get(rank)].append(rank)
+        together = lists_by_key(((kinds.get(rank), self.stages.get(rank)), rank) for rank in self.ranks)
         return [*map(tuple, together.values())]
 
     def work(self, device: str | None) -> dict[tuple[int, str], Lockstep]:

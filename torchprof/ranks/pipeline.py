@@ -10,6 +10,7 @@ from math import ceil
 from statistics import median
 from typing import Any, NamedTuple
 
+from torchprof.run.groups import lists_by_key
 from torchprof.run.run import Run
 from torchprof.run.timeline import Pipeline, StageAction
 from torchprof.run.words import NOT_SELECTED
@@ -165,10 +166,9 @@ class ReplicaPipelines:
     @cached_property
     def times(self) -> dict[int, StageTimes]:
         """The times of each stage that is on a rank of this run."""
-        by_stage: defaultdict[int, list[Pipeline]] = defaultdict(list)
-        for member in self.members:
-            for stage in {action.stage for action in member.actions}:
-                by_stage[stage].append(member)
+        by_stage = lists_by_key(
+            (stage, member) for member in self.members for stage in {action.stage for action in member.actions}
+        )
         return {stage: _times_of_stage(stage, members) for stage, members in sorted(by_stage.items())}
 
 
@@ -279,9 +279,7 @@ def _times_of_stage(stage: int, members: Sequence[Pipeline]) -> StageTimes:
 
 def _medians(actions: Iterable[StageAction], key: Callable[[StageAction], Any]) -> dict[Any, float]:
     """The median time over the steps of all actions with the same key."""
-    times: defaultdict[Any, list[int]] = defaultdict(list)
-    for action in actions:
-        times[key(action)] += action.took_ns
+    times = lists_by_key((key(action), ns) for action in actions for ns in action.took_ns)
     return {value: median(ns) for value, ns in times.items()}
 
 

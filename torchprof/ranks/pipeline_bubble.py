@@ -11,6 +11,7 @@ from typing import NamedTuple
 from torchprof.analyze.report import kept_with_run
 from torchprof.ranks.pipeline import Action, OnePipeline, Order, ReplicaPipelines, pipelines_of, stages_of
 from torchprof.ranks.significance import stragglers
+from torchprof.run.groups import lists_by_key
 from torchprof.run.run import Run
 
 OVERLAP = 0.02
@@ -139,9 +140,7 @@ def _bubble_of(pipeline: OnePipeline) -> Bubble | str:
 
 def _means(took: Mapping[Action, float], key: Callable[[Action], Hashable]) -> dict[Action, float]:
     """The same actions, each with the mean duration of those with the same key."""
-    times: defaultdict[Hashable, list[float]] = defaultdict(list)
-    for action, ns in took.items():
-        times[key(action)].append(ns)
+    times = lists_by_key((key(action), ns) for action, ns in took.items())
     means = {name: fmean(ns) for name, ns in times.items()}
     return {action: means[key(action)] for action in took}
 

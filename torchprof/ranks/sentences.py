@@ -17,6 +17,7 @@ from torchprof.ranks.significance import CLEARLY_SLOWER
 from torchprof.ranks.slow import PARTS, Difference, Late, Slow
 from torchprof.run.collectives import Entered, Unfinished
 from torchprof.run.formats import UNKNOWN, NumberRanges, format_time, ranks_in_words
+from torchprof.run.groups import lists_by_key
 from torchprof.run.measures import SampleKey
 from torchprof.run.merge import merge
 from torchprof.run.meta import RunWarning
@@ -208,9 +209,7 @@ def about_hang(run: Run) -> Iterator[str]:
     missed = {step.rank: _first_missed(run, step) for step in run.unfinished if _stays(step)}
     if not any(_hangs(run, step) or (step.waits and missed.get(step.rank)) for step in run.unfinished):
         return
-    ranks_by_place: dict[str, list[int]] = {}
-    for step in run.unfinished:
-        ranks_by_place.setdefault(_where(run, step), []).append(step.rank)
+    ranks_by_place = lists_by_key((_where(run, step), step.rank) for step in run.unfinished)
     lasted = format_time(max(step.ns for step in run.unfinished))
     where_each_is = "; ".join(
         f"{ranks_in_words(ranks)} {'was' if len(ranks) == 1 else 'were'} {where}"

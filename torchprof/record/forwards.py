@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary, ref
 import torch
 from torch import nn
 
+from torchprof.attribute.events import HOOKS, PREFIX
 from torchprof.record.session import record
 from torchprof.record.torch_internals import optional, replaced
 
@@ -141,7 +142,7 @@ def on_hook(hooks: dict[int, Any], key: int) -> StandIn:
         label = labels.get(id(module))
         if label is None or label.is_waiting or torch.compiler.is_compiling():
             return original(module, *args, **kwargs)
-        with record(label.of_hooks):
+        with record(HOOKS + label.name.removeprefix(PREFIX)):
             return original(module, *args, **kwargs)
 
     hooks[key] = labelled

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from torchprof.attribute.event_names import RAISED, STOPPED
-from torchprof.attribute.events import HOOKS, PREFIX
+from torchprof.attribute.events import PREFIX
 from torchprof.record.compiled.dynamo_code import has_code, unwrapped
 from torchprof.record.forwards import StandIn, never_compiled, on_class, on_hook, on_instance, refers_to_itself
 from torchprof.record.ranges import CollectionRanges, EngineRanges, OptimizerMarks, PipelineRanges, WaitRanges
@@ -125,10 +125,6 @@ class Label:
             stand_in.labels[key] = chosen
 
     # The stand-ins call what follows.
-
-    @property
-    def of_hooks(self) -> str:
-        return HOOKS + self.name.removeprefix(PREFIX)
 
     @never_compiled
     def note_unobserved(self) -> None:

@@ -25,6 +25,7 @@ from torchprof.record.modules import (
     wrapped_step,
 )
 from torchprof.record.ranges import stages_of_modules
+from torchprof.run.groups import sums_by_key
 from torchprof.run.layers import Layer, root_of_stage
 
 
@@ -180,9 +181,7 @@ def _sizes(modules: Iterable[nn.Module], params: Sequence[torch.Tensor]) -> dict
     packed = any("_packed_params" in vars(module) or "_packed_params" in module._modules for module in modules)
     if packed or any(map(is_lazy, params)):
         return {"params": None, "trainable_params": None, "param_bytes": None}
-    by_type: Counter[str] = Counter()
-    for param in params:
-        by_type[str(param.dtype).removeprefix("torch.")] += _bytes_of(param)
+    by_type = sums_by_key((str(param.dtype).removeprefix("torch."), _bytes_of(param)) for param in params)
     return {
         "params": sum(param.numel() for param in params),
         "trainable_params": sum(param.numel() for param in params if param.requires_grad),

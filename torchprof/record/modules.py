@@ -109,10 +109,7 @@ def select(paths: Iterable[Any], known: Sequence[tuple[tuple[str, ...], ...]]) -
         raise TorchprofError(
             f"paths={paths!r:.80} is not a list of paths: write for example paths=['features.3', ('Net', 'head')]."
         )
-    chosen: set[int] = set()
-    for path in [paths] if isinstance(paths, str) else paths:
-        chosen |= find(path, known)
-    return chosen
+    return set[int]().union(*(find(path, known) for path in ([paths] if isinstance(paths, str) else paths)))
 
 
 def stages_in(thing: Any) -> list[Any]:

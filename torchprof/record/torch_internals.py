@@ -138,8 +138,7 @@ def needed(name: str) -> Any:
 class SharedChange:
     """A change of the process, from ``on`` to ``off``. Several objects may be on at the same time: the first one makes
     the change, the last one undoes it. Both methods may be called again. Each class has a change of its own: ``_make``
-    makes it, and adds what undoes it to ``_undo``. If that stays empty, the change could not be made yet, and the next
-    ``on`` tries it again."""
+    makes it, and adds what undoes it to ``_undo``. If that stays empty, the next ``on`` tries it again."""
 
     _all_on: ClassVar[WeakSet[Any]]  # one that is freed is no longer on
     _undo: ClassVar[list[Callable[[], object]]]

@@ -212,8 +212,7 @@ def diff_markdown(diff: Diff, *, depth: int | None = None, sort_by: str | None =
 _ROWS_SHOWN = 500  # a row takes some hundred bytes of the notebook's file
 _STYLE = "page/notebook.css"
 """For light and dark themes. Headings and names stay visible while the table is scrolled, so they need opaque
-backgrounds: those of JupyterLab, VS Code or Colab, elsewhere those of the browser. All other colors are transparent
-over the page's own."""
+backgrounds: those of JupyterLab, VS Code or Colab, elsewhere those of the browser. All other colors are transparent."""
 _NAME_FITS = 25  # so many characters fit in the first column of 50ch, also wide ones, which take 2ch
 _BARS = ((0.5, ' class="hot"'), (0.1, ' class="warm"'), (0.01, ""))
 """The smallest share of each class; smaller ones have no bar."""

@@ -1,7 +1,6 @@
 """The page of a run or of a comparison: one file of HTML with its style, its script and its data.
 
-It loads nothing from elsewhere. In a comparison, the icicle is colored by change, and tables have each figure before
-and after.
+It loads nothing. In a comparison, the icicle is colored by change, and tables have each figure before and after.
 """
 
 from __future__ import annotations
@@ -165,8 +164,7 @@ def diff_html(diff: Diff) -> str:
     """The page of ``Run.report("html")`` over the layers of both runs, with figures before and after.
 
     A renamed layer is one row, under its new name. Removed layers are at their old place, and moved layers at both
-    places, so that the figures of each run add up. If the diff is for one call or one step, so are the figures of the
-    page.
+    places, so that the figures of each run add up. They are for one call or one step if the diff is.
     """
     before, after = _paths(diff)
     takes = [Take("after", diff.after, after), Take("before", diff.before, before)]

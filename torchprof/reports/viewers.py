@@ -247,8 +247,7 @@ _UNITS = {Unit.TIME: "nanoseconds", Unit.BYTES: "bytes", Unit.COUNT: "none"}
 @report("speedscope", "stacks for speedscope.app", suffix=".speedscope.json")
 def speedscope(run: Run) -> str:
     """A profile for each phase and each recorded measure, and for each rank if there are several, of the stacks in
-    ``stacks``. If FLOPs are a lower bound, the name of the profile says so. Raises TorchprofError if nothing was
-    recorded."""
+    ``stacks``. Its name says if FLOPs are a lower bound. Raises TorchprofError if nothing was recorded."""
     numbers: dict[StackEntry, int] = {}
     if not (profiles := [*_profiles(run, numbers)]):
         raise TorchprofError("Nothing of what speedscope can show was recorded in this run.")

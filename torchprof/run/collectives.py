@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NamedTuple
 
+from torchprof.run.groups import sums_by_key
 from torchprof.run.lockstep import GroupOfRanks
 from torchprof.run.part import PerRank, demand_layer
 from torchprof.run.torch_names import DTYPES, NO_TENSORS
@@ -229,9 +229,7 @@ class Unfinished:
         """The step at the end of the next cycle: if it had begun before that, it is this one."""
         if not cycle.began_before:
             return cycle
-        times: Counter[tuple[int, str, str]] = Counter()
-        for call in (*self.entered, *cycle.entered):
-            times[call[:3]] += call.times
+        times = sums_by_key((call[:3], call.times) for call in (*self.entered, *cycle.entered))
         entered = tuple(Entered(*key, count) for key, count in times.items())
         return replace(cycle, ns=self.ns + cycle.ns, entered=entered, began_before=self.began_before)
 

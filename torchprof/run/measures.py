@@ -14,6 +14,7 @@ from sys import intern
 from typing import Any, NamedTuple
 
 from torchprof.run.formats import FORMATS, ReportCell, Unit
+from torchprof.run.groups import lists_by_key
 from torchprof.run.part import RunPart, demand, demand_layer, fields_of
 from torchprof.run.words import FORWARD, OUTSIDE
 
@@ -25,8 +26,7 @@ class Cost:
     - ``cpu_ns``: time on the CPU. ``device_ns``: time of kernels, copies and sets on devices.
     - ``cpu_allocated``, ``cpu_freed``, ``device_allocated``, ``device_freed``: bytes of memory.
     - ``macs`` are multiply-accumulates, ``flops`` floating-point operations.
-    - ``uncounted`` is the number of op calls and kernels whose FLOPs are unknown: then ``macs`` and ``flops`` are lower
-      bounds.
+    - ``uncounted``: the number of op calls and kernels of unknown FLOPs: then ``macs`` and ``flops`` are lower bounds.
     - ``collective_ns`` is the duration of the ranges of collectives, from start to end. These ranges may end on another
       thread, so their time is not in ``cpu_ns``. If the CPU runs the collective (gloo), it is how long the collective
       took, including the wait for the slowest rank.
@@ -268,11 +268,8 @@ _FIELDS = len(SampleKey._fields) + len(Spread.__slots__)
 
 class SamplesPart(RunPart[_Samples]):
     def of_ranks(self, value: _Samples, ranks: Collection[int]) -> dict[int, _Samples]:
-        by_rank: dict[int, dict[SampleKey, Spread]] = {rank: {} for rank in ranks}
-        for key, spread in value.items():
-            if key.rank in by_rank:
-                by_rank[key.rank][key] = spread
-        return {**by_rank}
+        by_rank = lists_by_key((key.rank, (key, spread)) for key, spread in value.items())
+        return {rank: dict(by_rank[rank]) for rank in ranks}
 
     def renumbered(self, value: _Samples, to: Sequence[int]) -> _Samples:
         return {key._replace(layer=to[key.layer]): spread for key, spread in value.items()}

@@ -10,6 +10,7 @@ from os import PathLike
 from typing import Any
 
 from torchprof.errors import TorchprofError
+from torchprof.run.groups import lists_by_key
 from torchprof.run.layers import Layer, Layers, stage_of_root
 from torchprof.run.meta import Meta, RunWarning, sharing_key
 from torchprof.run.processes import paused_gc
@@ -99,9 +100,7 @@ def _warnings_of_sum(of_runs: Sequence[Sequence[RunWarning]]) -> tuple[RunWarnin
                 without_shapes.update(dict.fromkeys(warning.facts.get("names", ())))
             else:
                 numbers.setdefault(warning, []).append(number)
-    of_sum = []
-    for warning, had_it in numbers.items():
-        of_sum.append(replace(warning, added=((tuple(had_it), len(of_runs)), *warning.added)))
+    of_sum = [replace(each, added=((tuple(had), len(of_runs)), *each.added)) for each, had in numbers.items()]
     if without_shapes:
         of_sum.append(RunWarning.of(WITHOUT_SHAPES, names=tuple(without_shapes)))
     return tuple(of_sum)
@@ -214,9 +213,7 @@ class _Known:
 
 def _depth_first(layers: Mapping[tuple[str, ...], _Known]) -> list[_Known]:
     """All layers, parents before children, without recursion: models are deeper than Python's limit."""
-    below: dict[tuple[str, ...], list[_Known]] = {}
-    for path, known in layers.items():
-        below.setdefault(path[:-1], []).append(known)
+    below = lists_by_key((path[:-1], known) for path, known in layers.items())
     for siblings in below.values():
         siblings.sort(key=lambda known: known.order, reverse=True)
     ordered = []

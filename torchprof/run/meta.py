@@ -11,6 +11,7 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from torchprof.errors import some
+from torchprof.run.groups import sets_by_key
 from torchprof.run.layers import Layers
 from torchprof.run.part import demand, fields_of, read_as, read_list
 from torchprof.run.sentences import RANKS_CHOSEN, SENTENCES, WITHOUT_SHAPES, Fact
@@ -244,9 +245,7 @@ def sum_if_known(*figures: int | None) -> int | None:
 
 def _unambiguous(regions: Sequence[CompiledRegion]) -> tuple[CompiledRegion, ...]:
     """Each region once. A name that stands for two different regions (torch.compile was reset) is left out."""
-    by_name: dict[str, set[CompiledRegion]] = {}
-    for region in regions:
-        by_name.setdefault(region.name, set()).add(region)
+    by_name = sets_by_key((region.name, region) for region in regions)
     return tuple(region for same_name in by_name.values() if len(same_name) == 1 for region in same_name)
 
 

@@ -111,8 +111,7 @@ class Op:
 
     - ``name``: torch's ("aten::mm"), or that of the label; ``(between ops)`` for the layer's own time between ops.
     - ``kind``: op or one of ``RANGES``, for example label for a range of the user, region for code of torch.compile.
-    - ``calls``, ``self``, ``total``: as of ``Sums``; the total includes layers that it calls. A kernel counts for the
-      op that launched it.
+    - ``calls``, ``self``, ``total``: as of ``Sums``; the total has layers that it calls, and kernels that it launched.
     - ``inside``: the ops and ranges directly in a range.
     """
 

@@ -15,6 +15,7 @@ from sys import intern
 from types import NoneType
 from typing import Any, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
+from torchprof.run.groups import lists_by_key
 from torchprof.run.words import NOT_SELECTED, PHASES
 
 # JSON values. A file may be damaged or changed by hand, so each is checked: these functions raise TypeError,
@@ -161,11 +162,8 @@ class PerRank(RunPart[tuple[Any, ...]]):
         self._kind = kind
 
     def of_ranks(self, value: tuple[Any, ...], ranks: Collection[int]) -> dict[int, tuple[Any, ...]]:
-        items: dict[int, list[Any]] = {rank: [] for rank in ranks}
-        for item in value:
-            if item.rank in items:
-                items[item.rank].append(item)
-        return {rank: tuple(of_rank) for rank, of_rank in items.items()}
+        items = lists_by_key((item.rank, item) for item in value)
+        return {rank: tuple(items[rank]) for rank in ranks}
 
     def renumbered(self, value: tuple[Any, ...], to: Sequence[int]) -> tuple[Any, ...]:
         return tuple(item.renumbered(to) for item in value)

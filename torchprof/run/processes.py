@@ -172,8 +172,7 @@ def _sigint_blocked() -> Iterator[None]:
 @contextmanager
 def paused_gc() -> Iterator[None]:
     """Pause the garbage collector in this block, and enable it again afterwards if it was enabled. Reading a run makes
-    a million objects, drawing a report thousands, and no cyclic garbage: collections would take longer than the
-    work."""
+    a million objects, drawing a report thousands, and no cyclic garbage: collections would take longer."""
     was_enabled = gc.isenabled()
     try:
         gc.disable()

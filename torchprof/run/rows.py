@@ -12,6 +12,7 @@ from operator import add, eq
 from typing import Any, NamedTuple
 
 from torchprof.run.collectives import shows_collective
+from torchprof.run.groups import lists_by_key
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.measures import FIELDS, Cost
 from torchprof.run.part import demand, demand_layer, read_as, read_columns, read_list
@@ -121,10 +122,7 @@ class Rows(Sequence[Row]):
 
     def of_ranks(self, ranks: Collection[int]) -> Iterator[Rows]:
         """The rows of each of these ranks, with the entries of the tables that they use."""
-        places: dict[int, list[tuple[int, int]]] = {rank: [] for rank in ranks}
-        for rank, start, stop in stretches_of(self.columns["rank"]):
-            if rank in places:
-                places[rank].append((start, stop))
+        places = lists_by_key((rank, (start, stop)) for rank, start, stop in stretches_of(self.columns["rank"]))
         for rank in ranks:
             columns = {name: array("q") for name in self.COLUMNS}
             for (name, column), (start, stop) in product(columns.items(), places[rank]):

@@ -147,9 +147,8 @@ class JobFolder:
 
     def run(self, ranks: Iterable[int] | None = None, *, left_out: LeftOut | None = None) -> Run:
         """One run of these ranks, of all without ``ranks``: what ``torchprof.merge`` makes of the runs as they were
-        saved. They are read one at a time. With ``left_out``, a rank whose file is damaged is left out, and this
-        function gets the error. Raises TorchprofError for a rank that is not in the folder, for none at all, and for a
-        damaged file."""
+        saved. They are read one at a time. With ``left_out``, damaged files are left out, and this function gets the
+        error. Raises TorchprofError for a rank that is not in the folder, for none at all, and for a damaged file."""
         known = self.ranks
         wanted = known if ranks is None else tuple(ranks)
         missing = {*wanted} - {*known}
@@ -167,7 +166,8 @@ class JobFolder:
         check_processes(processes)
         if not self.ranks:
             raise TorchprofError(f"{self._path} has no rank yet: `torchprof show RUNS -o {self._path}/` adds some.")
-        return self._merged(self.ranks, _comparison_of_rank if layers else _compared_of_rank, processes, left_out)
+        read = partial(_run_of_rank, read=comparison_of) if layers else partial(_run_of_rank, column=_COMPARED)
+        return self._merged(self.ranks, read, processes, left_out)
 
     def _merged(
         self, ranks: Iterable[int], read: Callable[[Path], Run], processes: int, left_out: LeftOut | None
@@ -235,18 +235,6 @@ def _run_or_error(read: Callable[[Path], Run], file: Path) -> Run | TorchprofErr
     if (match := _FILE.fullmatch(file.name)) and run.meta.rank != int(match[1]):
         return TorchprofError(f"{file} has the run of rank {run.meta.rank}: it was copied to another name.")
     return run
-
-
-def _run_of_rank(file: Path) -> Run:
-    return run_of_rank(_content_of(file), str(file))
-
-
-def _comparison_of_rank(file: Path) -> Run:
-    return run_of_rank(_content_of(file), str(file), comparison_of)
-
-
-def _compared_of_rank(file: Path) -> Run:
-    return run_of_rank(_content_of(file), str(file), column=_COMPARED)
 
 
 def open_job(path: str | PathLike[str]) -> JobFolder:
@@ -421,12 +409,12 @@ def table_of_rank(run: Run) -> ParquetTable:
     return {name: (kind, [value]) for name, (kind, value) in line.items()}
 
 
-def run_of_rank(data: bytes, path: str, read: Callable[[bytes, str], Run] = run_of, column: str = _WHOLE) -> Run:
+def _run_of_rank(file: Path, read: Callable[[bytes, str], Run] = run_of, column: str = _WHOLE) -> Run:
     """The run that ``table_of_rank`` has in a ``column``, or what ``read`` reads of its file."""
-    (content,) = read_line(data, path, [column])
+    (content,) = read_line(_content_of(file), str(file), [column])
     if type(content) is not bytes:
-        raise TorchprofError(f"{path} is a damaged Parquet file: its column {column!r} has no run.")
-    return read(content, path)
+        raise TorchprofError(f"{file} is a damaged Parquet file: its column {column!r} has no run.")
+    return read(content, str(file))
 
 
 def table_of_steps(run: Run) -> ParquetTable:

@@ -157,8 +157,7 @@ class Spans:
     ones, kernels last.
 
     - ``start_ns``, ``end_ns``: in ns after the start of the recording.
-    - ``lane``: index in ``lanes``. ``layer``: index in the run's layers, negative for none. ``phase``: index in
-      ``PHASES``.
+    - ``lane``: index in ``lanes``. ``layer``: index in the run's, negative for none. ``phase``: index in ``PHASES``.
     - ``name``: index in ``names``, which has the names of labels and kernels. It is -1 for a span of a layer: a call,
       or in backward an unbroken stretch of work of the layer and those below it (see ``torchprof.measure.timeline``).
     - ``steps``: when each step began, and last when the last one ended; empty without steps.

@@ -240,8 +240,7 @@ LAUNCHING = re.compile(
     r"(?P<launch>(cuda|cu|hip)(Ext)?(Module)?Launch(Cooperative)?Kernel\w*)|(?P<captures>\w+StreamBeginCapture\w*)"
     r"|(?P<captured>\w+StreamEndCapture\w*)"
 )
-"""The runtime's calls that launch a kernel, and those that begin or end the capture of a graph: a launch in it runs no
-kernel."""
+"""The runtime's calls that launch a kernel, and those that begin or end a graph's capture: a launch in it runs none."""
 WAITING = re.compile(r"(cuda|hip|xpu|musa)\w*Synchronize")
 """The runtime's calls in which the CPU waits for a device."""
 COPYING = re.compile(r"(cuda|hip|musa)Memcpy\w*")

@@ -317,8 +317,7 @@ def is_host_collective(name: str) -> bool:
 
 @cache
 def is_runtime_call(name: str) -> bool:
-    """Whether an event is a call of a device runtime, such as ``cudaLaunchKernel``. Not meant for ranges of the
-    user."""
+    """Whether an event is a call of a device runtime, such as ``cudaLaunchKernel``. Not for ranges of the user."""
     return _RUNTIME_CALL.fullmatch(name) is not None
 
 

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 from torchprof.attribute.event_names import is_module_label, is_torchs_step
 from torchprof.attribute.events import PREFIX, Site
+from torchprof.run.groups import lists_by_key
 from torchprof.run.layers import Layer, kind_of_root
 from torchprof.run.meta import RunWarning
 from torchprof.run.torch_names import WRAPPERS
@@ -171,10 +172,7 @@ def layers_of_ranges(calls: Sequence[RangeCall]) -> Hierarchy:
 
 def _wrappers(parents: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, str]]:
     """The modules in a trace that are inside a wrapper, each with the name of the wrapper."""
-    called: defaultdict[str, list[str]] = defaultdict(list)
-    for name, around in parents.items():
-        for parent in around:
-            called[parent].append(name)
+    called = lists_by_key((parent, name) for name, around in parents.items() for parent in around)
     for wrapper in parents:
         if traced_class_name(wrapper) in WRAPPERS and len(called[wrapper]) == 1:
             name = called[wrapper][0]
@@ -234,14 +232,9 @@ def _places(parents: Mapping[str, tuple[str, ...]]) -> tuple[dict[str, list[tupl
     Keeping only some places would add its events to the wrong ones. For example, with ``b`` in ``a`` and in ``c``, and
     ``c`` in ``a``, the places of ``b`` are ``a.b`` and ``a.c.b``. Places that are too deep are left out, too. Also
     warnings about what is left out."""
-    inside: defaultdict[str, list[str]] = defaultdict(list)
-    outermost = []
-    for name, around in parents.items():
-        known = [parent for parent in around if parent in parents and parent != name]
-        for parent in known:
-            inside[parent].append(name)
-        if not known:
-            outermost.append(name)
+    known = {name: [each for each in around if each in parents and each != name] for name, around in parents.items()}
+    inside = lists_by_key((parent, name) for name, around in known.items() for parent in around)
+    outermost = [name for name, around in known.items() if not around]
     places: dict[str, list[tuple[str, ...]]] = {name: [] for name in parents}
     # Names that only call each other have no outermost one: start at one that is also called from outside, or the first
     left = [name for name in parents if "" in parents[name]] + list(parents)
@@ -278,13 +271,11 @@ def _hierarchy(
     kind_at: Mapping[tuple[str, ...], str],
     paths: Mapping[str, list[tuple[str, ...]]],
     wrapper_of: Mapping[str, str | None],
-    warnings: Iterable[RunWarning] = (),
+    warnings: Iterable[RunWarning],
 ) -> Hierarchy:
     """The hierarchy of some layers, depth first. ``kind_at``: the class of each layer by path. ``paths``: the layers of
     each event by its name. ``wrapper_of``: the name of the wrapper around each wrapped module."""
-    below: defaultdict[tuple[str, ...], list[tuple[str, ...]]] = defaultdict(list)
-    for path in kind_at:
-        below[path[:-1]].append(path)
+    below = lists_by_key((path[:-1], path) for path in kind_at)
     others = {
         path: tuple(other for other in of_name if other != path)
         for of_name in paths.values()

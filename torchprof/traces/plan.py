@@ -13,6 +13,7 @@ from torchprof.attribute.events import Kind, Site
 from torchprof.attribute.launches import layers_by_fqn
 from torchprof.errors import TorchprofError, some
 from torchprof.measure.recording import LayerPlan, Observations
+from torchprof.run.groups import sums_by_key
 from torchprof.run.layers import Layer, kind_of_root, stage_of_root
 from torchprof.run.meta import RunWarning
 from torchprof.run.torch_names import OF_LAYERS
@@ -172,9 +173,7 @@ def _aligned(path: Path, events: TraceEvents, model: ModelPlan, seen: Observatio
 
 def _warn_of_alignment(aligned: Sequence[AlignedCalls], seen: Observations) -> None:
     seen.warnings.append(RunWarning.of("layers_by_alignment", count=sum(calls.forwards for calls in aligned)))
-    unknown_ns: Counter[str] = Counter()
-    for calls in aligned:
-        unknown_ns += calls.unknown_ns
+    unknown_ns = sum((calls.unknown_ns for calls in aligned), Counter[str]())
     if unknown := unknown_ns.total():
         layers = [layer for layer, _ in unknown_ns.most_common()]
         total = sum(calls.total_ns for calls in aligned)
@@ -190,9 +189,7 @@ _KINDS_OF_LAYERS = {
 
 def _kinds_of_layers(events: TraceEvents) -> tuple[tuple[str, int], ...]:
     """How often the operators ran by which people know a model, the most frequent first."""
-    counts: Counter[str] = Counter()
-    for name, count in events.count_of(_KINDS_OF_LAYERS).items():
-        counts[_KINDS_OF_LAYERS[name]] += count
+    counts = sums_by_key((_KINDS_OF_LAYERS[name], count) for name, count in events.count_of(_KINDS_OF_LAYERS).items())
     return tuple(counts.most_common())
 
 

@@ -9,7 +9,7 @@ module around both, or in a module inside that. The last layer before a value in
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from torchprof.attribute.compiled_graphs import CompiledKernel, Span, TracedModu
 from torchprof.measure.flops.graphs import GraphNode, GraphTensor, GraphText
 from torchprof.record.compiled.graph_matching import nodes_of_calls, saves_for
 from torchprof.record.compiled.kept_graph import TANGENTS, KeptGraph, SourceKernel, plain_kernel_name
+from torchprof.run.groups import sets_by_key
 from torchprof.run.torch_names import PRODUCTS_AND_SUMS, VIEWS, aten
 from torchprof.run.words import IN_CPP
 
@@ -170,10 +171,8 @@ def _made_of_parameters(
         mul = aten.mul(cat, 2)        {w1, w2}
         add = aten.add(mul, x)        –
     """
-    made_of = dict(known)
-    for name, value in text.inputs.items():
-        if not isinstance(value, GraphTensor):
-            made_of[name] = frozenset()
+    numbers = [name for name, value in text.inputs.items() if not isinstance(value, GraphTensor)]
+    made_of = {**known, **dict.fromkeys(numbers, frozenset[str]())}
     for name, node in text.nodes.items():
         if name not in calls and name not in made_of and all(read in made_of for read in node.reads):
             made_of[name] = frozenset().union(*(made_of[read] for read in node.reads))
@@ -237,12 +236,8 @@ def _gradients_computed(
     """The parameters whose gradients each call of a library computes. A backward returns the gradients of the inputs of
     its forward, in their order. Only a parameter that a call of the forward reads has its gradient from a call."""
     operands = frozenset().union(*map(forward.reads, forward.calls.values()))
-    gradients: defaultdict[str, set[str]] = defaultdict(set)
-    for (gradient, _), parameter in zip(backward.outputs, forward.text.inputs):
-        if parameter in operands:
-            for call in terms.get(gradient, ()):
-                gradients[call].add(parameter)
-    return gradients
+    pairs = ((gradient, name) for (gradient, _), name in zip(backward.outputs, forward.text.inputs) if name in operands)
+    return sets_by_key((call, parameter) for gradient, parameter in pairs for call in terms.get(gradient, ()))
 
 
 def _work_before(reads_of: Mapping[str, Set[str]], own: Mapping[str, _Work]) -> Mapping[str, _Work]:

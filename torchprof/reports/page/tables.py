@@ -21,6 +21,7 @@ from torchprof.ranks.pipeline_report import section_of_replicas
 from torchprof.ranks.report import table_of_ranks
 from torchprof.ranks.sentences import name_of, sentences, unit_of
 from torchprof.run.formats import FORMATS, Cell, ReportCell, format_number, format_share, format_time, ranks_in_words
+from torchprof.run.groups import lists_by_key
 from torchprof.run.measures import SampleKey, Spread, quantile
 from torchprof.run.rows import Rows, rows_of_lines
 from torchprof.run.run import Run
@@ -89,9 +90,7 @@ def calls_over_time(run: Run, nodes: Mapping[int, int]) -> Iterator[tuple[int, i
         for start, end, layer, phase, name in zip(*(columns[name] for name in names))
         if layer >= 0 and name < 0 and PHASES[phase] == FORWARD
     )
-    lasted: dict[int, list[int]] = {}
-    for _, ns, layer in calls:
-        lasted.setdefault(layer, []).append(ns)
+    lasted = lists_by_key((layer, ns) for _, ns, layer in calls)
     for layer, values in lasted.items():
         if len(values) > 1:
             every = -(-len(values) // _CALLS)
