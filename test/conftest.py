@@ -4,7 +4,7 @@ import gc
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,20 @@ def _recursion_limit() -> Iterator[None]:
     before = sys.getrecursionlimit()
     yield
     sys.setrecursionlimit(before)
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Runs a command, which must end with ``code``: what it printed is in ``.out`` and ``.err``. ``more``: words that
+    may have blanks."""
+    from torchprof.cli import main
+
+    def run(command: str, *more: str, code: int = 0) -> Any:
+        capsys.readouterr()
+        assert main([*command.split(), *more]) == code
+        return capsys.readouterr()
+
+    return run
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from build.architectures import ARCHITECTURES
 from build.findings import of as told
 from build.hand_made import kernel, label, op, row
 from build.hand_made import run_of as made_run_of
-from build.models import Mlp
+from build.models import Layers, Mlp
 from build.places import ROOT
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
@@ -891,12 +891,11 @@ def test_tiny_ops_have_the_backward_nodes_that_are_not_elementwise() -> None:
     assert " Their backward takes 0.100us." in tiny.finding and " Their backward takes 0.020us." in many.finding
 
 
-class Functional(nn.Module):
+class Functional(Layers):
     """An activation after each of six products."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.weights = nn.ParameterList(torch.rand(64, 64) for _ in range(6))
+        super().__init__(weights=nn.ParameterList(torch.rand(64, 64) for _ in range(6)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for weight in self.weights:
@@ -909,13 +908,11 @@ def test_the_activation_of_each_product_is_not_to_be_fused() -> None:
     assert of(profiled(model, lambda: model(torch.rand(32, 64))), "many_elementwise_ops") == []
 
 
-class ResidualForEach(nn.Module):
+class ResidualForEach(Layers):
     """A residual around each layer; ``ops``: further elementwise operators."""
 
     def __init__(self, ops: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(8))
-        self.ops = ops
+        super().__init__(layers=nn.ModuleList(nn.Linear(64, 64) for _ in range(8)), ops=ops)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -1101,14 +1098,11 @@ def test_layers_without_a_loop_call_fewer_than_a_hundred_ops(monkeypatch, name) 
 # Attention
 
 
-class Attention(nn.Module):
+class Attention(Layers):
     """Self-attention of 4 heads, by hand or by torch's function."""
 
     def __init__(self, how: str) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(32, 96)
-        self.attend = nn.Softmax(dim=-1)
-        self.how = how
+        super().__init__(qkv=nn.Linear(32, 96), attend=nn.Softmax(dim=-1), how=how)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (one.unflatten(-1, (4, 8)).transpose(1, 2) for one in self.qkv(x).chunk(3, -1))
@@ -1168,12 +1162,11 @@ class Experts(nn.Module):
         return (y * gates.t()[..., None]).sum(0)
 
 
-class Slots(nn.Module):
+class Slots(Layers):
     """Rows are assigned to slots, and back: a product sums over the softmax's last size, but none made its scores."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.assign = nn.Linear(32, 300)
+        super().__init__(assign=nn.Linear(32, 300))
 
     def forward(self, x: Tensor) -> Tensor:
         weights = self.assign(x).softmax(1)

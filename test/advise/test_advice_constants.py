@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from build.findings import of
+from build.models import Layers
 from torch import nn
 
 import torchprof
@@ -15,13 +16,11 @@ from torchprof.advise.layers import constants
 from torchprof.run.run import Run
 
 
-class Masked(nn.Module):
+class Masked(Layers):
     """Multiplies by a mask and adds positions. ``learned``: they depend on a parameter."""
 
     def __init__(self, learned: bool = False) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(1))
-        self.learned = learned
+        super().__init__(scale=nn.Parameter(torch.ones(1)), learned=learned)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         at = torch.arange(x.shape[1])
@@ -69,12 +68,11 @@ def test_tensors_of_different_sizes_are_no_constants(sizes: tuple[int, ...]) -> 
     assert of(trained(nn.Sequential(Masked()), *sizes), "constants_in_layers") == []
 
 
-class Triangle(nn.Module):
+class Triangle(Layers):
     """The lower triangle of a parameter is computed in each call: it is no constant."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.rand(256, 256))
+        super().__init__(weight=nn.Parameter(torch.rand(256, 256)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x @ self.weight.tril()

@@ -289,7 +289,7 @@ def test_an_absolute_time_has_its_own_noise() -> None:
 # What is no limit
 
 
-def test_what_is_no_limit(golden: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_limit(golden: Callable[..., None], tmp_path: Path, cli: Any) -> None:
     amounts = [3, "3MB", "3", "-3ms", "3%", "-3%", "+3ms", "", None, True, "+10%"]
     names = ["", "a: b: ", 3, "nothing: params", "b.*.c: params", "<script>\x1b: params"]
     limits: list[Any] = [{}, [("cpu_total", 3)], *({"cpu_total": amount} for amount in amounts)]
@@ -300,8 +300,7 @@ def test_what_is_no_limit(golden: Callable[..., None], tmp_path: Path, capsys: p
     simple().save(file)
     limits = ["", "cpu_total", ">", "> 3ms", "cpu_total >", "flops > 3 > 4", "cpu_total < 3ms", "a b > 3ms"]
     for text in (*limits, "cpu_total >= 3ms"):
-        assert main(["compare", str(file), str(file), "--fail-if", text]) == 2
-        said[f"--fail-if '{text}'"] = capsys.readouterr().err.strip()
+        said[f"--fail-if '{text}'"] = cli("compare", str(file), str(file), "--fail-if", text, code=2).err.strip()
     golden(said)
 
 

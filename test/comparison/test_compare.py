@@ -18,7 +18,7 @@ import pytest
 import torch
 from build.golden import drawn
 from build.hand_made import cells, label, op, row, run_of
-from build.models import Recursive
+from build.models import Layers, Recursive
 from build.pairs import BACKWARD, COUNTED, FC, FORWARD, MEMORY, calls, layer, made, simple, stepped
 from build.phases import in_column_of
 from build.places import DATA
@@ -785,11 +785,9 @@ def test_steps_of_a_file_without_hashes_are_not_paired() -> None:
 # Real models
 
 
-class Slow(nn.Module):
+class Slow(Layers):
     def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self.seconds = seconds
-        self.fc = nn.Linear(16, 16)
+        super().__init__(seconds=seconds, fc=nn.Linear(16, 16))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         time.sleep(self.seconds)

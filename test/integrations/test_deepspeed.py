@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from build.models import Half, Holder, Mlp
+from build.models import Half, Holder, Layers, Mlp
 from build.places import ROOT
 from build.snapshots import untouched_models
 from torch import nn
@@ -340,11 +340,9 @@ def test_fused_attention_counts_as_its_parts(gradients: bool) -> None:
 
 
 def test_functions_count_in_the_module_that_calls_them(capsys: pytest.CaptureFixture[str]) -> None:
-    class Several(nn.Module):
+    class Several(Layers):
         def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.rand(6, 8))
-            self.fc = nn.Linear(8, 8)
+            super().__init__(weight=nn.Parameter(torch.rand(6, 8)), fc=nn.Linear(8, 8))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x = functional.linear(functional.relu(self.fc(x)), self.weight)
@@ -444,11 +442,9 @@ def test_uncounted_calls_make_a_figure_a_lower_bound_or_unknown(capsys: pytest.C
 
 
 def test_inputs_come_from_a_constructor(capsys: pytest.CaptureFixture[str], untouched: Any) -> None:
-    class Pair(nn.Module):
+    class Pair(Layers):
         def __init__(self) -> None:
-            super().__init__()
-            self.embed = nn.Embedding(10, 4)
-            self.fc = nn.Linear(4, 2)
+            super().__init__(embed=nn.Embedding(10, 4), fc=nn.Linear(4, 2))
 
         def forward(self, tokens: torch.Tensor, *, scale: float) -> torch.Tensor:
             return self.fc(self.embed(tokens)) * scale

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from build.libraries import HAS_PYTHON_CALLS
+from build.models import Layers
 from build.warnings import sentences
 from torch import Tensor, nn
 
@@ -30,10 +31,9 @@ def anew() -> Iterator[None]:
 def net() -> nn.Module:
     """Of a class of its own: torch.compile has made nothing of its forward."""
 
-    class Net(nn.Module):
+    class Net(Layers):
         def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(4, 4)
+            super().__init__(fc=nn.Linear(4, 4))
 
         def forward(self, x: Tensor) -> Tensor:
             y: Tensor = self.fc(x).relu()
@@ -204,11 +204,7 @@ def test_compiling_during_the_session_gives_one_warning() -> None:
 # What torch.compile did not compile
 
 
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(4, 4)
-
+class Recurrent(Layers):
     def forward(self, x: Any) -> Any:
         return self.lstm(x)[0]
 
@@ -235,7 +231,7 @@ def recorded(model: nn.Module, x: Tensor) -> torchprof.Run:
 
 
 def test_a_model_in_which_no_compiled_code_ran_is_named() -> None:
-    run = recorded(Recurrent(), torch.rand(3, 2, 4))
+    run = recorded(Recurrent(lstm=nn.LSTM(4, 4)), torch.rand(3, 2, 4))
     [warning] = [one for one in run.warnings if one.code == "no_compiled_code"]
     said = "Recurrent is compiled, but no compiled code ran: torch.compile gave up on Recurrent.forward (test_"
     assert str(warning).startswith(said)

@@ -22,7 +22,7 @@ import pytest
 import torch
 from build.calls import calls_of
 from build.libraries import RELEASE
-from build.models import profiled
+from build.models import Layers, profiled
 from build.nonempty import at_least_one
 from build.processes import run_fresh
 from build.snapshots import snapshot
@@ -511,20 +511,17 @@ def dynamo() -> Iterator[Callable[[], int]]:
     _dynamo.reset()
 
 
-class Block(nn.Module):
+class Block(Layers):
     def __init__(self) -> None:
-        super().__init__()
-        self.lin = nn.Linear(3, 3)
+        super().__init__(lin=nn.Linear(3, 3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.relu(self.lin(x)) + 1
 
 
-class Stack(nn.Module):
+class Stack(Layers):
     def __init__(self) -> None:
-        super().__init__()
-        self.a = Block()
-        self.b = Block()
+        super().__init__(a=Block(), b=Block())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.b(self.a(x))
@@ -624,10 +621,9 @@ class KnowsItselfAnew(KnowsItself):
         return super().forward(x, scale)
 
 
-class Around(nn.Module):
+class Around(Layers):
     def __init__(self, child: nn.Module) -> None:
-        super().__init__()
-        self.child = child
+        super().__init__(child=child)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.child(x) + self.child(x)
@@ -765,11 +761,9 @@ def test_no_code_of_torchprof_is_compiled_with_a_model(dynamo, compiled, warmup)
     assert files and not [file for file in files if file and "torchprof" in Path(file).parts[-2:-1]]
 
 
-class Breaks(nn.Module):
+class Breaks(Layers):
     def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(3, 3)
-        self.b = nn.Linear(3, 3)
+        super().__init__(a=nn.Linear(3, 3), b=nn.Linear(3, 3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.a(x)
@@ -807,10 +801,9 @@ def original(x: torch.Tensor) -> torch.Tensor:
 labels = identity = original
 
 
-class UsesGlobals(nn.Module):
+class UsesGlobals(Layers):
     def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(3, 3)
+        super().__init__(fc=nn.Linear(3, 3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return labels(original(identity(F.relu(self.fc(x)))))
@@ -908,10 +901,9 @@ def test_a_class_may_be_pickled_by_value_inside_the_block(tmp_path: Path) -> Non
     not have torchprof, and runs the forward that was there."""
     cloudpickle = pytest.importorskip("cloudpickle")
 
-    class Base(nn.Module):
+    class Base(Layers):
         def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(3, 3)
+            super().__init__(fc=nn.Linear(3, 3))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return F.relu(self.fc(x))
@@ -1072,19 +1064,14 @@ def test_profiling_on_a_thread_that_is_not_the_main_one(untouched) -> None:
 def test_an_error_in_a_forward_is_raised_and_the_model_is_restored(untouched, error) -> None:
     raised = error("the user's own")
 
-    class Failing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Linear(2, 2)
-            self.runs = 0
-
+    class Failing(Layers):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             torch.sin(self.first(x))
             counted.append(1)
             raise raised
 
     counted: list[int] = []
-    model = untouched(Failing())
+    model = untouched(Failing(first=nn.Linear(2, 2), runs=0))
     prof = Profile(model)
     with pytest.raises(error) as caught, prof:
         model(torch.rand(1, 2))
@@ -1450,11 +1437,9 @@ def test_a_class_swapped_inside_the_block() -> None:
 # Deep, wide and circular models
 
 
-class Onion(nn.Module):
+class Onion(Layers):
     def __init__(self, inner: nn.Module | None, direct: bool) -> None:
-        super().__init__()
-        self.inner = inner
-        self.direct = direct
+        super().__init__(inner=inner, direct=direct)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.inner is None:
@@ -1806,10 +1791,9 @@ def test_ctrl_c_while_the_session_starts_leaves_no_session(monkeypatch: pytest.M
 # A forward with a closure
 
 
-class Looking(nn.Module):
+class Looking(Layers):
     def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(3, 3)
+        super().__init__(fc=nn.Linear(3, 3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.seen = []

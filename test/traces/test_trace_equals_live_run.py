@@ -15,6 +15,7 @@ from build.models import (
     Checkpointed,
     DoublesInside,
     Functional,
+    Layers,
     Mlp,
     PackedLstm,
     Raises,
@@ -246,11 +247,9 @@ def test_unusual_operators_equal_the_live_run(trace: Path) -> None:
 def test_torchscript_equals_the_live_run(make: Callable[[nn.Module], Any], trace: Path) -> None:
     """Some operators have no input: the file has no inputs of them."""
 
-    class Net(nn.Module):
+    class Net(Layers):
         def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Linear(4, 4)
-            self.scripted = make(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
+            super().__init__(first=nn.Linear(4, 4), scripted=make(nn.Sequential(nn.Linear(4, 4), nn.Tanh())))
 
         def forward(self, x: Tensor) -> Tensor:
             return self.scripted(self.first(x))

@@ -6,6 +6,7 @@ import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from build.models import Mlp
@@ -137,15 +138,12 @@ def test_a_comparison_with_the_live_run_shows_no_change(trace: Path) -> None:
 # The command line
 
 
-def test_the_command_prints_the_table_and_writes_files(
-    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_the_table_and_writes_files(trace: Path, tmp_path: Path, cli: Any) -> None:
     model = Mlp()
     annotated(model, training(model, X), trace)
     files = ["report.html", "run.json", "t.trace.json", "table.md", "rows.csv.gz"]
     given = [part for file in files for part in ("-o", str(tmp_path / file))]
-    assert main(["show", str(trace), *given]) == 0
-    out, err = capsys.readouterr()
+    out, err = cli("show", str(trace), *given)
     run = torchprof.from_trace(trace)
     assert run.report("headline") in out and "\nThe layers\n" in out
     assert str(trace) in out
@@ -154,15 +152,13 @@ def test_the_command_prints_the_table_and_writes_files(
     assert all((tmp_path / file).stat().st_size > 0 for file in files)
 
 
-def test_the_command_reads_several_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", *map(str, of_two_ranks(tmp_path))]) == 0
-    out, _ = capsys.readouterr()
+def test_the_command_reads_several_ranks(tmp_path: Path, cli: Any) -> None:
+    out, _ = cli("show", *map(str, of_two_ranks(tmp_path)))
     assert "cuda:0 of rank 1" in out
 
 
-def test_the_command_prints_nothing_if_an_option_is_wrong(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", str(with_ranges(trace)), "--sort-by", "nosuch"]) == 2
-    out, err = capsys.readouterr()
+def test_the_command_prints_nothing_if_an_option_is_wrong(trace: Path, cli: Any) -> None:
+    out, err = cli("show", str(with_ranges(trace)), "--sort-by", "nosuch", code=2)
     assert "nosuch" in err
     assert "Where the time goes" not in out
 
@@ -190,25 +186,22 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "some_net.py:Mlp"
 
 
-def test_the_command_takes_a_model(spec: str, trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_takes_a_model(spec: str, trace: Path, cli: Any) -> None:
     model = Mlp()
     annotated(model, training(model, X), trace)
-    assert main(["show", str(trace), "--model", spec, "--paths", "fc1", "-o", "run.json"]) == 0
+    cli("show", str(trace), "--model", spec, "--paths", "fc1", "-o", "run.json")
     run = torchprof.load("run.json")
     assert [layer.params for layer in run.layers] == [0, 40, 0, 18]
     assert run.meta.paths == (("Mlp", "fc1"),)
-    assert main(["show", str(trace), "--model", spec, "--kwargs", '{"width": 3}', "-o", "run.json"]) == 0
+    cli("show", str(trace), "--model", spec, "--kwargs", '{"width": 3}', "-o", "run.json")
     assert [layer.params for layer in torchprof.load("run.json").layers] == [0, 15, 0, 8]
-    assert main(["show", str(trace), "--report", "ops"]) == 0
-    assert "aten::addmm" in capsys.readouterr().out
+    assert "aten::addmm" in cli("show", str(trace), "--report", "ops").out
 
 
 @NEEDS_TRACES
-def test_the_command_reads_the_trace_of_a_ddp_job(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", str(A100), "--report", "device"]) == 0
-    assert "cuda:0" in capsys.readouterr().out
-    assert main(["show", str(A100), "--depth", "1"]) == 0
-    out = capsys.readouterr().out
+def test_the_command_reads_the_trace_of_a_ddp_job(cli: Any) -> None:
+    assert "cuda:0" in cli("show", str(A100), "--report", "device").out
+    out = cli("show", str(A100), "--depth", "1").out
     assert "## forward ##" in out and "CUDA total" in out and "Params" not in out
 
 

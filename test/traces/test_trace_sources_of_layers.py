@@ -15,7 +15,6 @@ from build.warnings import sentences
 from torch import Tensor, nn
 
 import torchprof
-from torchprof.cli import main
 from torchprof.record import layers
 from torchprof.run.run import Run
 
@@ -293,14 +292,13 @@ def test_a_folder_without_traces_is_refused(tmp_path: Path) -> None:
         torchprof.from_trace(tmp_path)
 
 
-def test_a_folder_stands_for_the_traces_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_stands_for_the_traces_in_it(tmp_path: Path, cli: Any) -> None:
     files = [write(tmp_path / f"rank{rank}.pt.trace.json", two_steps(0, rank)) for rank in (1, 0)]
     run = torchprof.from_trace(files)
     run.save(tmp_path / "run.json.gz")
     (tmp_path / "notes.txt").write_text("none")
     assert torchprof.from_trace(tmp_path) == torchprof.from_trace([str(tmp_path)]) == run
-    assert main(["show", str(tmp_path)]) == 0
-    first = capsys.readouterr().out.splitlines()[0]
+    first = cli("show", str(tmp_path)).out.splitlines()[0]
     assert first.startswith(f"torchprof: {files[1]}, {files[0]}. Recorded")
 
 
@@ -348,15 +346,14 @@ def test_a_file_without_readable_events_is_refused_with_the_reason(trace: Path) 
         torchprof.from_trace(write(trace, {"traceEvents": [broken] * 3}))
 
 
-def test_a_file_that_was_cut_off_is_read_as_far_as_possible(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_was_cut_off_is_read_as_far_as_possible(trace: Path, cli: Any) -> None:
     model = Mlp()
     annotated(model, lambda: [model(X) for _ in range(20)], trace)
     text = trace.read_text()
     trace.write_text(text[: len(text) * 2 // 3])
     read = torchprof.from_trace(trace, model)
     assert 0 < read.tree("forward").calls < 20
-    assert main(["show", str(trace)]) == 0
-    assert "is cut off" in capsys.readouterr().out
+    assert "is cut off" in cli("show", str(trace)).out
     (warning,) = [one for one in sentences(read) if "is cut off" in one]
     assert trace.name in warning
     assert warning in read.report("tree")

@@ -12,7 +12,7 @@ from collections import defaultdict
 import pytest
 import torch
 from build.calls import calls_of
-from build.models import Checkpointed, profiled, trained
+from build.models import Checkpointed, Layers, profiled, trained
 from torch import nn
 from torch.autograd.profiler_util import EventList
 from torch.utils.checkpoint import set_checkpoint_early_stop
@@ -278,17 +278,11 @@ def test_with_paths_the_mapping_holds_exactly_the_selected() -> None:
 
 
 def test_keys_come_in_the_order_of_first_completed_calls() -> None:
-    class Backwards(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.ReLU()
-            self.second = nn.Sequential(nn.Tanh())
-            self.third = nn.Sigmoid()
-
+    class Backwards(Layers):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.first(self.second(self.third(self.third(x))))
 
-    model = Backwards()
+    model = Backwards(first=nn.ReLU(), second=nn.Sequential(nn.Tanh()), third=nn.Sigmoid())
     _, leaves = profiled(model, torch.rand(2)).raw()
     assert list(leaves) == [("Backwards", "third"), ("Backwards", "second", "0"), ("Backwards", "first")]
     # A container's call is complete after those of what is in it.
@@ -417,16 +411,11 @@ def test_recompute_calls_have_lists_and_calls_that_did_not_finish_have_none(use_
 
 
 def test_a_call_that_raised_has_no_list_but_those_inside_it_that_finished_do() -> None:
-    class Fussy(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fine = nn.Linear(2, 2)
-            self.picky = nn.Linear(3, 3)
-
+    class Fussy(Layers):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.picky(self.fine(x))
 
-    model = Fussy()
+    model = Fussy(fine=nn.Linear(2, 2), picky=nn.Linear(3, 3))
     with Profile(model, paths=["Fussy", "fine", "picky"]) as prof:
         for _ in range(2):
             with pytest.raises(RuntimeError):

@@ -19,6 +19,7 @@ from build.models import (
     Deep,
     DoublesInside,
     Functional,
+    Layers,
     Mlp,
     PackedLstm,
     Raises,
@@ -303,12 +304,11 @@ def figures(op: Op) -> tuple[int, Any]:
     return op.calls, pytest.approx(op.total.cpu_ns / 1000, abs=0.0005)
 
 
-class Tutorial(nn.Module):
+class Tutorial(Layers):
     """The model of torch's profiler tutorial: a label around the call of a child, and one around a mask."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(50, 5)
+        super().__init__(linear=nn.Linear(50, 5))
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.profiler.record_function("LABEL1: linear pass"):
@@ -384,12 +384,8 @@ def test_a_label_around_a_layer_holds_what_ran_in_it() -> None:
 def test_labels_in_labels_are_nested() -> None:
     """Each under the one it is in; one of the same name inside itself is not counted twice."""
 
-    class Nests(nn.Module):
+    class Nests(Layers):
         """An outer label around an inner one, which is around a layer, and the outer one once more inside."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(4, 4)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             with torch.profiler.record_function("outer"):
@@ -399,7 +395,7 @@ def test_labels_in_labels_are_nested() -> None:
                     with torch.profiler.record_function("outer"):
                         return x.tanh()
 
-    model = Nests()
+    model = Nests(fc=nn.Linear(4, 4))
     with Profile(model) as prof:
         model(torch.rand(2, 4))
         model(torch.rand(2, 4))
@@ -777,17 +773,13 @@ def test_nested_checkpoints() -> None:
     """A checkpoint in a checkpoint is recomputed for each: all of that is recompute."""
     inner = Checkpointed(False)
 
-    class Outer(nn.Module):
+    class Outer(Layers):
         """Checkpoints a module that has a checkpoint itself."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = inner
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)
 
-    prof = trained(Outer(), torch.rand(3, 4, requires_grad=True))
+    prof = trained(Outer(inner=inner), torch.rand(3, 4, requires_grad=True))
     assert set(calls_of(prof).values()) == {1}
     again = calls_of(prof, RECOMPUTE)
     assert again["Outer"] == 0
@@ -1206,17 +1198,13 @@ def test_a_gradient_penalty() -> None:
 def test_forces_from_energies() -> None:
     """A module that runs backward inside its forward: its nodes are backward work of the layers that made them."""
 
-    class Forces(nn.Module):
+    class Forces(Layers):
         """The gradient of a network's output by its input."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.energy = Mlp()
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.autograd.grad(self.energy(x).sum(), x)[0]
 
-    prof = profiled(Forces(), torch.rand(3, 4, requires_grad=True))
+    prof = profiled(Forces(energy=Mlp()), torch.rand(3, 4, requires_grad=True))
     assert makers_of(prof, "AddmmBackward0") == {"Forces.energy.fc1": 1, "Forces.energy.fc2": 1}
     assert makers_of(prof, "SumBackward0") == {"Forces": 1}
     assert OUTSIDE_NAME not in nodes_of(prof)
