@@ -894,9 +894,6 @@ def test_tiny_ops_have_the_backward_nodes_that_are_not_elementwise() -> None:
 class Functional(Layers):
     """An activation after each of six products."""
 
-    def __init__(self) -> None:
-        super().__init__(weights=nn.ParameterList(torch.rand(64, 64) for _ in range(6)))
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for weight in self.weights:
             x = nn.functional.linear(x, weight).tanh()
@@ -904,7 +901,7 @@ class Functional(Layers):
 
 
 def test_the_activation_of_each_product_is_not_to_be_fused() -> None:
-    model = nn.Sequential(Functional())
+    model = nn.Sequential(Functional(weights=nn.ParameterList(torch.rand(64, 64) for _ in range(6))))
     assert of(profiled(model, lambda: model(torch.rand(32, 64))), "many_elementwise_ops") == []
 
 
@@ -1147,14 +1144,8 @@ def test_attention_that_stores_its_scores_is_reported(how) -> None:
     assert found.gain_ns > spent / 2
 
 
-class Experts(nn.Module):
+class Experts(Layers):
     """A dense mixture of experts: the softmax of a router, and two batched products of the experts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.router = nn.Linear(32, 4)
-        self.up = nn.Parameter(torch.rand(4, 32, 64))
-        self.down = nn.Parameter(torch.rand(4, 64, 32))
 
     def forward(self, x: Tensor) -> Tensor:
         gates = self.router(x).softmax(-1)
@@ -1164,9 +1155,6 @@ class Experts(nn.Module):
 
 class Slots(Layers):
     """Rows are assigned to slots, and back: a product sums over the softmax's last size, but none made its scores."""
-
-    def __init__(self) -> None:
-        super().__init__(assign=nn.Linear(32, 300))
 
     def forward(self, x: Tensor) -> Tensor:
         weights = self.assign(x).softmax(1)
@@ -1181,7 +1169,12 @@ class Scored(nn.Module):
         return torch.bmm(x.transpose(1, 2), x).sum() + weights.sum()
 
 
-OTHERS = {"experts": (Experts(), (512, 32)), "slots": (Slots(), (2, 300, 32)), "scored": (Scored(), (2, 300, 32))}
+UP, DOWN = nn.Parameter(torch.rand(4, 32, 64)), nn.Parameter(torch.rand(4, 64, 32))
+OTHERS = {
+    "experts": (Experts(router=nn.Linear(32, 4), up=UP, down=DOWN), (512, 32)),
+    "slots": (Slots(assign=nn.Linear(32, 300)), (2, 300, 32)),
+    "scored": (Scored(), (2, 300, 32)),
+}
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -12,6 +12,7 @@ import torch
 from build.even_times import evenly
 from build.findings import of
 from build.hand_made import FORWARD, op, row, run_of
+from build.models import Layers
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -112,15 +113,11 @@ def test_the_outermost_recomputed_layer_has_the_time() -> None:
 # Frozen layers
 
 
-class Front(nn.Module):
+class Front(Layers):
     """A backbone of two layers, and a head; and something of its own after them."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(256, 256)
-        self.act = nn.ReLU()
-        self.second = nn.Linear(256, 256)
-        self.head = nn.Linear(256, 4)
+        super().__init__(first=nn.Linear(256, 256), act=nn.ReLU(), second=nn.Linear(256, 256), head=nn.Linear(256, 4))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.second(self.act(self.first(x)))).sigmoid()

@@ -22,6 +22,7 @@ import pytest
 from build.hand_made import row, run_of
 from build.hand_made_ranks import run_of_ranks
 from build.places import ROOT
+from build.processes import run_fresh
 
 import torchprof
 from torchprof.analyze.report import QUESTIONS
@@ -116,12 +117,11 @@ def not_a_module():
 
 
 @pytest.fixture
-def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "net.py").write_text(NET)
-    monkeypatch.chdir(tmp_path)
+def net(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (here / "net.py").write_text(NET)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "net", raising=False)
-    return tmp_path
+    return here
 
 
 TIMED = """
@@ -598,9 +598,8 @@ TRACE = ROOT / "examples" / "trace.json.gz"
 
 
 @pytest.fixture
-def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Run]:
+def ranks(here: Path) -> list[Run]:
     """The runs of ranks 0, 1 and 3 of a job of four, in rank0.json, …. Rank 1 takes 2 times as long, rank 3 3 times."""
-    monkeypatch.chdir(tmp_path)
     runs = []
     for rank, times in ((0, 1), (1, 2), (3, 3)):
         run = run_of([row(0, cpu_ns=100 * times), row(1, cpu_ns=1000 * times)])
@@ -714,8 +713,7 @@ def test_merge_of_saved_runs_imports_no_torch(ranks: list[Run]) -> None:
         "import sys\nfrom torchprof.cli import main\n"
         "main(['show', 'rank0.json', 'rank1.json'])\nprint('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
-    assert done.stdout.splitlines()[-1] == "False"
+    assert run_fresh(code).splitlines()[-1] == "False"
 
 
 def test_show_opens_a_trace_and_merges_several_files(ranks: list[Run], cli: Any) -> None:

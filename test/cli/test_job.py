@@ -34,9 +34,8 @@ TRACE = ROOT / "examples" / "trace.json.gz"
 
 
 @pytest.fixture
-def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Run]:
+def ranks(here: Path) -> list[Run]:
     """The runs of eight ranks in runs/, of which rank 5 is slow."""
-    monkeypatch.chdir(tmp_path)
     Path("runs").mkdir()
     runs = []
     for rank in range(8):
@@ -85,8 +84,7 @@ def test_one_run_at_a_time_is_in_memory(ranks: list[Run], monkeypatch: pytest.Mo
     assert len(loaded) == 8
 
 
-def test_traces_go_into_a_job_folder_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Any) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_traces_go_into_a_job_folder_one_by_one(here: Path, cli: Any) -> None:
     trace = json.loads(gzip.decompress(TRACE.read_bytes()))
     for rank in range(2):
         file = Path(f"rank{rank}.json")
@@ -266,10 +264,7 @@ def test_without_pyarrow_it_is_known_before_anything_runs(
 
 
 @pytest.mark.parametrize("command", ["run", "profile"])
-def test_a_rank_that_is_there_is_known_before_anything_runs(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_rank_that_is_there_is_known_before_anything_runs(command: str, here: Path, cli: Any) -> None:
     run_of([], rank=0).save("job/")
     Path("script.py").write_text("open('ran', 'w')\n", encoding="utf-8")
     said = cli(command, "-o", "job/", "script.py" if command == "run" else "script:Net", code=2)
@@ -277,9 +272,8 @@ def test_a_rank_that_is_there_is_known_before_anything_runs(
     assert not Path("ran").exists()
 
 
-def test_another_job_is_known_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Any) -> None:
+def test_another_job_is_known_before_anything_runs(here: Path, monkeypatch: pytest.MonkeyPatch, cli: Any) -> None:
     """The folder has rank 0 of a job of two. The second job has four ranks; this is its last one."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
     run_of([], rank=0, world_size=2).save("job/")
@@ -291,10 +285,9 @@ def test_another_job_is_known_before_anything_runs(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize(("elastic", "slurm"), [("b", "a"), ("none", "b")])
 def test_a_job_of_another_name_is_known_before_anything_runs(
-    elastic: str, slurm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Any
+    elastic: str, slurm: str, here: Path, monkeypatch: pytest.MonkeyPatch, cli: Any
 ) -> None:
     """The folder has rank 0 of the job a."""
-    monkeypatch.chdir(tmp_path)
     names = {"RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": elastic, "SLURM_JOB_ID": slurm}
     for name, value in names.items():
         monkeypatch.setenv(name, value)
@@ -306,8 +299,7 @@ def test_a_job_of_another_name_is_known_before_anything_runs(
     assert not Path("ran").exists()
 
 
-def test_a_profile_goes_into_a_job_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Any) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_profile_goes_into_a_job_folder(here: Path, cli: Any) -> None:
     for output in (["-o", "job/", "-o", "run.json"], ["-o", "once.parquet"]):
         cli("profile torch.nn:ReLU --input 3", *output)
     assert torchprof.open_job("job").run() == torchprof.load("run.json")

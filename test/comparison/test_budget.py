@@ -423,15 +423,14 @@ def test_the_command_exits_with_2_for_a_limit_that_cannot_be_checked(
     "arguments",
     [["a.json"], ["a.json", "none.json"], ["a.json", "a.json", "--top", "-1"], ["a.json", "a.json", "-o", "x.foo"]],
 )
-def test_bad_input_exits_with_2(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_bad_input_exits_with_2(arguments: list[str], here: Path) -> None:
     simple().save("a.json")
     try:
         code: object = main(["compare", *arguments])
     except SystemExit as end:
         code = end.code
     assert code == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+    assert [path.name for path in here.iterdir()] == ["a.json"]
 
 
 def test_hostile_names_in_a_failure_stay_on_their_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

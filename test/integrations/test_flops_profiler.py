@@ -712,22 +712,15 @@ def test_an_engine_may_have_no_timers_or_sizes(capsys: pytest.CaptureFixture[str
         FlopsProfiler(Mlp(), recompute_fwd_factor=-1.0)
 
 
-def test_the_number_of_processes_comes_from_torch_distributed(tmp_path: Path, page_of: Callable[..., str]) -> None:
-    distributed = torch.distributed
-    if not distributed.is_available():
-        pytest.skip("this torch has no torch.distributed")
-    distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    try:
-        model = nn.parallel.DistributedDataParallel(Mlp())
-        page = page_of(model, torch.rand(3, 4))
-        assert [line.split() for line in parts(page)[0] if " size:" in line] == [
-            ["world", "size:", "1"],
-            ["data", "parallel", "size:", "1"],
-        ]
-        assert stripped(parts(page)[2]) == repr(model).splitlines()
-        assert totals(model, torch.rand(3, 4)) == (312, 144, 58)
-    finally:
-        distributed.destroy_process_group()
+def test_the_number_of_processes_comes_from_torch_distributed(world_of_one: None, page_of: Callable[..., str]) -> None:
+    model = nn.parallel.DistributedDataParallel(Mlp())
+    page = page_of(model, torch.rand(3, 4))
+    assert [line.split() for line in parts(page)[0] if " size:" in line] == [
+        ["world", "size:", "1"],
+        ["data", "parallel", "size:", "1"],
+    ]
+    assert stripped(parts(page)[2]) == repr(model).splitlines()
+    assert totals(model, torch.rand(3, 4)) == (312, 144, 58)
 
 
 # Last, since importing transformers makes the start of each later profile slower.

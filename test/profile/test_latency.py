@@ -212,14 +212,11 @@ def test_gradients_of_a_loss_do_not_accumulate_and_are_restored() -> None:
 
 def test_without_a_loss_all_outputs_with_a_gradient_are_summed() -> None:
     class Several(Layers):
-        def __init__(self) -> None:
-            super().__init__(weight=nn.Parameter(torch.ones(())))
-
         def forward(self, x: Tensor) -> dict[str, Any]:
             return {"a": 2 * self.weight, "b": [x, (3 * self.weight).expand(4)], "c": "text"}
 
     gradients = []
-    model = Several()
+    model = Several(weight=nn.Parameter(torch.ones(())))
     model.weight.register_hook(lambda gradient: gradients.append(gradient.item()))
     benchmark(model, torch.ones(1), (1,), warmup=0, repeat=2, train=True)
     assert gradients == [2.0 + 4 * 3.0] * 2
@@ -545,11 +542,6 @@ def test_without_a_terminal_no_progress_is_written(
 # Errors
 
 
-class Lazy(Layers):
-    def __init__(self) -> None:
-        super().__init__(inner=nn.LazyLinear(2))
-
-
 MODEL = nn.Linear(4, 2)
 X = torch.rand(2, 4)
 PACKED = nn.utils.rnn.pack_sequence([torch.ones(3, 4), torch.zeros(2, 4)])
@@ -560,7 +552,7 @@ PACKED = nn.utils.rnn.pack_sequence([torch.ones(3, 4), torch.zeros(2, 4)])
     [
         ((len, X), {}, "benchmark needs a torch.nn.Module, not <built-in"),
         ((nn.Linear, X), {}, r"Make one first: Linear\(...\)"),
-        ((Lazy(), X), {}, "inner.weight has no shape before the first call"),
+        ((Layers(inner=nn.LazyLinear(2)), X), {}, "inner.weight has no shape before the first call"),
         ((MODEL, X, ()), {}, r"batch_sizes must be a tuple of integers of at least 1, for example \(1, 8\), not \(\)"),
         ((MODEL, X, 8), {}, "batch_sizes must be .* not 8"),
         ((MODEL, X, "18"), {}, "batch_sizes must be .* not '18'"),

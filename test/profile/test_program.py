@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from build.models import Layers, Mlp, Recursive, Several
+from build.processes import in_thread
 from build.warnings import sentences
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
@@ -351,9 +352,7 @@ def test_calls_on_other_threads_give_a_warning() -> None:
 
     def program() -> None:
         model(x)
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        thread.join(60)
+        in_thread(elsewhere)
 
     run = profiled(program)
     assert [root.name for root in run.roots] == ["Mlp"] and calls(run)["Mlp"] == 1

@@ -184,13 +184,10 @@ def test_a_backward_that_fails_on_the_meta_device_is_a_warning() -> None:
             raise RuntimeError("no way back")
 
     class Net(Layers):
-        def __init__(self) -> None:
-            super().__init__(fc=nn.Linear(4, 4))
-
         def forward(self, x: Tensor) -> Tensor:
             return Stops.apply(self.fc(x))
 
-    run = torchprof.flops(Net(), torch.rand(2, 4))
+    run = torchprof.flops(Net(fc=nn.Linear(4, 4)), torch.rand(2, 4))
     assert run.tree("forward").total.macs == 32
     assert "Backward is incomplete: on the meta device it stopped with no way back." in sentences(run)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +19,18 @@ import torchprof
 from torchprof.errors import TorchprofError
 from torchprof.record.compiled.dynamo_code import StackWarning, awaiting_compilation, has_code, is_under_compile
 
-
-@pytest.fixture(autouse=True)
-def anew() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("dynamo")
 
 
 def net() -> nn.Module:
     """Of a class of its own: torch.compile has made nothing of its forward."""
 
     class Net(Layers):
-        def __init__(self) -> None:
-            super().__init__(fc=nn.Linear(4, 4))
-
         def forward(self, x: Tensor) -> Tensor:
             y: Tensor = self.fc(x).relu()
             return y
 
-    return Net()
+    return Net(fc=nn.Linear(4, 4))
 
 
 def wrapped() -> tuple[Any, nn.Module]:

@@ -36,7 +36,7 @@ from torchprof.run.operators import Sums
 from torchprof.run.rows import Around
 from torchprof.run.words import AUTOGRAD_ENGINE, BETWEEN_OPS, NOT_SELECTED, OUTSIDE, PHASES
 
-pytestmark = pytest.mark.usefixtures("nothing_old_is_freed_inside")
+pytestmark = pytest.mark.usefixtures("garbage_is_not_collected")
 NODE_PREFIX = "autograd::engine::evaluate_function: "
 FORWARD, BACKWARD, RECOMPUTE = PHASES
 

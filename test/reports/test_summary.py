@@ -203,13 +203,10 @@ def test_figures_over_calls_of_one_shape_are_not_marked() -> None:
 
 def test_a_layer_called_on_two_shapes_in_each_call_of_the_model_has_constant_work() -> None:
     class Net(Layers):
-        def __init__(self) -> None:
-            super().__init__(act=nn.ReLU())
-
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.act(self.act(x)[:1])
 
-    run = of_batches(Net(), 4, 4, record_shapes=True, with_flops=True)
+    run = of_batches(Net(act=nn.ReLU()), 4, 4, record_shapes=True, with_flops=True)
     model, act = cells(run)[1:]
     assert (model[3], act[3]) == ("[4, 64]", "first [4, 64]")
     assert (model[6], act[6]) == ("0", "0")
@@ -306,13 +303,11 @@ def test_activations_of_layers_whose_operators_record_no_shapes() -> None:
     """An embedding records no shapes: over several calls its activations are known only if nothing else varied."""
 
     class Looks(Layers):
-        def __init__(self) -> None:
-            super().__init__(table=nn.Embedding(10, 4), fc=nn.Linear(4, 2))
-
         def forward(self, *tokens: torch.Tensor) -> torch.Tensor:
             return self.fc(sum(self.table(each).mean(0, keepdim=True) for each in tokens))
 
-    model, three, five = Looks(), torch.zeros(3, dtype=torch.long), torch.zeros(5, dtype=torch.long)
+    model = Looks(table=nn.Embedding(10, 4), fc=nn.Linear(4, 2))
+    three, five = (torch.zeros(length, dtype=torch.long) for length in (3, 5))
     with torchprof.Profile(model, with_flops=True) as prof:
         prof(three)
         prof(three)

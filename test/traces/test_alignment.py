@@ -252,15 +252,13 @@ class Doubling(torch.autograd.Function):
 
 
 class OwnFunction(Layers):
-    def __init__(self) -> None:
-        super().__init__(weight=nn.Parameter(torch.rand(4, 4)))
-
     def forward(self, x: Tensor) -> Tensor:
         return Doubling.apply(x, self.weight)
 
 
 def test_a_function_of_autograd_is_at_its_layer_with_its_backward(tmp_path: Path) -> None:
-    model, x = nn.Sequential(nn.Linear(4, 4), OwnFunction(), nn.ReLU()), torch.rand(3, 4)
+    own, x = OwnFunction(weight=nn.Parameter(torch.rand(4, 4))), torch.rand(3, 4)
+    model = nn.Sequential(nn.Linear(4, 4), own, nn.ReLU())
     share, run = compared(recorded(tmp_path, model, lambda: back(model(x))), model, (x,))
     assert share > 0.999
     assert next(node for node in run.tree(BACKWARD).walk() if node.layer.path[-1] == "1").self.cpu_ns > 0
@@ -442,27 +440,20 @@ def test_compiled_code_is_refused(tmp_path: Path) -> None:
         torchprof.from_trace(tmp_path / "trace.json", model, inputs=x)
 
 
-class Inner(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.norm = nn.Embedding(100, 64), nn.LayerNorm(64)
-
+class Inner(Layers):
     def forward(self, words: Tensor) -> Any:
         return self.norm(self.words(words))
 
 
-class WithHead(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.model, self.head = Inner(), nn.Linear(64, 5)
-
+class WithHead(Layers):
     def forward(self, words: Tensor) -> Any:
         return self.head(self.model(words))
 
 
 @pytest.mark.parametrize("with_labels", [True, False])
 def test_if_a_part_of_the_model_made_the_trace_it_is_named(with_labels: bool, tmp_path: Path) -> None:
-    model, words = WithHead(), torch.randint(100, (2, 8))
+    inner, words = Inner(words=nn.Embedding(100, 64), norm=nn.LayerNorm(64)), torch.randint(100, (2, 8))
+    model = WithHead(model=inner, head=nn.Linear(64, 5))
     trace = recorded(tmp_path, model.model, lambda: model.model(words), record_shapes=True)
     trace = trace if with_labels else without_labels(trace)
     assert torchprof.from_trace(trace, model.model, inputs=words).layers[0].kind == "Inner"

@@ -261,20 +261,20 @@ def test_torchscript_equals_the_live_run(make: Callable[[nn.Module], Any], trace
     assert_same(annotated(model, step, trace), torchprof.from_trace(trace, model))
 
 
+@pytest.mark.usefixtures("dynamo")
 def test_a_compiled_model_equals_the_live_run(trace: Path) -> None:
     model = Mlp()
     compiled = torch.compile(model, backend="eager")
     step = training(compiled, X)
     settle(step)
     assert_same(annotated(compiled, step, trace), torchprof.from_trace(trace, compiled))
-    torch._dynamo.reset()
 
 
+@pytest.mark.usefixtures("dynamo")
 @pytest.mark.parametrize("record", [annotated, profiled])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compilation_equals_the_live_run(backend: str, record: Callable[..., Run], trace: Path) -> None:
     """A user's range with the name of one of torch.compile's ranges stays a label, next to it and around it."""
-    torch._dynamo.reset()
     model = Mlp()
     compiled: Any = torch.compile(model, backend=backend)
 
@@ -287,7 +287,6 @@ def test_compilation_equals_the_live_run(backend: str, record: Callable[..., Run
             torch.ones(2).mul(3)
 
     live = record(compiled, step, trace)
-    torch._dynamo.reset()
     assert_same(live, torchprof.from_trace(trace, compiled))
     label, compiling = Frame(FrameKind.LABEL, "dynamo"), Frame(FrameKind.REGION, "compiling")
     rows = [row for row in live.rows if label in row.frames]
@@ -300,24 +299,20 @@ def test_compilation_equals_the_live_run(backend: str, record: Callable[..., Run
     assert not [row for row in live.rows if any(compiling in around.frames for around in row.within)]
 
 
-def test_a_ddp_model_equals_the_live_run(trace: Path, tmp_path: Path) -> None:
+def test_a_ddp_model_equals_the_live_run(trace: Path, world_of_one: None) -> None:
     """The range of gloo's all-reduce ends on another thread, and the file has its inputs."""
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    try:
-        model = nn.parallel.DistributedDataParallel(Mlp())
-        train = training(model, X)
+    model = nn.parallel.DistributedDataParallel(Mlp())
+    train = training(model, X)
 
-        def step() -> None:
-            train()
-            # DDP waits until the tensor is reduced, not until gloo's thread has ended the range: that can come after
-            # the recording. A barrier waits for both, and for its own range.
-            torch.distributed.barrier()
+    def step() -> None:
+        train()
+        # DDP waits until the tensor is reduced, not until gloo's thread has ended the range: that can come after
+        # the recording. A barrier waits for both, and for its own range.
+        torch.distributed.barrier()
 
-        settle(step)
-        settle(step)
-        live = annotated(model, step, trace)
-    finally:
-        torch.distributed.destroy_process_group()
+    settle(step)
+    settle(step)
+    live = annotated(model, step, trace)
     read = torchprof.from_trace(trace, model)
     assert_same(live, read)
     assert any(frame.name == "gloo:all_reduce" for row in read.rows for frame in row.frames)

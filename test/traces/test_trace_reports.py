@@ -178,11 +178,10 @@ class Mlp(nn.Module):
 
 
 @pytest.fixture
-def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    (tmp_path / "some_net.py").write_text(NET)
+def spec(here: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (here / "some_net.py").write_text(NET)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "some_net", raising=False)
-    monkeypatch.chdir(tmp_path)
     return "some_net.py:Mlp"
 
 

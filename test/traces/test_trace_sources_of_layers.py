@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from build.models import Mlp, Several
+from build.models import Layers, Mlp, Several
 from build.trace_files import trace_event, write
 from build.traced_runs import X, annotated, names_of, settle, trace_in, training, two_steps, with_modules, with_ranges
 from build.warnings import sentences
@@ -29,12 +29,11 @@ def test_source_lines_of_operators_are_no_modules(trace: Path) -> None:
     assert "by an old version of torch, which writes the source lines" in warning
 
 
-class Block(nn.Module):
+class Block(Layers):
     """A block of a small ResNet, with two linear layers, or with three."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.first, self.act, self.second = nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)
+        super().__init__(first=nn.Linear(4, 4), act=nn.ReLU(), second=nn.Linear(4, 4))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.act(self.second(self.act(self.first(x))) + x)
