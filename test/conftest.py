@@ -131,6 +131,17 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def reloaded(tmp_path: Path) -> Callable[[Any], Any]:
+    """Saves a run or a comparison: what the file has."""
+
+    def reload(saved: Any, **options: Any) -> Any:
+        saved.save(tmp_path / "run.json", **options)
+        return torchprof.load(tmp_path / "run.json")
+
+    return reload
+
+
+@pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
     """Runs a command, which must end with ``code``: what it printed is in ``.out`` and ``.err``. ``more``: words that
     may have blanks."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from build.models import Layers
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-import torchprof
 from torchprof import Profile
 from torchprof.advise import advise, judge
 from torchprof.run.formats import format_memory, format_time
@@ -140,7 +138,7 @@ def backward_of(run: Run, *names: str) -> int:
     )
 
 
-def test_frozen_first_layers_with_gradients_are_reported(tmp_path: Path) -> None:
+def test_frozen_first_layers_with_gradients_are_reported(reloaded: Any) -> None:
     run = trained(frozen_front(), an_input())
     [advice] = of(run, "frozen_layers_with_gradients")
     assert advice.layer == "Front" and set(advice.layers) == {"Front.first", "Front.act", "Front.second"}
@@ -149,8 +147,7 @@ def test_frozen_first_layers_with_gradients_are_reported(tmp_path: Path) -> None
         f"Backward runs through 2 frozen layers and 1 layer without parameters, for {format_time(advice.gain_ns)} in "
         "total. Nothing trainable in the model runs before them. The largest gain is in Front."
     )
-    run.save(tmp_path / "run.json")
-    assert of(torchprof.load(tmp_path / "run.json"), "frozen_layers_with_gradients") == [advice]
+    assert of(reloaded(run), "frozen_layers_with_gradients") == [advice]
 
 
 def test_only_layers_before_the_first_trainable_layer_count() -> None:

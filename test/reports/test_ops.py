@@ -601,7 +601,7 @@ def test_a_layer_that_was_not_selected_is_refused() -> None:
         run.report("ops", layer="b")
 
 
-def test_errors_name_the_missing_option_also_after_saving(tmp_path: Any) -> None:
+def test_errors_name_the_missing_option_also_after_saving(reloaded: Any) -> None:
     """With the options, before and after saving."""
     model = Mlp()
     prof = profiled(model, with_flops=True)
@@ -611,8 +611,7 @@ def test_errors_name_the_missing_option_also_after_saving(tmp_path: Any) -> None
     table = prof.run.report("ops", group_by_input_shape=True, group_by_stack_n=2)
     assert any("[8], [3, 4], [4, 8]" in cell for one in cells(table) for cell in one)
     assert "linear.py" in table
-    prof.run.save(tmp_path / "run.json")
-    assert torchprof.load(tmp_path / "run.json").report("ops", group_by_input_shape=True, group_by_stack_n=2) == table
+    assert reloaded(prof.run).report("ops", group_by_input_shape=True, group_by_stack_n=2) == table
 
 
 def test_the_blocks_of_the_docs_print_the_headings_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,8 +54,7 @@ def profiled(model: Any, step: Callable[[], Any], path: Path, *, steps: int = 0,
 def test_the_run_of_a_trace_equals_the_live_run(name: str, trace: Path) -> None:
     torch.manual_seed(0)
     model, inputs = ARCHITECTURES[name].make(), ARCHITECTURES[name].inputs()
-    step = training(model, *inputs)
-    settle(step)
+    step = settle(training(model, *inputs))
     live = annotated(model, step, trace)
     assert len(live.rows) > 20
     assert_same(live, torchprof.from_trace(trace, model))
@@ -154,8 +153,7 @@ def test_selected_paths_and_several_models_equal_the_live_run(trace: Path) -> No
 def test_labels_inside_selected_layers_are_no_rows(trace: Path) -> None:
     """A session with paths= would not have labelled them: their operators count as the selected layer's self time."""
     model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 2))
-    step = training(model, X)
-    settle(step)
+    step = settle(training(model, X))
     annotated(model, step, trace)
     read = torchprof.from_trace(trace, model, paths=["0"])
     assert {row.layer.name for row in read.rows if row.layer} == {"Sequential.0"}
@@ -265,8 +263,7 @@ def test_torchscript_equals_the_live_run(make: Callable[[nn.Module], Any], trace
 def test_a_compiled_model_equals_the_live_run(trace: Path) -> None:
     model = Mlp()
     compiled = torch.compile(model, backend="eager")
-    step = training(compiled, X)
-    settle(step)
+    step = settle(training(compiled, X))
     assert_same(annotated(compiled, step, trace), torchprof.from_trace(trace, compiled))
 
 

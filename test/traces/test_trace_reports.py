@@ -54,8 +54,7 @@ def test_half_a_surrogate_pair_in_a_name_can_be_saved_and_exported(suffix: str, 
 
 def kinds_of_runs(trace: Path) -> dict[str, Run]:
     model = Mlp()
-    step = training(model, X)
-    settle(step)
+    step = settle(training(model, X))
     annotated(model, step, trace)
     runs = {
         "with the model": torchprof.from_trace(trace, model, with_timeline=True),
@@ -96,7 +95,7 @@ def test_every_report_and_every_format_works(trace: Path, tmp_path: Path) -> Non
         assert refused == REFUSED[name], name
 
 
-def test_any_values_of_inputs_can_be_saved_and_loaded(trace: Path, tmp_path: Path) -> None:
+def test_any_values_of_inputs_can_be_saved_and_loaded(trace: Path, reloaded: Any) -> None:
     kinds = ["text", 5, {"a": 1}, [["a"]], [[1.5]], [[2**70]], [[2**61, 2**61]], [[-1]], [None]]
     events = [
         trace_event(
@@ -108,8 +107,7 @@ def test_any_values_of_inputs_can_be_saved_and_loaded(trace: Path, tmp_path: Pat
     ]
     run = torchprof.from_trace(write(trace, {"traceEvents": events}))
     assert sum(row.calls for row in run.rows if row.frames) == len(events)
-    run.save(tmp_path / "run.json")
-    assert torchprof.load(tmp_path / "run.json") == run
+    assert reloaded(run) == run
 
 
 def test_a_run_of_a_trace_is_saved_and_loaded(trace: Path, tmp_path: Path) -> None:
@@ -120,8 +118,7 @@ def test_a_run_of_a_trace_is_saved_and_loaded(trace: Path, tmp_path: Path) -> No
 
 def test_a_comparison_with_the_live_run_shows_no_change(trace: Path) -> None:
     model = Mlp()
-    step = training(model, X)
-    settle(step)
+    step = settle(training(model, X))
     live = annotated(model, step, trace)
     for before, after in ((live, torchprof.from_trace(trace, model)), (torchprof.from_trace(trace),) * 2):
         diff = torchprof.compare(before, after)

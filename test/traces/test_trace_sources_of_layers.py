@@ -142,7 +142,7 @@ def test_the_headline_names_the_kind_of_a_layer(trace: Path) -> None:
     ],
     ids=str,
 )
-def test_a_header_may_have_any_values(header: dict[str, Any], trace: Path, tmp_path: Path) -> None:
+def test_a_header_may_have_any_values(header: dict[str, Any], trace: Path, reloaded: Any) -> None:
     events = [
         trace_event("user_annotation", "forward", 0, 50),
         trace_event("cpu_op", "aten::mm", 10, 20, External_id=2),
@@ -150,8 +150,7 @@ def test_a_header_may_have_any_values(header: dict[str, Any], trace: Path, tmp_p
     run = torchprof.from_trace(write(trace, {**header, "traceEvents": events}))
     assert run.meta.rank == 0
     assert run.tree("forward").total.cpu_ns == 50_000
-    run.save(tmp_path / "run.json")
-    assert torchprof.load(tmp_path / "run.json") == run
+    assert reloaded(run) == run
 
 
 # Labels, modules, ranges
@@ -159,8 +158,7 @@ def test_a_header_may_have_any_values(header: dict[str, Any], trace: Path, tmp_p
 
 def test_layers_come_from_labels_else_from_modules_else_from_ranges(trace: Path) -> None:
     model = Mlp()
-    step = training(model, X)
-    settle(step)
+    step = settle(training(model, X))
     with_modules(model, step, trace)
     assert names_of(torchprof.from_trace(trace)) == ["Mlp", "Mlp.Linear_0", "Mlp.ReLU_0", "Mlp.Linear_1"]
     labelled = ["Mlp", "Mlp.fc1", "Mlp.act", "Mlp.fc2"]
@@ -177,8 +175,7 @@ def test_modules_have_the_same_work_as_labels(trace: Path) -> None:
     """The trace has modules and labels around the same operators: compare the calls of all operators by layer.
     Without labels, the modules are not needed if the model is given."""
     model = Mlp()
-    step = training(model, X)
-    settle(step)
+    step = settle(training(model, X))
     with torchprof.annotate(model):
         with_modules(model, step, trace)
     by_label = torchprof.from_trace(trace, model)
@@ -262,8 +259,7 @@ def test_models_of_the_stages_of_a_pipeline_are_found(trace: Path, monkeypatch: 
 def test_labels_that_the_model_lacks_give_a_warning(trace: Path) -> None:
     """The trace is of a longer model. The work of its other modules counts as self time of the layer around them."""
     longer = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
-    step = training(longer, X)
-    settle(step)
+    step = settle(training(longer, X))
     annotated(longer, step, trace)
     (warning,) = sentences(torchprof.from_trace(trace, nn.Sequential(nn.Linear(4, 4))))
     assert warning.startswith("Labeled in the trace, but not in the model")

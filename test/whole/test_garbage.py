@@ -190,7 +190,7 @@ def collections(run: Run) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("options", [{}, {"with_stack": True, "profile_memory": True, "with_timeline": True}])
-def test_a_real_collection_in_a_layer(options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_real_collection_in_a_layer(options: dict[str, Any], tmp_path: Path, reloaded: Any) -> None:
     model = nn.Sequential(Collects())
     mine: list[str] = []
     callback: Callable[[str, dict[str, int]], None] = lambda phase, info: mine.append(phase)  # noqa: E731
@@ -215,8 +215,7 @@ def test_a_real_collection_in_a_layer(options: dict[str, Any], tmp_path: Path) -
     assert ("(garbage collection)" in run.timeline.spans.names) if run.timeline else not options
     prof.export_chrome_trace(tmp_path / "trace.json")
     assert collections(torchprof.from_trace(tmp_path / "trace.json", model)) == [(calls, ns)]
-    run.save(tmp_path / "run.json")
-    assert torchprof.load(tmp_path / "run.json") == run
+    assert reloaded(run) == run
 
 
 def test_a_collection_of_young_objects_belongs_to_the_layer_that_made_them() -> None:
