@@ -4,7 +4,7 @@ import gc
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,15 @@ def _never_busy() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _handlers() -> Iterator[None]:
+    """Some tests set handlers of signals; after KeyboardInterrupt, Lightning leaves SIGINT ignored."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _ctrl_c_is_not_ignored() -> Iterator[None]:
     """In the background of a shell, SIGINT is ignored: restore its handler for the tests and their child processes."""
@@ -72,8 +81,9 @@ def _ctrl_c_is_not_ignored() -> Iterator[None]:
 
 
 @pytest.fixture
-def nothing_old_is_freed_inside() -> Iterator[None]:
-    """What an earlier test left to the garbage collector would be freed, and rightly counted, in this test's layers."""
+def garbage_is_not_collected() -> Iterator[None]:
+    """What an earlier test left to the garbage collector would be freed, and rightly counted, in this test's layers;
+    and what goes without it is freed by its references alone."""
     gc.disable()
     yield
     gc.enable()
@@ -91,12 +101,58 @@ def world_of_one() -> Iterator[None]:
     distributed.destroy_process_group()
 
 
+@pytest.fixture
+def dynamo() -> Iterator[Callable[[], int]]:
+    """No compiled code of other tests, and none left to them; tells how many graphs torch.compile has made."""
+    import torch._dynamo as _dynamo
+
+    _dynamo.reset()
+    _dynamo.utils.counters.clear()
+    yield lambda: _dynamo.utils.counters["stats"]["unique_graphs"]
+    _dynamo.reset()
+    _dynamo.utils.counters.clear()
+
+
 @pytest.fixture(autouse=True)
-def _recursion_limit() -> Iterator[None]:
-    """torch's compiler raises the limit, for all tests after it."""
-    before = sys.getrecursionlimit()
+def _limits_of_python() -> Iterator[None]:
+    """torch's compiler raises the limit of recursion, for all tests after it; some tests set it, or how often threads
+    take turns."""
+    recursion, interval = sys.getrecursionlimit(), sys.getswitchinterval()
     yield
-    sys.setrecursionlimit(before)
+    sys.setrecursionlimit(recursion)
+    sys.setswitchinterval(interval)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The empty folder that the test runs in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def reloaded(tmp_path: Path) -> Callable[[Any], Any]:
+    """Saves a run or a comparison: what the file has."""
+
+    def reload(saved: Any, **options: Any) -> Any:
+        saved.save(tmp_path / "run.json", **options)
+        return torchprof.load(tmp_path / "run.json")
+
+    return reload
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Runs a command, which must end with ``code``: what it printed is in ``.out`` and ``.err``. ``more``: words that
+    may have blanks."""
+    from torchprof.cli import main
+
+    def run(command: str, *more: str, code: int = 0) -> Any:
+        capsys.readouterr()
+        assert main([*command.split(), *more]) == code
+        return capsys.readouterr()
+
+    return run
 
 
 @pytest.fixture

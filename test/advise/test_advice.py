@@ -14,7 +14,7 @@ from build.architectures import ARCHITECTURES
 from build.findings import of as told
 from build.hand_made import kernel, label, op, row
 from build.hand_made import run_of as made_run_of
-from build.models import Mlp
+from build.models import Layers, Mlp
 from build.places import ROOT
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
@@ -891,12 +891,8 @@ def test_tiny_ops_have_the_backward_nodes_that_are_not_elementwise() -> None:
     assert " Their backward takes 0.100us." in tiny.finding and " Their backward takes 0.020us." in many.finding
 
 
-class Functional(nn.Module):
+class Functional(Layers):
     """An activation after each of six products."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weights = nn.ParameterList(torch.rand(64, 64) for _ in range(6))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for weight in self.weights:
@@ -905,17 +901,15 @@ class Functional(nn.Module):
 
 
 def test_the_activation_of_each_product_is_not_to_be_fused() -> None:
-    model = nn.Sequential(Functional())
+    model = nn.Sequential(Functional(weights=nn.ParameterList(torch.rand(64, 64) for _ in range(6))))
     assert of(profiled(model, lambda: model(torch.rand(32, 64))), "many_elementwise_ops") == []
 
 
-class ResidualForEach(nn.Module):
+class ResidualForEach(Layers):
     """A residual around each layer; ``ops``: further elementwise operators."""
 
     def __init__(self, ops: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(8))
-        self.ops = ops
+        super().__init__(layers=nn.ModuleList(nn.Linear(64, 64) for _ in range(8)), ops=ops)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -1101,14 +1095,11 @@ def test_layers_without_a_loop_call_fewer_than_a_hundred_ops(monkeypatch, name) 
 # Attention
 
 
-class Attention(nn.Module):
+class Attention(Layers):
     """Self-attention of 4 heads, by hand or by torch's function."""
 
     def __init__(self, how: str) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(32, 96)
-        self.attend = nn.Softmax(dim=-1)
-        self.how = how
+        super().__init__(qkv=nn.Linear(32, 96), attend=nn.Softmax(dim=-1), how=how)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (one.unflatten(-1, (4, 8)).transpose(1, 2) for one in self.qkv(x).chunk(3, -1))
@@ -1153,14 +1144,8 @@ def test_attention_that_stores_its_scores_is_reported(how) -> None:
     assert found.gain_ns > spent / 2
 
 
-class Experts(nn.Module):
+class Experts(Layers):
     """A dense mixture of experts: the softmax of a router, and two batched products of the experts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.router = nn.Linear(32, 4)
-        self.up = nn.Parameter(torch.rand(4, 32, 64))
-        self.down = nn.Parameter(torch.rand(4, 64, 32))
 
     def forward(self, x: Tensor) -> Tensor:
         gates = self.router(x).softmax(-1)
@@ -1168,12 +1153,8 @@ class Experts(nn.Module):
         return (y * gates.t()[..., None]).sum(0)
 
 
-class Slots(nn.Module):
+class Slots(Layers):
     """Rows are assigned to slots, and back: a product sums over the softmax's last size, but none made its scores."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.assign = nn.Linear(32, 300)
 
     def forward(self, x: Tensor) -> Tensor:
         weights = self.assign(x).softmax(1)
@@ -1188,7 +1169,12 @@ class Scored(nn.Module):
         return torch.bmm(x.transpose(1, 2), x).sum() + weights.sum()
 
 
-OTHERS = {"experts": (Experts(), (512, 32)), "slots": (Slots(), (2, 300, 32)), "scored": (Scored(), (2, 300, 32))}
+UP, DOWN = nn.Parameter(torch.rand(4, 32, 64)), nn.Parameter(torch.rand(4, 64, 32))
+OTHERS = {
+    "experts": (Experts(router=nn.Linear(32, 4), up=UP, down=DOWN), (512, 32)),
+    "slots": (Slots(assign=nn.Linear(32, 300)), (2, 300, 32)),
+    "scored": (Scored(), (2, 300, 32)),
+}
 
 
 @pytest.mark.parametrize("name", OTHERS)

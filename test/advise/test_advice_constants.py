@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from build.findings import of
+from build.models import Layers
 from torch import nn
 
 import torchprof
@@ -15,13 +16,11 @@ from torchprof.advise.layers import constants
 from torchprof.run.run import Run
 
 
-class Masked(nn.Module):
+class Masked(Layers):
     """Multiplies by a mask and adds positions. ``learned``: they depend on a parameter."""
 
     def __init__(self, learned: bool = False) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(1))
-        self.learned = learned
+        super().__init__(scale=nn.Parameter(torch.ones(1)), learned=learned)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         at = torch.arange(x.shape[1])
@@ -69,19 +68,16 @@ def test_tensors_of_different_sizes_are_no_constants(sizes: tuple[int, ...]) -> 
     assert of(trained(nn.Sequential(Masked()), *sizes), "constants_in_layers") == []
 
 
-class Triangle(nn.Module):
+class Triangle(Layers):
     """The lower triangle of a parameter is computed in each call: it is no constant."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.rand(256, 256))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x @ self.weight.tril()
 
 
 def test_the_triangle_of_a_parameter_is_no_constant() -> None:
-    assert of(trained(nn.Sequential(Triangle()), *[256] * 3), "constants_in_layers") == []
+    model = nn.Sequential(Triangle(weight=nn.Parameter(torch.rand(256, 256))))
+    assert of(trained(model, *[256] * 3), "constants_in_layers") == []
 
 
 def test_an_average_of_parameters_is_no_update_of_an_optimizer() -> None:
@@ -100,10 +96,9 @@ def test_an_average_of_parameters_is_no_update_of_an_optimizer() -> None:
     assert of(prof.run, "updates_without_gradients") == []
 
 
-class TwoHeads(nn.Module):
+class TwoHeads(Layers):
     def __init__(self) -> None:
-        super().__init__()
-        self.body, self.task, self.other = nn.Linear(8, 64), nn.Linear(64, 8), nn.Linear(64, 4096)
+        super().__init__(body=nn.Linear(8, 64), task=nn.Linear(64, 8), other=nn.Linear(64, 4096))
 
     def forward(self, x: torch.Tensor, other: bool = False) -> Any:
         x = self.body(x).relu()
@@ -124,19 +119,15 @@ def test_zeros_as_gradients_update_parameters(to_none: bool, found: list[str]) -
     assert [one.layer for one in of(prof.run, "updates_without_gradients")] == found
 
 
-class Lends(nn.Module):
+class Lends(Layers):
     """Uses the weight of a layer that it does not call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.lender = nn.Linear(8, 64), nn.Linear(64, 4096, bias=False)
 
     def forward(self, x: torch.Tensor) -> Any:
         return nn.functional.linear(self.first(x), self.lender.weight)
 
 
 def test_a_weight_that_the_layer_above_uses_has_a_gradient() -> None:
-    model = Lends()
+    model = Lends(first=nn.Linear(8, 64), lender=nn.Linear(64, 4096, bias=False))
     optimizer = torch.optim.AdamW(model.parameters())
     with torchprof.Profile(model) as prof:
         for _ in range(3):

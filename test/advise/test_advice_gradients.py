@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +11,10 @@ import torch
 from build.even_times import evenly
 from build.findings import of
 from build.hand_made import FORWARD, op, row, run_of
+from build.models import Layers
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-import torchprof
 from torchprof import Profile
 from torchprof.advise import advise, judge
 from torchprof.run.formats import format_memory, format_time
@@ -112,15 +111,11 @@ def test_the_outermost_recomputed_layer_has_the_time() -> None:
 # Frozen layers
 
 
-class Front(nn.Module):
+class Front(Layers):
     """A backbone of two layers, and a head; and something of its own after them."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(256, 256)
-        self.act = nn.ReLU()
-        self.second = nn.Linear(256, 256)
-        self.head = nn.Linear(256, 4)
+        super().__init__(first=nn.Linear(256, 256), act=nn.ReLU(), second=nn.Linear(256, 256), head=nn.Linear(256, 4))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.second(self.act(self.first(x)))).sigmoid()
@@ -143,7 +138,7 @@ def backward_of(run: Run, *names: str) -> int:
     )
 
 
-def test_frozen_first_layers_with_gradients_are_reported(tmp_path: Path) -> None:
+def test_frozen_first_layers_with_gradients_are_reported(reloaded: Any) -> None:
     run = trained(frozen_front(), an_input())
     [advice] = of(run, "frozen_layers_with_gradients")
     assert advice.layer == "Front" and set(advice.layers) == {"Front.first", "Front.act", "Front.second"}
@@ -152,8 +147,7 @@ def test_frozen_first_layers_with_gradients_are_reported(tmp_path: Path) -> None
         f"Backward runs through 2 frozen layers and 1 layer without parameters, for {format_time(advice.gain_ns)} in "
         "total. Nothing trainable in the model runs before them. The largest gain is in Front."
     )
-    run.save(tmp_path / "run.json")
-    assert of(torchprof.load(tmp_path / "run.json"), "frozen_layers_with_gradients") == [advice]
+    assert of(reloaded(run), "frozen_layers_with_gradients") == [advice]
 
 
 def test_only_layers_before_the_first_trainable_layer_count() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from build.findings import of
 from build.hand_made import FORWARD, kernel, label, op, row, run_of
+from build.models import Layers
 from build.raw_events import MARKED, MODEL, USER, Raw, attributed
 from build.raw_events import kernel as raw_kernel
 from torch import Tensor, nn
@@ -273,12 +274,8 @@ def test_other_waits_outside_all_layers_are_not_reported(rows: list[Any]) -> Non
     assert of(on_cuda(rows), "waits_outside") == []
 
 
-class Asks(nn.Module):
+class Asks(Layers):
     """Asks for values in its forward, and copies."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.fc(x)
@@ -288,7 +285,7 @@ class Asks(nn.Module):
 
 
 def test_on_the_cpu_alone_there_are_no_waits() -> None:
-    model = Asks()
+    model = Asks(fc=nn.Linear(8, 8))
     with Profile(model) as prof:
         for _ in range(5):
             model(torch.ones(4, 8)).sum().item()

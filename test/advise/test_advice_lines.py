@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from build.hand_made import label, op, python_line, row, run_of
+from build.models import Layers
 from torch import Tensor, nn
 
 from torchprof.advise import Advice, advise
@@ -185,18 +186,14 @@ def test_a_hook_is_reported_with_its_operators() -> None:
     assert "handle.remove()" in advice.remedy
 
 
-class Slow(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(4, 4)
-
+class Slow(Layers):
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(x)
 
 
 def test_lines_of_a_real_program_say_what_they_call() -> None:
     """A sleep, a lock that another thread holds, and a hook, 150 ms each."""
-    model, lock, held = Slow(), threading.Lock(), threading.Event()
+    model, lock, held = Slow(fc=nn.Linear(4, 4)), threading.Lock(), threading.Event()
 
     def hold() -> None:
         with lock:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from build.hand_made import FORWARD, kernel, label, op, python_line, row, run_of
+from build.models import Layers
 from torch import Tensor, nn
 
 import torchprof.advise.python
@@ -35,13 +36,11 @@ def busy(seconds: float) -> None:
         pass
 
 
-class InNumpy(nn.Module):
+class InNumpy(Layers):
     """Slow NumPy work between two layers."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self.fc = nn.Linear(16, 16)
-        self.seconds = seconds
+        super().__init__(fc=nn.Linear(16, 16), seconds=seconds)
 
     def forward(self, x: Tensor) -> Tensor:
         array = self.fc(x).detach().numpy()
@@ -264,17 +263,13 @@ def test_other_loops_are_not_reported(run: Run) -> None:
 def test_time_in_a_label_without_operators_is_not_called_python(name: str) -> None:
     """Nothing says what runs there: DistributedDataParallel waits for other ranks in such a label of torch."""
 
-    class Wrapped(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(16, 16)
-
+    class Wrapped(Layers):
         def forward(self, x: Tensor) -> Tensor:
             with torch.autograd.profiler.record_function(name):
                 busy(0.03)
             return self.fc(x)
 
-    model = Wrapped()
+    model = Wrapped(fc=nn.Linear(16, 16))
     model(torch.ones(4, 16))
     with Profile(model) as prof:
         for _ in range(2):

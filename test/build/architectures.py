@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from build.models import Layers
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -50,45 +51,39 @@ def attention_macs(batch: int, heads: int, queries: int, keys: int, width: int) 
     return 2 * batch * heads * queries * keys * width
 
 
-class Residual(nn.Module):
+class Residual(Layers):
     """``act(body(x) + shortcut(x))``."""
 
     def __init__(self, body: nn.Module, shortcut: nn.Module | None = None, act: nn.Module | None = None) -> None:
-        super().__init__()
-        self.body = body
-        self.shortcut = shortcut or nn.Identity()
-        self.act = act or nn.Identity()
+        super().__init__(body=body, shortcut=shortcut or nn.Identity(), act=act or nn.Identity())
 
     def forward(self, x: Tensor) -> Tensor:
         return self.act(self.body(x) + self.shortcut(x))
 
 
-class Cat(nn.Module):
+class Cat(Layers):
     """Its branches side by side, joined along the channels."""
 
     def __init__(self, *branches: nn.Module) -> None:
-        super().__init__()
-        self.branches = nn.ModuleList(branches)
+        super().__init__(branches=nn.ModuleList(branches))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([branch(x) for branch in self.branches], 1)
 
 
-class Permute(nn.Module):
+class Permute(Layers):
     def __init__(self, *dims: int) -> None:
-        super().__init__()
-        self.dims = dims
+        super().__init__(dims=dims)
 
     def forward(self, x: Tensor) -> Tensor:
         return x.permute(*self.dims)
 
 
-class Shuffle(nn.Module):
+class Shuffle(Layers):
     """Mixes the channels of groups. torch's own module has no derivative before torch 2.5."""
 
     def __init__(self, groups: int) -> None:
-        super().__init__()
-        self.groups = groups
+        super().__init__(groups=groups)
 
     def forward(self, x: Tensor) -> Tensor:
         return x.unflatten(1, (self.groups, -1)).transpose(1, 2).flatten(1, 2)
@@ -166,11 +161,9 @@ def bottlenecks(groups: int) -> nn.Module:
     return nn.Sequential(conv_norm(3, 4, act=nn.ReLU()), block(4, 8, 1), block(8, 16, 2), head(16))
 
 
-class SqueezeExcite(nn.Module):
+class SqueezeExcite(Layers):
     def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.squeeze = nn.Conv2d(channels, 2, 1)
-        self.excite = nn.Conv2d(2, channels, 1)
+        super().__init__(squeeze=nn.Conv2d(channels, 2, 1), excite=nn.Conv2d(2, channels, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         return x * torch.sigmoid(self.excite(F.silu(self.squeeze(x.mean((2, 3), keepdim=True)))))
@@ -342,36 +335,31 @@ class Autoencoder(nn.Module):
         return self.decoder(mean + torch.randn_like(mean) * (0.5 * log_variance).exp())
 
 
-class Siamese(nn.Module):
+class Siamese(Layers):
     """One tower for two inputs."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.tower = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+        super().__init__(tower=nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)))
 
     def forward(self, left: Tensor, right: Tensor) -> Tensor:
         return F.cosine_similarity(self.tower(left), self.tower(right))
 
 
-class TiedWords(nn.Module):
+class TiedWords(Layers):
     """A language model whose last layer is its embedding."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.words = nn.Embedding(20, 6)
-        self.body = nn.Linear(6, 6)
+        super().__init__(words=nn.Embedding(20, 6), body=nn.Linear(6, 6))
 
     def forward(self, tokens: Tensor) -> Tensor:
         return F.log_softmax(F.linear(self.body(self.words(tokens)), self.words.weight), -1)
 
 
-class GraphConvolution(nn.Module):
+class GraphConvolution(Layers):
     """Adjacency times features, with the whole adjacency matrix."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(4, 6)
-        self.outer = nn.Linear(6, 3)
+        super().__init__(inner=nn.Linear(4, 6), outer=nn.Linear(6, 3))
 
     def forward(self, x: Tensor, adjacency: Tensor) -> Tensor:
         return adjacency @ self.outer(torch.relu(adjacency @ self.inner(x)))
@@ -439,13 +427,11 @@ def gpt() -> nn.Module:
     return nn.Sequential(nn.Embedding(20, 8), block(), block(), nn.LayerNorm(8), nn.Linear(8, 20, bias=False))
 
 
-class SelfAttention(nn.Module):
+class SelfAttention(Layers):
     """``nn.MultiheadAttention`` of a sequence with itself."""
 
     def __init__(self, width: int, heads: int, weights: bool) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
-        self.weights = weights
+        super().__init__(attention=nn.MultiheadAttention(width, heads, batch_first=True), weights=weights)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.attention(x, x, x, need_weights=self.weights)[0]
@@ -486,12 +472,11 @@ class EinsumAttention(nn.Module):
         return torch.einsum("bghij,bjgd->bighd", scores.softmax(-1), v).flatten(2)
 
 
-class LinearAttention(nn.Module):
+class LinearAttention(Layers):
     """Keys and values first: no matrix of scores."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.project = nn.Linear(8, 24)
+        super().__init__(project=nn.Linear(8, 24))
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.project(x).chunk(3, -1)

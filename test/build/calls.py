@@ -1,8 +1,10 @@
-"""The forward calls of layers, as the tree of a run shows them."""
+"""The calls of layers, as the tree of a run shows them."""
 
 from torchprof import Profile
+from torchprof.run.words import FORWARD
 
 
-def calls_of(prof: Profile, root: int = 0) -> dict[str, int]:
-    """The number of forward calls of each layer of a model, by the layer's name. ``root``: the number of the model."""
-    return {node.layer.name: node.calls for node in prof.run.tree(root=root).walk()}
+def calls_of(prof: Profile, phase: str = FORWARD) -> dict[str, int]:
+    """The number of calls of each layer, by its name."""
+    trees = [prof.run.tree(phase, root) for root in range(len(prof.run.roots))]
+    return {node.layer.name: node.calls for tree in trees for node in tree.walk()}

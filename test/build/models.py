@@ -11,61 +11,61 @@ from torch.utils.checkpoint import checkpoint
 from torchprof import Profile
 
 
-class Mlp(nn.Module):
+class Layers(nn.Module):
+    """Holds what it is made with, each under its name."""
+
+    def __init__(self, **held: Any) -> None:
+        super().__init__()
+        for name, value in held.items():
+            setattr(self, name, value)
+
+
+class Mlp(Layers):
     """Two linear layers with a ReLU between them: 4 → 8 → 2."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(4, 8)
-        self.act = nn.ReLU()
-        self.fc2 = nn.Linear(8, 2)
+        super().__init__(fc1=nn.Linear(4, 8), act=nn.ReLU(), fc2=nn.Linear(8, 2))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc2(self.act(self.fc1(x)))
 
 
-class Several(nn.Module):
+class Several(Layers):
     """Calls ``shared`` three times and ``once`` once."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.shared = nn.Linear(4, 4)
-        self.once = nn.Linear(4, 4)
+        super().__init__(shared=nn.Linear(4, 4), once=nn.Linear(4, 4))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.once(self.shared(self.shared(self.shared(x))))
 
 
-class Half(nn.Module):
+class Half(Layers):
     """Calls one of its two layers."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.used = nn.Linear(4, 4)
-        self.unused = nn.Linear(4, 4)
+        super().__init__(used=nn.Linear(4, 4), unused=nn.Linear(4, 4))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.used(x)
 
 
-class Recursive(nn.Module):
+class Recursive(Layers):
     """Calls itself until ``times`` is used up, and its linear layer in each call."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(4, 4)
+        super().__init__(fc=nn.Linear(4, 4))
 
     def forward(self, x: Tensor, times: int = 4) -> Tensor:
         x = self.fc(x)
         return self(x, times - 1) if times > 1 else x
 
 
-class Holder(nn.Module):
+class Holder(Layers):
     """Holds one child named ``inner`` and calls it."""
 
     def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
+        super().__init__(inner=inner)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.inner(x)
@@ -84,12 +84,11 @@ class Tied(nn.Module):
         return self.right(self.right(self.left(x)))
 
 
-class Functional(nn.Module):
+class Functional(Layers):
     """A container with work of its own between its children: softmax before ``fc``, tanh after it."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(4, 4)
+        super().__init__(fc=nn.Linear(4, 4))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.tanh(self.fc(torch.softmax(x, -1)))
@@ -110,13 +109,11 @@ class Checkpointed(nn.Module):
         return self.last(x)
 
 
-class WritesToViews(nn.Module):
+class WritesToViews(Layers):
     """Changes the output of ``fc`` in place through views of it."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(4, 4)
-        self.last = nn.Linear(4, 4)
+        super().__init__(fc=nn.Linear(4, 4), last=nn.Linear(4, 4))
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.fc(x)
@@ -143,13 +140,11 @@ class DoublesInside(nn.Module):
         return self.Double.apply(x)
 
 
-class Raises(nn.Module):
+class Raises(Layers):
     """Its second call raises ValueError after the work of ``fc``."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(4, 4)
-        self.calls = 0
+        super().__init__(fc=nn.Linear(4, 4), calls=0)
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
@@ -159,13 +154,11 @@ class Raises(nn.Module):
         return torch.tanh(x)
 
 
-class PackedLstm(nn.Module):
+class PackedLstm(Layers):
     """An LSTM over a packed batch of sequences, then a linear layer."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(3, 5, num_layers=2, batch_first=True)
-        self.head = nn.Linear(5, 2)
+        super().__init__(lstm=nn.LSTM(3, 5, num_layers=2, batch_first=True), head=nn.Linear(5, 2))
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
@@ -174,13 +167,11 @@ class PackedLstm(nn.Module):
         return self.head(padded)
 
 
-class Work(nn.Module):
+class Work(Layers):
     """Multiplies by its weight, ``times`` times: as much more work as it says."""
 
     def __init__(self, width: int, times: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.eye(width))
-        self.times = times
+        super().__init__(weight=nn.Parameter(torch.eye(width)), times=times)
 
     def forward(self, x: Tensor) -> Tensor:
         for _ in range(self.times):
@@ -188,12 +179,11 @@ class Work(nn.Module):
         return x
 
 
-class Deep(nn.Module):
+class Deep(Layers):
     """One level of a tall tower: holds the level below, and is called without it."""
 
     def __init__(self, below: nn.Module | None) -> None:
-        super().__init__()
-        self.below = below
+        super().__init__(below=below)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + 1

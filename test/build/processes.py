@@ -1,11 +1,11 @@
-"""Processes that a test starts, which end when the test ends."""
+"""Processes and threads that a test starts, which end when the test ends."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,14 @@ def run_fresh(code: str) -> str:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
+
+
+def in_thread(work: Callable[..., object], *args: Any) -> None:
+    """Does the work on a thread of its own, and waits for its end."""
+    thread = threading.Thread(target=work, args=args)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 @contextmanager

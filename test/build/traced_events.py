@@ -10,7 +10,7 @@ from torchprof.traces.event_table import EventTable
 from torchprof.traces.events import TraceEvents
 
 
-def read(events: Iterable[Any]) -> TraceEvents:
+def read(*events: Any) -> TraceEvents:
     table = EventTable(lambda name: Detail.SCALARS)
     table.add(events)
     table.place_overhead()
@@ -18,7 +18,7 @@ def read(events: Iterable[Any]) -> TraceEvents:
 
 
 def events_of(*events: Any, sites: Iterable[str] = ()) -> list[Event]:
-    return list(read(events).columns(set(sites)).events())
+    return list(read(*events).columns(set(sites)).events())
 
 
 def the(events: Iterable[Event], name: str) -> Event:

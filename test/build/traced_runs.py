@@ -115,10 +115,11 @@ def assert_same(live: Run, read: Run, *, with_model: bool = True) -> None:
         assert warnings_of(read) == warnings_of(live)
 
 
-def settle(step: Callable[[], Any]) -> None:
-    """Run the first step, which does more than later ones, and free all garbage before a recording begins."""
+def settle(step: Callable[[], Any]) -> Callable[[], Any]:
+    """The step. Its first run does more than later ones; and all garbage is freed before a recording begins."""
     step()
     gc.collect()
+    return step
 
 
 def annotated(model: Any, step: Callable[[], Any], path: Path, **options: Any) -> Run:

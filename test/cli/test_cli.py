@@ -22,6 +22,7 @@ import pytest
 from build.hand_made import row, run_of
 from build.hand_made_ranks import run_of_ranks
 from build.places import ROOT
+from build.processes import run_fresh
 
 import torchprof
 from torchprof.analyze.report import QUESTIONS
@@ -116,12 +117,11 @@ def not_a_module():
 
 
 @pytest.fixture
-def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "net.py").write_text(NET)
-    monkeypatch.chdir(tmp_path)
+def net(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (here / "net.py").write_text(NET)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "net", raising=False)
-    return tmp_path
+    return here
 
 
 TIMED = """
@@ -143,7 +143,7 @@ class Net(nn.Module):
 """
 
 
-def test_profile_takes_what_a_stopwatch_in_the_model_says(net: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_takes_what_a_stopwatch_in_the_model_says(net: Path, monkeypatch: pytest.MonkeyPatch, cli: Any) -> None:
     """Within 3 %, in one of some attempts: the machine may be busy. Nothing else of the recorded time is the tool's."""
     (net / "net.py").write_text(TIMED)
     for _ in range(4):
@@ -151,7 +151,7 @@ def test_profile_takes_what_a_stopwatch_in_the_model_says(net: Path, monkeypatch
         timed.ns = []
         monkeypatch.setitem(sys.modules, "timed", timed)
         monkeypatch.delitem(sys.modules, "net", raising=False)
-        assert main(["profile", "net.py:Net", "--input", "64,64", "--steps", "20", "-o", "run.json"]) == 0
+        cli("profile net.py:Net --input 64,64 --steps 20 -o run.json")
         run, took = torchprof.load(net / "run.json"), sum(timed.ns[-20:])
         assert took <= run.tree().total.cpu_ns <= run.meta.wall_ns
         if run.meta.wall_ns <= 1.03 * took:
@@ -159,10 +159,9 @@ def test_profile_takes_what_a_stopwatch_in_the_model_says(net: Path, monkeypatch
     pytest.fail(f"{run.meta.wall_ns} ns were recorded, and the calls took {took}")
 
 
-def test_profile_prints_the_overview_and_saves_the_run(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_profile_prints_the_overview_and_saves_the_run(net: Path, cli: Any) -> None:
     options = ["--input", "3,8", "--backward", "--train", "--memory", "--warmup", "2", "--steps", "4", "-o", "run.json"]
-    assert main(["profile", "net.py:Net", *options]) == 0
-    out = capsys.readouterr().out
+    out = cli("profile net.py:Net", *options).out
     run = torchprof.load(net / "run.json")
     node = run.tree("forward")
     assert (node.calls, node.children[1].calls) == (4, 4)
@@ -172,32 +171,26 @@ def test_profile_prints_the_overview_and_saves_the_run(net: Path, capsys: pytest
     assert out == run.report("overview", width=terminal_width(), whole="--depth 1 shows all.") + "\n"
 
 
-def test_each_step_is_marked(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_step_is_marked(net: Path, cli: Any) -> None:
     for number in (1, 4):
-        assert (
-            main(["profile", "net.py:Net", "--input", "3,8", "--backward", "--steps", f"{number}", "-o", "r.json"]) == 0
-        )
+        cli("profile net.py:Net --input 3,8 --backward --steps", f"{number}", "-o", "r.json")
         run = torchprof.load("r.json")
         assert run.meta.steps == number
-        capsys.readouterr()
-        assert main(["show", "r.json", "--report", "steps"]) == 0
-        assert capsys.readouterr().out.splitlines()[2].startswith(f"{number} ")
+        assert cli("show r.json --report steps").out.splitlines()[2].startswith(f"{number} ")
 
 
-def test_runs_with_steps_can_be_compared_for_noise_in_backward(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_with_steps_can_be_compared_for_noise_in_backward(net: Path, cli: Any) -> None:
     for name in ("before", "after"):
         options = ["--input", "3,8", "--backward", "--steps", "8", "-o", f"{name}.json"]
-        assert main(["profile", "net.py:Net", *options]) == 0
-    capsys.readouterr()
-    assert main(["compare", "before.json", "after.json"]) == 0
-    rows = {line.split(" ")[0]: line for line in capsys.readouterr().out.splitlines() if "|" in line}
+        cli("profile net.py:Net", *options)
+    rows = {line.split(" ")[0]: line for line in cli("compare before.json after.json").out.splitlines() if "|" in line}
     for name in ("Net", "Net.body", "(outside)"):
         assert "?" not in rows[name] and "noise unknown" not in rows[name]
 
 
-def test_the_option_shapes_records_shapes(net: Path) -> None:
-    assert main(["profile", "net.py:Net", "--input", "3,8", "-o", "without.json"]) == 0
-    assert main(["profile", "net.py:Net", "--input", "3,8", "--shapes", "-o", "with.json"]) == 0
+def test_the_option_shapes_records_shapes(net: Path, cli: Any) -> None:
+    cli("profile net.py:Net --input 3,8 -o without.json")
+    cli("profile net.py:Net --input 3,8 --shapes -o with.json")
     shapes = {
         name: {
             frame.signature.shapes[0]
@@ -210,27 +203,22 @@ def test_the_option_shapes_records_shapes(net: Path) -> None:
     assert shapes["without.json"] == set() and (3, 8) in shapes["with.json"]
 
 
-def test_every_command_prints_the_files_that_it_wrote(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_prints_the_files_that_it_wrote(net: Path, cli: Any) -> None:
     for command in (
         ["profile", "net.py:Net", "--input", "3,8", "-o", "run.json"],
         ["flops", "net.py:Net", "--input", "3,8", "-o", "run.json"],
         ["show", "run.json", "-o", "run.json"],
         ["compare", "run.json", "run.json", "-o", "run.json"],
     ):
-        assert main([*command, "-o", "table.md"]) == 0
-        assert capsys.readouterr().err == "Written: run.json.\nWritten: table.md.\n"
-    assert main(["show", "run.json"]) == 2, "the last is a comparison"
-    capsys.readouterr()
-    assert main(["profile", "net.py:Net", "--input", "3,8"]) == 0 and capsys.readouterr().err == ""
+        assert cli(*command, "-o", "table.md").err == "Written: run.json.\nWritten: table.md.\n"
+    cli("show run.json", code=2)  # the last is a comparison
+    assert cli("profile net.py:Net --input 3,8").err == ""
 
 
-def test_a_file_that_cannot_be_written_is_reported_and_the_others_are_written(
-    net: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_cannot_be_written_is_reported_and_the_others_are_written(net: Path, cli: Any) -> None:
     """A folder with the second name appears while the model runs, after the names were checked."""
     files = ["-o", "run.json", "-o", "taken.json", "-o", "table.md"]
-    assert main(["profile", "net.py:Taking", "--input", "3,8", *files]) == 2
-    said = capsys.readouterr()
+    said = cli("profile net.py:Taking --input 3,8", *files, code=2)
     assert said.err == (
         "Written: run.json.\n"
         "Not written: taken.json: Is a directory. Choose another place: -o FILE.\n"
@@ -240,13 +228,12 @@ def test_a_file_that_cannot_be_written_is_reported_and_the_others_are_written(
     assert torchprof.load("run.json").report("markdown") == (net / "table.md").read_text(encoding="utf-8")
 
 
-def test_all_names_of_files_are_checked_before_anything_runs(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_names_of_files_are_checked_before_anything_runs(net: Path, cli: Any) -> None:
     (net / "taken.json").mkdir()
     names = ["run.json", "run.out", "no/run.json", "taken.json", "a.md", f"{net}/./a.md", "a.md"]
     options = [word for name in names for word in ("-o", name)]
     for command, target in (("profile", "net.py:broken"), ("show", "nowhere.json"), ("run", "net.py")):
-        assert main([command, *options, target]) == 2
-        lines = capsys.readouterr().err.splitlines()
+        lines = cli(command, *options, target, code=2).err.splitlines()
         assert lines[0].startswith("torchprof: -o 'run.out' does not say by its ending")
         assert lines[1:] == [
             "-o no/run.json: its folder does not exist.",
@@ -258,10 +245,9 @@ def test_all_names_of_files_are_checked_before_anything_runs(net: Path, capsys: 
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="nothing is forbidden to root")
-def test_a_file_without_write_permission_is_found_before_the_run(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_without_write_permission_is_found_before_the_run(net: Path, cli: Any) -> None:
     (net / "run.json").touch(mode=0o400)
-    assert main(["profile", "net.py:broken", "-o", "run.json"]) == 2
-    assert "-o run.json: no permission to write it." in capsys.readouterr().err
+    assert "-o run.json: no permission to write it." in cli("profile net.py:broken -o run.json", code=2).err
 
 
 # Ctrl-C
@@ -276,20 +262,18 @@ def test_a_file_without_write_permission_is_found_before_the_run(net: Path, caps
     ],
 )
 def test_after_ctrl_c_there_is_a_report_and_no_traceback(
-    net: Path, capsys: pytest.CaptureFixture[str], spec: str, shown: bool, said: str
+    net: Path, cli: Any, spec: str, shown: bool, said: str
 ) -> None:
-    assert main(["profile", spec, "--input", "3,8", "--steps", "9", "-o", "run.json"]) == 130
-    out, err = capsys.readouterr()
+    out, err = cli("profile", spec, "--input", "3,8", "--steps", "9", "-o", "run.json", code=130)
     assert err.splitlines()[-1] == f"torchprof: {said}" and "Traceback" not in err
     assert ("\nModule" in out) == shown == (net / "run.json").exists()
     if shown:
         assert torchprof.load("run.json").tree("forward").calls == 3  # two complete steps and the interrupted one
 
 
-def test_ctrl_c_in_commands_that_record_nothing_has_no_traceback(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_in_commands_that_record_nothing_has_no_traceback(net: Path, cli: Any) -> None:
     for command in (["flops", "net.py:stopped"], ["show", str(TRACE), "--model", "net.py:stopped"]):
-        assert main(command) == 130
-        assert capsys.readouterr() == ("", "torchprof: interrupted (Ctrl-C).\n")
+        assert cli(*command, code=130) == ("", "torchprof: interrupted (Ctrl-C).\n")
 
 
 # Streams that cannot encode all characters
@@ -336,59 +320,51 @@ def test_output_has_only_characters_that_the_stream_can_encode(net: Path, encodi
     assert "\n├── embed" in (net / "table.txt").read_text(encoding="utf-8")
 
 
-def test_show_has_all_advice(net: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_has_all_advice(net: Path, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import torchprof.advise
 
     def one_more(evidence: object) -> object:
         return iter([torchprof.advise.Advice("Net", "Is slow.", "Make it fast.", None, None, "mine")])
 
-    assert main(["profile", "net.py:Net", "--input", "3,8", "-o", "run.json"]) == 0
+    cli("profile net.py:Net --input 3,8 -o run.json")
     monkeypatch.setattr(torchprof.advise, "rules", lambda: {f"rule{number}": one_more for number in range(30)})
-    capsys.readouterr()
-    assert main(["show", "run.json", "--report", "advice"]) == 0
-    out = capsys.readouterr().out
+    out = cli("show run.json --report advice").out
     assert "30. Gain unknown in Net: Is slow." in out and "not shown" not in out
 
 
-def test_with_an_option_of_the_table_profile_prints_the_whole_table(
-    net: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["profile", "net.py:Net", "--input", "3,8", "--steps", "2", "--depth", "1", "-o", "run.json"]) == 0
-    assert capsys.readouterr().out == torchprof.load("run.json").report("tree", depth=1) + "\n"
+def test_with_an_option_of_the_table_profile_prints_the_whole_table(net: Path, cli: Any) -> None:
+    said = cli("profile net.py:Net --input 3,8 --steps 2 --depth 1 -o run.json")
+    assert said.out == torchprof.load("run.json").report("tree", depth=1) + "\n"
 
 
-def test_a_layer_that_was_not_called_is_unknown_in_the_overview(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["profile", "net.py:Net", "--input", "3,8"]) == 0
-    out = capsys.readouterr().out
+def test_a_layer_that_was_not_called_is_unknown_in_the_overview(net: Path, cli: Any) -> None:
+    out = cli("profile net.py:Net --input 3,8").out
     assert "Median" not in out and "Backward" not in out
     assert re.search(r"embed  \w+ +\| –", out)
 
 
-def test_inputs_have_names_types_and_ranges(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inputs_have_names_types_and_ranges(net: Path, cli: Any) -> None:
     inputs = ["--input", "3,16", "--input", "ids=int64:3,2:8..10"]
-    assert main(["profile", "net.py:Net", "--kwargs", '{"width": 16}', *inputs, "-o", "run.json.gz"]) == 0
+    cli("profile net.py:Net --kwargs", '{"width": 16}', *inputs, "-o", "run.json.gz")
     embed, body = torchprof.load("run.json.gz").tree("forward").children
     assert embed.layer.input_shapes == ((3, 2),) and embed.calls == 1
     assert body.layer.input_shapes == ((3, 16),) and not body.layer.training
 
 
-def test_a_config_becomes_an_object_of_the_models_config_class(net: Path) -> None:
+def test_a_config_becomes_an_object_of_the_models_config_class(net: Path, cli: Any) -> None:
     options = ["--kwargs", '{"config": {"width": 4}}', "--input", "1,4", "-o", "run.json"]
-    assert main(["profile", "net.py:FromConfig", *options]) == 0
+    cli("profile net.py:FromConfig", *options)
     assert torchprof.load("run.json").layers[2].params == 4 * 4 + 4
 
 
-def test_a_class_of_a_package_and_an_existing_module(net: Path) -> None:
-    assert (
-        main(["profile", "torch.nn:Linear", "--kwargs", '{"in_features": 4, "out_features": 2}', "--input", "1,4"]) == 0
-    )
-    assert main(["profile", "net.py:made", "--input", "1,8", "--paths", "body", "--show-events", "--depth", "1"]) == 0
+def test_a_class_of_a_package_and_an_existing_module(net: Path, cli: Any) -> None:
+    cli("profile torch.nn:Linear --kwargs", '{"in_features": 4, "out_features": 2}', "--input", "1,4")
+    cli("profile net.py:made --input 1,8 --paths body --show-events --depth 1")
 
 
-def test_a_model_that_fails_still_shows_what_was_recorded(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_fails_still_shows_what_was_recorded(net: Path, cli: Any) -> None:
     options = ["--kwargs", '{"fail": true}', "--input", "1,8", "--warmup", "0", "-o", "run.json"]
-    assert main(["profile", "net.py:Net", *options]) == 1
-    out, err = capsys.readouterr()
+    out, err = cli("profile net.py:Net", *options, code=1)
     assert "ValueError: not today" in err and "1,8" in err
     assert "└── body" in out and torchprof.load("run.json").tree("forward").children[1].calls == 1
 
@@ -501,16 +477,15 @@ def test_each_command_has_a_short_usage_and_examples_that_parse(
         assert parser().parse(words[words.index("torchprof") + 1 :]).execute
 
 
-def test_cuda_without_a_cuda_device_is_an_error(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cuda_without_a_cuda_device_is_an_error(net: Path, cli: Any) -> None:
     import torch
 
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device here")
-    assert main(["profile", "net.py:Net", "--input", "1,8", "--cuda"]) == 2
-    assert "no CUDA device" in capsys.readouterr().err
+    assert "no CUDA device" in cli("profile net.py:Net --input 1,8 --cuda", code=2).err
 
 
-def test_the_model_and_its_inputs_get_the_dtype(net: Path) -> None:
+def test_the_model_and_its_inputs_get_the_dtype(net: Path, cli: Any) -> None:
     for name, dtype in (
         ("bf16", "bfloat16"),
         ("float64", "float64"),
@@ -518,42 +493,39 @@ def test_the_model_and_its_inputs_get_the_dtype(net: Path) -> None:
         ("torch.float32", "float32"),
     ):
         inputs = ["--input", "3,8", "--input", "ids=int64:3,2:0..9", "-o", "run.json"]
-        assert main(["profile", "net.py:Net", *inputs, "--dtype", name]) == 0
+        cli("profile net.py:Net", *inputs, "--dtype", name)
         run = torchprof.load("run.json")
         assert {name for layer in run.layers for name, _ in layer.dtype_bytes} == {dtype}
-        assert main(["flops", "net.py:Net", *inputs, "--dtype", name]) == 0
+        cli("flops net.py:Net", *inputs, "--dtype", name)
         assert {name for layer in torchprof.load("run.json").layers for name, _ in layer.dtype_bytes} == {dtype}
 
 
-def test_another_method_is_called_with_inputs_and_other_arguments(net: Path) -> None:
+def test_another_method_is_called_with_inputs_and_other_arguments(net: Path, cli: Any) -> None:
     call = ["--input", "3,8", "--method", "twice", "--call-kwargs", '{"more": 4}', "-o", "run.json"]
-    assert main(["profile", "net.py:Net", *call, "--steps", "2"]) == 0
+    cli("profile net.py:Net", *call, "--steps", "2")
     assert torchprof.load("run.json").tree("forward").children[1].calls == 2 * (2 + 4)
-    assert main(["flops", "net.py:Net", *call]) == 0
+    cli("flops net.py:Net", *call)
     run = torchprof.load("run.json")
     assert run.tree("forward").children[1].calls == 2 + 4
     assert run.tree("forward").total.macs == (2 + 4) * 3 * 8 * 8
 
 
-def test_the_device_is_where_the_model_is(net: Path) -> None:
+def test_the_device_is_where_the_model_is(net: Path, cli: Any) -> None:
     """On this machine that is the CPU."""
     for device in ("auto", "cpu"):
-        assert main(["profile", "net.py:Net", "--input", "3,8", "--device", device, "-o", "run.json"]) == 0
+        cli("profile net.py:Net --input 3,8 --device", device, "-o", "run.json")
         run = torchprof.load("run.json")
         assert "cpu_ns" in run.meta.measured and not run.device_times
 
 
-def test_numbers_have_the_units_of_counts(net: Path) -> None:
-    assert (
-        main(["profile", "net.py:Net", "--input", "3,8", "--steps", "0.002k", "--warmup", "0k", "-o", "run.json"]) == 0
-    )
+def test_numbers_have_the_units_of_counts(net: Path, cli: Any) -> None:
+    cli("profile net.py:Net --input 3,8 --steps 0.002k --warmup 0k -o run.json")
     assert torchprof.load("run.json").meta.steps == 2
 
 
-def test_show_has_every_report_of_a_run(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["profile", "net.py:Net", "--input", "3,8", "--memory", "-o", "run.json"]) == 0
+def test_show_has_every_report_of_a_run(net: Path, cli: Any) -> None:
+    cli("profile net.py:Net --input 3,8 --memory -o run.json")
     run = torchprof.load("run.json")
-    capsys.readouterr()
     for options, report in (
         *((name, run.report(name)) for name in ("ops", "top", "memory", "python", "calls")),
         ("memory --depth 0 --tablefmt github", run.report("memory", depth=0, tablefmt="github")),
@@ -563,18 +535,13 @@ def test_show_has_every_report_of_a_run(net: Path, capsys: pytest.CaptureFixture
         ("top --top 2", run.report("top", top=2)),
         ("advice --top 1", run.report("advice", top=1)),
     ):
-        assert main(["show", "run.json", "--report", *options.split()]) == 0
-        assert capsys.readouterr() == (f"{report}\n", "")
+        assert cli("show run.json --report", *options.split()) == (f"{report}\n", "")
 
 
-def test_show_prints_all_sections_and_with_table_options_only_the_table(
-    net: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["profile", "net.py:Net", "--input", "3,8", "--memory", "--steps", "2", "-o", "run.json"]) == 0
+def test_show_prints_all_sections_and_with_table_options_only_the_table(net: Path, cli: Any) -> None:
+    cli("profile net.py:Net --input 3,8 --memory --steps 2 -o run.json")
     run = torchprof.load("run.json")
-    capsys.readouterr()
-    assert main(["show", "run.json"]) == 0
-    out = capsys.readouterr().out
+    out = cli("show run.json").out
     for text in (
         run.report("headline"),
         run.report("top", top=5),
@@ -587,12 +554,9 @@ def test_show_prints_all_sections_and_with_table_options_only_the_table(
         assert "\n".join(text.splitlines()[:4]) in out
     sections, signs = out.rstrip("\n").split("\n\nLegend\n======\n")
     assert signs.splitlines() == legend(sections), "the last section has the signs of those above it"
-    assert main(["show", "run.json", "--depth", "0"]) == 0
-    assert capsys.readouterr().out.startswith(run.report("tree", depth=0) + "\n")
-    assert main(["flops", "net.py:Net", "--input", "3,8", "-o", "run.json"]) == 0
-    capsys.readouterr()
-    assert main(["show", "run.json"]) == 0
-    out = capsys.readouterr().out
+    assert cli("show run.json --depth 0").out.startswith(run.report("tree", depth=0) + "\n")
+    cli("flops net.py:Net --input 3,8 -o run.json")
+    out = cli("show run.json").out
     assert out.startswith("torchprof: run.json.\n\n") and "\nWhere the FLOPs are\n" in out
 
 
@@ -612,18 +576,18 @@ def test_python_m_torchprof_into_a_pipe_that_closes(net: Path) -> None:
     assert heading.startswith("Module") and status == "0" and "Traceback" not in code.stderr
 
 
-def test_files_of_several_formats_are_written_in_one_run(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_of_several_formats_are_written_in_one_run(net: Path, cli: Any) -> None:
     """Only for a trace and a page, the timeline is recorded."""
     files = ["run.json", "page.html", "net.trace.json", "table.csv.gz"]
     options = [word for file in files for word in ("-o", file)]
-    assert main(["profile", "net.py:Net", "--input", "2,8", *options]) == 0
+    cli("profile net.py:Net --input 2,8", *options)
     run = torchprof.load(net / "run.json")
     assert run.timeline is not None and run.timeline.spans is not None
     assert (net / "page.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     assert json.loads((net / "net.trace.json").read_text())["traceEvents"]
     table = gzip.decompress((net / "table.csv.gz").read_bytes()).decode()
     assert table == run.report("csv")
-    assert main(["profile", "net.py:Net", "--input", "2,8", "-o", "run.json"]) == 0
+    cli("profile net.py:Net --input 2,8 -o run.json")
     assert torchprof.load(net / "run.json").timeline is None
 
 
@@ -634,9 +598,8 @@ TRACE = ROOT / "examples" / "trace.json.gz"
 
 
 @pytest.fixture
-def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Run]:
+def ranks(here: Path) -> list[Run]:
     """The runs of ranks 0, 1 and 3 of a job of four, in rank0.json, …. Rank 1 takes 2 times as long, rank 3 3 times."""
-    monkeypatch.chdir(tmp_path)
     runs = []
     for rank, times in ((0, 1), (1, 2), (3, 3)):
         run = run_of([row(0, cpu_ns=100 * times), row(1, cpu_ns=1000 * times)])
@@ -646,53 +609,45 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Run]:
     return runs
 
 
-def test_merge_compares_the_ranks_and_writes_one_run(ranks: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", "rank3.json", "rank0.json", "rank1.json", "-o", "all.json.gz", "-o", "table.md"]) == 0
+def test_merge_compares_the_ranks_and_writes_one_run(ranks: list[Run], cli: Any) -> None:
+    printed = cli("show rank3.json rank0.json rank1.json -o all.json.gz -o table.md").out
     merged = torchprof.load("all.json.gz")
     assert merged == torchprof.merge(ranks)
     assert merged.tree().total.cpu_ns == 1100 * (1 + 2 + 3)
-    printed = capsys.readouterr().out
     assert "Rank 2 of 4 is missing" in printed
     titles = [line for line, below in itertools.pairwise(printed.splitlines()) if below == "=" * len(line) != ""]
     assert titles[:2] == ["The ranks", "Where the time goes"]
     table = merged.report("ranks").split("\n\n")[0]
     assert f"\nThe ranks\n=========\n{table}\n" in printed
-    assert main(["show", "all.json.gz", "--report", "ranks"]) == 0
-    assert capsys.readouterr().out == merged.report("ranks") + "\n"
+    assert cli("show all.json.gz --report ranks").out == merged.report("ranks") + "\n"
     assert "sums over ranks 0, 1 and 3" in Path("table.md").read_text()
-    assert main(["show", "rank0.json", "rank1.json", "--report", "tree", "--depth", "0"]) == 0
-    assert "3.300us" in capsys.readouterr().out
-    assert main(["show", "all.json.gz", "--summary"]) == 0
-    assert capsys.readouterr().out == merged.report("summary") + "\n"
+    assert "3.300us" in cli("show rank0.json rank1.json --report tree --depth 0").out
+    assert cli("show all.json.gz --summary").out == merged.report("summary") + "\n"
 
 
-def test_show_considers_that_ranks_are_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_considers_that_ranks_are_missing(tmp_path: Path, cli: Any) -> None:
     """Two of four ranks are in the run: a missing rank may have arrived even later."""
     times = {("Net.a", FORWARD): {rank: [10_000_000] * 8 for rank in range(2)}}
     exchanges = {("Net", BACKWARD, "all_reduce", NOT_RECORDED): {0: [5_000_000] * 8, 1: [1_000_000] * 8}}
     of_four = {rank: {"world_size": 4} for rank in range(2)}
     run = run_of_ranks(times, exchanges, world_size=4, metas=of_four)
     run.save(tmp_path / "two.json")
-    assert main(["show", str(tmp_path / "two.json")]) == 0
-    shown = capsys.readouterr().out
+    shown = cli("show", str(tmp_path / "two.json")).out
     assert "inferred" not in shown
     assert all(line in shown for line in run.report("ranks").splitlines() if line.startswith(("0 ", "1 ")))
 
 
-def test_show_can_select_one_rank(ranks: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_can_select_one_rank(ranks: list[Run], cli: Any) -> None:
     torchprof.merge(ranks).save("all.json")
-    assert main(["show", "all.json"]) == 0
-    shown = capsys.readouterr().out
+    shown = cli("show all.json").out
     table = next(line for line in torchprof.load("all.json").report("ranks").splitlines() if line.startswith("Rank"))
     assert table in shown.splitlines()
-    assert main(["show", "all.json", "--rank", "3", "--depth", "0", "-o", "alone.json"]) == 0
-    assert "3.300us" in capsys.readouterr().out
+    assert "3.300us" in cli("show all.json --rank 3 --depth 0 -o alone.json").out
     assert torchprof.load("alone.json").rows == ranks[2].of_rank(3).rows
-    assert main(["show", "all.json", "--rank", "2"]) == 2
-    assert "no rank 2. It has ranks 0, 1 and 3." in capsys.readouterr().err
+    assert "no rank 2. It has ranks 0, 1 and 3." in cli("show all.json --rank 2", code=2).err
 
 
-def test_merge_reads_traces_and_saved_runs_in_any_mix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_merge_reads_traces_and_saved_runs_in_any_mix(tmp_path: Path, cli: Any) -> None:
     """Two traces, and the saved run of the third rank."""
     trace = json.loads(gzip.decompress(TRACE.read_bytes()))
     files = [str(tmp_path / f"rank{rank}.json") for rank in range(3)]
@@ -701,7 +656,7 @@ def test_merge_reads_traces_and_saved_runs_in_any_mix(tmp_path: Path, capsys: py
     expected = torchprof.from_trace(files)
     torchprof.from_trace(files[1]).save(files[1])
     merged = str(tmp_path / "merged.json")
-    assert main(["show", *files, "--jobs", "2", "-o", merged, "--report", "tree"]) == 0
+    cli("show", *files, "--jobs", "2", "-o", merged, "--report", "tree")
     assert torchprof.load(merged) == expected
 
 
@@ -737,19 +692,17 @@ def test_merge_reports_bad_input(
     golden(said_of(textwrap.dedent(commands), capsys))
 
 
-def test_merge_explains_how_traces_get_the_number_of_their_rank(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_merge_explains_how_traces_get_the_number_of_their_rank(tmp_path: Path, cli: Any) -> None:
     """Two traces without rank numbers: recorded at the same time, and one after the other."""
     trace = json.loads(gzip.decompress(TRACE.read_bytes()))
     (tmp_path / "b.json").write_text(json.dumps(trace))
-    assert main(["show", str(TRACE), str(tmp_path / "b.json"), "--jobs", "1"]) == 2
-    assert '"distributedInfo": {"rank": 1, "world_size": 2}' in capsys.readouterr().err
+    said = cli("show", str(TRACE), str(tmp_path / "b.json"), "--jobs", "1", code=2)
+    assert '"distributedInfo": {"rank": 1, "world_size": 2}' in said.err
 
 
-def test_merge_with_add_cycles_adds_the_cycles_of_a_rank(ranks: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
+def test_merge_with_add_cycles_adds_the_cycles_of_a_rank(ranks: list[Run], cli: Any) -> None:
     ranks[0].save("again.json")
-    assert main(["show", "rank0.json", "rank1.json", "again.json", "--add-cycles", "-o", "all.json"]) == 0
+    cli("show rank0.json rank1.json again.json --add-cycles -o all.json")
     merged = torchprof.load("all.json")
     assert [meta.cycles for meta in merged.metas] == [2, 1]
     assert merged.tree().total.cpu_ns == 1100 * (1 + 2 + 1)
@@ -760,11 +713,10 @@ def test_merge_of_saved_runs_imports_no_torch(ranks: list[Run]) -> None:
         "import sys\nfrom torchprof.cli import main\n"
         "main(['show', 'rank0.json', 'rank1.json'])\nprint('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
-    assert done.stdout.splitlines()[-1] == "False"
+    assert run_fresh(code).splitlines()[-1] == "False"
 
 
-def test_show_opens_a_trace_and_merges_several_files(ranks: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_opens_a_trace_and_merges_several_files(ranks: list[Run], cli: Any) -> None:
     """A trace, plain and gzipped; a folder of traces; a folder of saved runs."""
     trace = json.loads(gzip.decompress(TRACE.read_bytes()))
     Path("traces").mkdir()
@@ -779,11 +731,10 @@ def test_show_opens_a_trace_and_merges_several_files(ranks: list[Run], capsys: p
     }
     torchprof.merge(ranks).save("traces/saved.json")  # what the user keeps beside traces is none of them
     for path, expected in runs.items():
-        assert main(["show", path, "--jobs", "1", "--report", "tree"]) == 0
-        assert capsys.readouterr().out == expected.report("tree") + "\n"
-    assert main(["show", "rank0.json", "traces/1.json.gz", "-o", "both.json"]) == 2
-    assert "of 2 ranks (rank 1) and of 4 ranks (rank 0)" in capsys.readouterr().err
-    assert main(["show", "traces", "--jobs", "1", "--rank", "1", "-o", "one.json"]) == 0
+        assert cli("show", path, "--jobs", "1", "--report", "tree").out == expected.report("tree") + "\n"
+    said = cli("show rank0.json traces/1.json.gz -o both.json", code=2)
+    assert "of 2 ranks (rank 1) and of 4 ranks (rank 0)" in said.err
+    cli("show traces --jobs 1 --rank 1 -o one.json")
     assert torchprof.load("one.json").rows == runs["traces/1.json.gz"].rows
     with pytest.raises(
         torchprof.TorchprofError, match=r"`python -m torchprof show FILE -o run.json` makes a saved run of it"
@@ -791,15 +742,14 @@ def test_show_opens_a_trace_and_merges_several_files(ranks: list[Run], capsys: p
         torchprof.load("traces/0.json")
 
 
-def test_trace_prints_memory_over_time(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", str(TRACE), "--report", "memory"]) == 0
-    assert "with_timeline" not in capsys.readouterr().out
+def test_trace_prints_memory_over_time(cli: Any) -> None:
+    assert "with_timeline" not in cli("show", str(TRACE), "--report", "memory").out
 
 
 # Data
 
 
-def test_json_is_the_data_of_the_chosen_report_and_all_of_stdout(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_the_data_of_the_chosen_report_and_all_of_stdout(net: Path, cli: Any) -> None:
     for command in (
         ["profile", "net.py:Net", "--input", "3,8"],
         ["flops", "net.py:Net", "--input", "3,8"],
@@ -813,38 +763,33 @@ def test_json_is_the_data_of_the_chosen_report_and_all_of_stdout(net: Path, caps
             (["--depth", "1"], "tree", {"depth": 1}),
             (["--summary"], "summary", {}),
         ):
-            assert main([*command, *options, "--json", "-o", "run.json"]) == 0
-            out, err = capsys.readouterr()
+            out, err = cli(*command, *options, "--json", "-o", "run.json")
             assert out.isascii() and json.loads(out) == torchprof.load("run.json").report(name, **expected).data
             assert err == "Written: run.json.\n"
         Path("run.json").rename("again.json")
 
 
-def test_json_of_a_comparison_and_its_exit_code(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_of_a_comparison_and_its_exit_code(net: Path, cli: Any) -> None:
     run_of([row(0, cpu_ns=100)]).save("run.json")
     limits = ["--fail-if", "calls > 0", "--fail-if", "calls > 10k"]
-    assert main(["compare", "run.json", "run.json", "--top", "3", "--json", *limits]) == 1
-    out, err = capsys.readouterr()
+    out, err = cli("compare run.json run.json --top 3 --json", *limits, code=1)
     assert json.loads(out) == torchprof.compare("run.json", "run.json").report("table", top=3).data
     assert err.startswith("Limit exceeded: ")
 
 
-def test_json_of_what_has_no_data(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_of_what_has_no_data(net: Path, cli: Any) -> None:
     run_of([row(0, cpu_ns=100)]).save("run.json")
-    assert main(["show", "run.json", "--report", "html", "--json"]) == 2
-    out, err = capsys.readouterr()
+    out, err = cli("show run.json --report html --json", code=2)
     assert out == "" and "The report 'html' is a file format" in err
-    assert main(["run", "--json", "net.py"]) == 2
-    assert "torchprof run has no --json: stdout belongs to the script." in capsys.readouterr().err
+    assert "torchprof run has no --json: stdout belongs to the script." in cli("run --json net.py", code=2).err
 
 
-def test_a_damaged_run_in_a_folder_is_left_out(ranks: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_run_in_a_folder_is_left_out(ranks: list[Run], cli: Any) -> None:
     Path("runs").mkdir()
     good = Path("rank0.json").read_bytes()
     Path("runs", "a.json").write_bytes(good[: len(good) // 2])
     Path("runs", "b.json").write_bytes(b"\xef\xbb\xbf" + good)
-    assert main(["show", "runs", "--report", "headline"]) == 0
-    out = capsys.readouterr()
+    out = cli("show runs --report headline")
     assert "a.json" in out.err and out.err.startswith("Left out: ")
     assert out.out
     assert main(["show", "runs/a.json"]) != 0

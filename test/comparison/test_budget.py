@@ -289,7 +289,7 @@ def test_an_absolute_time_has_its_own_noise() -> None:
 # What is no limit
 
 
-def test_what_is_no_limit(golden: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_limit(golden: Callable[..., None], tmp_path: Path, cli: Any) -> None:
     amounts = [3, "3MB", "3", "-3ms", "3%", "-3%", "+3ms", "", None, True, "+10%"]
     names = ["", "a: b: ", 3, "nothing: params", "b.*.c: params", "<script>\x1b: params"]
     limits: list[Any] = [{}, [("cpu_total", 3)], *({"cpu_total": amount} for amount in amounts)]
@@ -300,8 +300,7 @@ def test_what_is_no_limit(golden: Callable[..., None], tmp_path: Path, capsys: p
     simple().save(file)
     limits = ["", "cpu_total", ">", "> 3ms", "cpu_total >", "flops > 3 > 4", "cpu_total < 3ms", "a b > 3ms"]
     for text in (*limits, "cpu_total >= 3ms"):
-        assert main(["compare", str(file), str(file), "--fail-if", text]) == 2
-        said[f"--fail-if '{text}'"] = capsys.readouterr().err.strip()
+        said[f"--fail-if '{text}'"] = cli("compare", str(file), str(file), "--fail-if", text, code=2).err.strip()
     golden(said)
 
 
@@ -424,15 +423,14 @@ def test_the_command_exits_with_2_for_a_limit_that_cannot_be_checked(
     "arguments",
     [["a.json"], ["a.json", "none.json"], ["a.json", "a.json", "--top", "-1"], ["a.json", "a.json", "-o", "x.foo"]],
 )
-def test_bad_input_exits_with_2(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_bad_input_exits_with_2(arguments: list[str], here: Path) -> None:
     simple().save("a.json")
     try:
         code: object = main(["compare", *arguments])
     except SystemExit as end:
         code = end.code
     assert code == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+    assert [path.name for path in here.iterdir()] == ["a.json"]
 
 
 def test_hostile_names_in_a_failure_stay_on_their_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

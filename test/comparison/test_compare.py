@@ -18,7 +18,7 @@ import pytest
 import torch
 from build.golden import drawn
 from build.hand_made import cells, label, op, row, run_of
-from build.models import Recursive
+from build.models import Layers, Recursive
 from build.pairs import BACKWARD, COUNTED, FC, FORWARD, MEMORY, calls, layer, made, simple, stepped
 from build.phases import in_column_of
 from build.places import DATA
@@ -216,12 +216,11 @@ def recursing(depth: int, outermost: int = 3, mark: bool = False) -> Run:
     return prof.run
 
 
-def test_calls_of_a_recursive_model_are_not_used_as_unit(tmp_path: Path) -> None:
+def test_calls_of_a_recursive_model_are_not_used_as_unit(reloaded: Any) -> None:
     """Inner calls count as calls: per call, a model that computes more would seem to compute the same."""
     one, two, five = (recursing(depth) for depth in (1, 2, 5))
     assert [run.layers[0].recursive for run in (one, two, five)] == [False, True, True]
-    two.save(tmp_path / "two.json")
-    assert torchprof.load(tmp_path / "two.json") == two
+    assert reloaded(two) == two
     diff = torchprof.compare(two, five)
     assert diff.counted is None and figures(diff, "Recursive", "flops")[3] == 2.5
     steps = torchprof.compare(recursing(2, 3, mark=True), recursing(5, 4, mark=True))
@@ -785,11 +784,9 @@ def test_steps_of_a_file_without_hashes_are_not_paired() -> None:
 # Real models
 
 
-class Slow(nn.Module):
+class Slow(Layers):
     def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self.seconds = seconds
-        self.fc = nn.Linear(16, 16)
+        super().__init__(seconds=seconds, fc=nn.Linear(16, 16))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         time.sleep(self.seconds)

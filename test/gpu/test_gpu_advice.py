@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from build.machine import Machine, on_gpu
+from build.models import Layers
 from torch import Tensor, nn
 
 from torchprof.advise import advise
@@ -68,11 +69,7 @@ def test_a_layout_that_is_converted_for_each_convolution(machine: Machine, figur
         assert layout is not torch.channels_last or "channels_last_missed" not in rules
 
 
-class Waits(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(256, 256)
-
+class Waits(Layers):
     def forward(self, x: Tensor) -> Tensor:
         for _ in range(20):
             x = self.fc(x)
@@ -82,7 +79,7 @@ class Waits(nn.Module):
 
 @torch.no_grad()
 def test_a_wait_in_a_layer(machine: Machine) -> None:
-    model, x = Waits().to(machine.device), torch.rand(64, 256, device=machine.device)
+    model, x = Waits(fc=nn.Linear(256, 256)).to(machine.device), torch.rand(64, 256, device=machine.device)
     assert found(machine.recorded(model, lambda: model(x)))["waits_in_layers"] == "Waits"
 
 
@@ -111,12 +108,8 @@ def test_batches_from_pageable_memory(machine: Machine) -> None:
         assert ("pageable_batches" in found(prof)) == (not pinned)
 
 
-class Makes(nn.Module):
+class Makes(Layers):
     """Makes a constant on the CPU in each forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(256, 256)
 
     def forward(self, x: Tensor) -> Tensor:
         for _ in range(20):
@@ -126,7 +119,7 @@ class Makes(nn.Module):
 
 @torch.no_grad()
 def test_copies_in_a_layer(machine: Machine) -> None:
-    model, x = Makes().to(machine.device), torch.rand(64, 256, device=machine.device)
+    model, x = Makes(fc=nn.Linear(256, 256)).to(machine.device), torch.rand(64, 256, device=machine.device)
     assert found(machine.recorded(model, lambda: model(x)))["copies_in_layers"] == "Makes"
 
 

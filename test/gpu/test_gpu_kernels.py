@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from build.machine import Machine, kernels, on_gpu, whole
+from build.models import Layers
 from build.nonempty import at_least_one
 from build.torchs_list import torchs_list
 from torch import Tensor, nn
@@ -186,12 +187,8 @@ def test_work_on_several_streams_belongs_to_its_layers(machine: Machine, figure:
     figure("two streams: busy against the sum of both", time.busy_ns / sum(one.busy_ns for one in time.streams))
 
 
-class Loads(nn.Module):
+class Loads(Layers):
     """Copies its input to the device and its result back."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(1024, 1024)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.fc(x.to(self.fc.weight.device, non_blocking=True))
@@ -201,7 +198,7 @@ class Loads(nn.Module):
 @on_gpu
 @pytest.mark.parametrize("pinned", [True, False])
 def test_copies_belong_to_the_layer_that_makes_them(machine: Machine, pinned: bool) -> None:
-    model, x = Loads().to(machine.device), torch.rand(1024, 1024)
+    model, x = Loads(fc=nn.Linear(1024, 1024)).to(machine.device), torch.rand(1024, 1024)
     x = x.pin_memory() if pinned else x
     with torch.no_grad():
         prof = machine.recorded(model, lambda: model(x))
@@ -213,12 +210,8 @@ def test_copies_belong_to_the_layer_that_makes_them(machine: Machine, pinned: bo
     assert "cudaStreamSynchronize" in calls_in(prof, ("Loads",))  # .cpu() waits
 
 
-class Waits(nn.Module):
+class Waits(Layers):
     """A layer that reads a number from the device, as a metric or a mask often does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(512, 512)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.fc(x)
@@ -226,7 +219,7 @@ class Waits(nn.Module):
 
 
 def test_a_wait_inside_a_layer_is_in_this_layer(machine: Machine) -> None:
-    model, x = Waits().to(machine.device), torch.rand(512, 512, device=machine.device)
+    model, x = Waits(fc=nn.Linear(512, 512)).to(machine.device), torch.rand(512, 512, device=machine.device)
     with torch.no_grad():
         prof = machine.recorded(model, lambda: model(x))
     machine.adds_up(prof)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from build.models import Half, Holder, Mlp
+from build.models import Half, Holder, Layers, Mlp
 from build.places import ROOT
 from build.snapshots import untouched_models
 from torch import nn
@@ -340,19 +340,14 @@ def test_fused_attention_counts_as_its_parts(gradients: bool) -> None:
 
 
 def test_functions_count_in_the_module_that_calls_them(capsys: pytest.CaptureFixture[str]) -> None:
-    class Several(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.rand(6, 8))
-            self.fc = nn.Linear(8, 8)
-
+    class Several(Layers):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x = functional.linear(functional.relu(self.fc(x)), self.weight)
             with sdpa_kernel(SDPBackend.MATH):  # it contains a softmax
                 x = functional.scaled_dot_product_attention(x[None], x[None], x[None])[0]
             return functional.softmax(x @ x.transpose(-1, -2), -1)
 
-    get_model_profile(Several(), (5, 8), warm_up=0)
+    get_model_profile(Several(weight=nn.Parameter(torch.rand(6, 8)), fc=nn.Linear(8, 8)), (5, 8), warm_up=0)
     shown = figures(capsys.readouterr().out)
     assert shown["fc"][1] == "320 Mac"  # 5 · 8 · 8
     assert shown["root"][1] == "625 Mac"  # and 5 · 8 · 6 of linear, 5 · 8 of relu, 5 · 5 of softmax; no products of x
@@ -444,12 +439,7 @@ def test_uncounted_calls_make_a_figure_a_lower_bound_or_unknown(capsys: pytest.C
 
 
 def test_inputs_come_from_a_constructor(capsys: pytest.CaptureFixture[str], untouched: Any) -> None:
-    class Pair(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed = nn.Embedding(10, 4)
-            self.fc = nn.Linear(4, 2)
-
+    class Pair(Layers):
         def forward(self, tokens: torch.Tensor, *, scale: float) -> torch.Tensor:
             return self.fc(self.embed(tokens)) * scale
 
@@ -459,7 +449,8 @@ def test_inputs_come_from_a_constructor(capsys: pytest.CaptureFixture[str], unto
         asked.append(length)
         return {"tokens": torch.zeros(3, length, dtype=torch.long), "scale": 2.0}
 
-    macs, _ = get_model_profile(untouched(Pair()), 7, input_constructor=constructor, warm_up=2, as_strings=False)
+    pair = untouched(Pair(embed=nn.Embedding(10, 4), fc=nn.Linear(4, 2)))
+    macs, _ = get_model_profile(pair, 7, input_constructor=constructor, warm_up=2, as_strings=False)
     assert (macs, asked) == (3 * 7 * 8, [7, 7, 7])
     assert "(embed): Embedding(40, 80.000% Params, 0 Mac," in capsys.readouterr().out
 
@@ -847,14 +838,11 @@ def test_a_step_needs_a_model() -> None:
 # The documentation
 
 
-def test_the_python_blocks_of_the_documentation_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_python_blocks_of_the_documentation_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = (ROOT / "docs" / "coming-from-deepspeed.md").read_text(encoding="utf-8")
     for block in re.findall(r"^```json\n(.*?)^```$", document, re.MULTILINE | re.DOTALL):
         from_config(json.loads(block))
-        (tmp_path / "ds_config.json").write_text(block, encoding="utf-8")
+        (here / "ds_config.json").write_text(block, encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", document, re.MULTILINE | re.DOTALL)
     model = LeNet5()
     space: dict[str, Any] = {

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from build.models import Checkpointed, Deep, Half, Holder, Mlp, Tied, Work
+from build.models import Checkpointed, Deep, Half, Holder, Layers, Mlp, Tied, Work
 from build.snapshots import untouched_models
 from torch import Tensor, nn
 
@@ -287,12 +287,8 @@ def test_parameters_of_a_lazy_layer_are_unknown_until_it_is_called(kind: type[Mo
     assert recorded(kind, model, torch.rand(1, 3)).figures().params == 16 + 10
 
 
-class Outer(nn.Module):
+class Outer(Layers):
     """Has a child with the attribute name that wrappers use, and work of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.module = Holder(nn.Linear(4, 4, bias=False))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.module(x) @ x.new_ones(4, 4)
@@ -300,7 +296,7 @@ class Outer(nn.Module):
 
 @pytest.mark.parametrize("wrap", [nn.DataParallel, lambda model: torch.compile(model, backend="eager")])
 def test_a_wrapper_has_the_figures_of_the_module_inside(wrap: Callable[[nn.Module], nn.Module]) -> None:
-    model = wrap(Outer())
+    model = wrap(Outer(module=Holder(nn.Linear(4, 4, bias=False))))
     model(torch.rand(2, 4))  # compiles
     own, *below = by_path(recorded(FlopsProfiler, model, torch.rand(2, 4))).values()
     assert (own.macs, below[0].macs) == (64, 64)
@@ -309,16 +305,14 @@ def test_a_wrapper_has_the_figures_of_the_module_inside(wrap: Callable[[nn.Modul
 
 @both
 def test_a_module_that_was_added_during_the_recording_is_unknown(kind: type[ModelRecording]) -> None:
-    class Grows(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(4, 4)
-
+    class Grows(Layers):
         def forward(self, x: Tensor) -> Tensor:
             self.late = nn.Sequential(nn.Linear(4, 4))
             return self.late(self.fc(x))
 
-    macs = {path: own.macs for path, own in by_path(recorded(kind, Grows(), torch.rand(1, 4))).items()}
+    macs = {
+        path: own.macs for path, own in by_path(recorded(kind, Grows(fc=nn.Linear(4, 4)), torch.rand(1, 4))).items()
+    }
     assert macs == {"": 32, "fc": 16, "late": None, "late.0": None}  # the root's own work has that of the new module
 
 

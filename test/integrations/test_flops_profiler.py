@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from build.libraries import usable_transformers
-from build.models import Functional, Mlp, Raises, Recursive, Tied
+from build.models import Functional, Layers, Mlp, Raises, Recursive, Tied
 from build.snapshots import snapshot
 from torch import Tensor, nn
 
@@ -38,23 +38,21 @@ def lenet5() -> nn.Module:
     )
 
 
-class Calls(nn.Module):
+class Calls(Layers):
     """Calls a function in its forward."""
 
     def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.function = function
+        super().__init__(function=function)
 
     def forward(self, *args: Tensor) -> Tensor:
         return self.function(*args)
 
 
-class Generates(nn.Module):
+class Generates(Layers):
     """Has a method that calls the model three times, and a method with a keyword argument."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(4, 4, bias=False)
+        super().__init__(fc=nn.Linear(4, 4, bias=False))
 
     def forward(self, x: Tensor, times: int = 1) -> Tensor:
         for _ in range(times):
@@ -605,16 +603,11 @@ def test_a_scripted_model_is_profiled(page_of: Callable[..., str]) -> None:
 
 
 def test_warnings_are_under_the_profiles(page_of: Callable[..., str]) -> None:
-    class Unused(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.left = nn.Linear(4, 4)
-            self.right = nn.Linear(4, 4)
-
+    class Unused(Layers):
         def forward(self, x: Tensor) -> Tensor:
             return torch.special.bessel_j0(self.left(x))
 
-    sentences = parts(page_of(Unused(), torch.rand(2, 4)))[0]
+    sentences = parts(page_of(Unused(left=nn.Linear(4, 4), right=nn.Linear(4, 4)), torch.rand(2, 4)))[0]
     assert any(line.startswith("Never called: Unused.right") for line in sentences)
     assert any(line.startswith("Not counted: aten::special_bessel_j0 (1 call") for line in sentences)
     own = next(line for line in sentences if "torchprof's own convention" in line)
@@ -719,22 +712,15 @@ def test_an_engine_may_have_no_timers_or_sizes(capsys: pytest.CaptureFixture[str
         FlopsProfiler(Mlp(), recompute_fwd_factor=-1.0)
 
 
-def test_the_number_of_processes_comes_from_torch_distributed(tmp_path: Path, page_of: Callable[..., str]) -> None:
-    distributed = torch.distributed
-    if not distributed.is_available():
-        pytest.skip("this torch has no torch.distributed")
-    distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    try:
-        model = nn.parallel.DistributedDataParallel(Mlp())
-        page = page_of(model, torch.rand(3, 4))
-        assert [line.split() for line in parts(page)[0] if " size:" in line] == [
-            ["world", "size:", "1"],
-            ["data", "parallel", "size:", "1"],
-        ]
-        assert stripped(parts(page)[2]) == repr(model).splitlines()
-        assert totals(model, torch.rand(3, 4)) == (312, 144, 58)
-    finally:
-        distributed.destroy_process_group()
+def test_the_number_of_processes_comes_from_torch_distributed(world_of_one: None, page_of: Callable[..., str]) -> None:
+    model = nn.parallel.DistributedDataParallel(Mlp())
+    page = page_of(model, torch.rand(3, 4))
+    assert [line.split() for line in parts(page)[0] if " size:" in line] == [
+        ["world", "size:", "1"],
+        ["data", "parallel", "size:", "1"],
+    ]
+    assert stripped(parts(page)[2]) == repr(model).splitlines()
+    assert totals(model, torch.rand(3, 4)) == (312, 144, 58)
 
 
 # Last, since importing transformers makes the start of each later profile slower.
@@ -804,13 +790,9 @@ def test_uncountable_work_is_unknown_and_never_zero(capsys: pytest.CaptureFixtur
 
 
 def test_work_outside_of_forwards_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    class Encodes(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(4, 4, bias=False)
-
+    class Encodes(Layers):
         def encode(self, x: torch.Tensor) -> torch.Tensor:
             return self.fc(x) @ self.fc(x).T
 
-    get_model_profile(Encodes(), (2, 4), func_name="encode")
+    get_model_profile(Encodes(fc=nn.Linear(4, 4, bias=False)), (2, 4), func_name="encode")
     assert "not among these figures: 16 MACs, 32 flops." in capsys.readouterr().out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 import time
@@ -118,9 +117,7 @@ def trainer(pl: Any, tmp_path: Path) -> Callable[..., Any]:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
-    handler = signal.getsignal(signal.SIGINT)  # after KeyboardInterrupt, Lightning leaves it ignored
     yield
-    signal.signal(signal.SIGINT, handler)
     assert Profile._open is None
     assert {cls: cls.forward for cls in OWN_FORWARDS} == OWN_FORWARDS
 

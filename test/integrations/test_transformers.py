@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from build.processes import run_fresh
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.profiler import ProfilerAction
@@ -333,5 +332,4 @@ def test_without_transformers_the_error_says_what_to_install() -> None:
         "import sys\nimport torchprof\nsys.modules['transformers'] = None\n"
         "try:\n    import torchprof.integrations.transformers\nexcept ImportError as error:\n    print(error)"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
-    assert result.stdout.strip().endswith("pip install 'transformers[torch]'"), result.stderr
+    assert run_fresh(code).endswith("pip install 'transformers[torch]'")

@@ -14,7 +14,7 @@ import torch
 from build.architectures import ARCHITECTURES, attention_macs, encoder
 from build.events import MAIN, op, walk_of
 from build.libraries import HAS_SHAPES_OF_LISTS, RELEASE, usable_transformers
-from build.models import Checkpointed, Several
+from build.models import Checkpointed, Layers, Several
 from build.phases import in_column_of
 from build.snapshots import snapshot
 from build.warnings import sentences
@@ -41,6 +41,13 @@ def profiled(step: Callable[[], Any], model: nn.Module | list[nn.Module] | None 
     return prof.run
 
 
+def counted(step: Callable[[], Any], model: nn.Module | None = None) -> torchprof.Run:
+    """A run in which nothing may be uncounted."""
+    run = profiled(step, model)
+    assert not uncounted(run)
+    return run
+
+
 def total(run: torchprof.Run, field: str = "macs", phase: str = "forward") -> int:
     """A sum over the trees and the work outside layers, which must equal the sum over the rows."""
     inside = sum(getattr(run.tree(phase, root).total, field) for root in range(len(run.roots)))
@@ -51,8 +58,7 @@ def total(run: torchprof.Run, field: str = "macs", phase: str = "forward") -> in
 
 def macs(step: Callable[[], Any]) -> int:
     """The MACs of all phases together; nothing may be uncounted."""
-    run = profiled(step)
-    assert not uncounted(run)
+    run = counted(step)
     return sum(total(run, "macs", phase) for phase in run.phases())
 
 
@@ -131,8 +137,7 @@ def test_the_counts_of_an_architecture_equal_torchs_counter_and_the_rule(name: s
     def step() -> None:
         back(model(*inputs))
 
-    run = profiled(step, model)
-    assert not uncounted(run)
+    run = counted(step, model)
     forward, backward = total(run), total(run, "macs", "backward")
     assert forward > 0 and backward > 0
     if architecture.layers_only:
@@ -156,8 +161,7 @@ def test_the_counts_of_each_layer_equal_torchs_counter(name: str) -> None:
     architecture = ARCHITECTURES[name]
     model, inputs = architecture.make().eval(), architecture.inputs()
     with torch.no_grad():
-        run = profiled(lambda: model(*inputs), model)
-    assert not uncounted(run)
+        run = counted(lambda: model(*inputs), model)
     kinds = {type(module) for module in model.modules()}
     if nn.LSTM in kinds:
         assert total(run) == Rule(model, *inputs).forward
@@ -223,9 +227,7 @@ def test_lstm_and_attention_of_known_size(train: bool) -> None:
     def once(model: nn.Module, *inputs: Tensor) -> torchprof.Run:
         model.train(train)
         with torch.set_grad_enabled(train):
-            run = profiled(lambda: model(*inputs), model)
-        assert not uncounted(run)
-        return run
+            return counted(lambda: model(*inputs), model)
 
     assert total(once(nn.LSTM(128, 256, 2), torch.rand(32, 4, 128))) == 117_440_512
     x = torch.rand(2, 64, 256)
@@ -288,8 +290,7 @@ def test_the_counts_of_a_transformers_model_equal_torchs_counter(name: str, atte
     def forward() -> Tensor:
         return model(input_ids=tokens, labels=tokens).loss
 
-    run = profiled(lambda: forward().backward(), model)
-    assert not uncounted(run)
+    run = counted(lambda: forward().backward(), model)
     theirs = torchs(forward).get_total_flops() // 2
     both = torchs(lambda: forward().backward()).get_total_flops() // 2
     # torch's counter does not know the products of grouped experts.
@@ -360,8 +361,7 @@ def test_detached_and_under_no_grad() -> None:
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_checkpointing_counts_the_segment_again(use_reentrant: bool) -> None:
     model, x = Checkpointed(use_reentrant), torch.rand(2, 4, requires_grad=True)
-    run = profiled(lambda: back(model(x)), model)
-    assert not uncounted(run)
+    run = counted(lambda: back(model(x)), model)
     layer = 2 * 4 * 4
     assert total(run) == 3 * layer
     assert total(run, "macs", "backward") == 6 * layer
@@ -464,8 +464,7 @@ def optimizer_step(kind: type[torch.optim.Optimizer], how: str, **options: Any) 
     for parameter in model.parameters():
         parameter.grad = torch.rand_like(parameter)
     optimizer.step()  # its first step makes the states
-    run = profiled(optimizer.step, model)
-    assert not uncounted(run)
+    run = counted(optimizer.step, model)
     assert (run.tree("forward").total.flops, total(run)) == (0, 0)
     counts = 2 if any("step" in state for state in optimizer.state.values()) else 0
     return run.no_layer("forward").flops - counts, run
@@ -540,8 +539,7 @@ def test_the_type_of_the_weights_changes_no_macs(name: str, dtype: torch.dtype) 
     plain = profiled(lambda: back(model(*inputs)), model)
     model = model.to(dtype)
     inputs = tuple(each.to(dtype) if each.is_floating_point() else each for each in inputs)
-    other = profiled(lambda: back(model(*inputs)), model)
-    assert not uncounted(other)
+    other = counted(lambda: back(model(*inputs)), model)
     for phase in plain.phases():
         assert total(other, "macs", phase) == total(plain, "macs", phase)
 
@@ -558,8 +556,7 @@ def test_a_complex_mac_is_four_real_ones() -> None:
 
 
 def single(step: Callable[..., Any], *examples: Tensor) -> tuple[int, int]:
-    run = profiled(lambda: step(*examples))
-    assert not uncounted(run)
+    run = counted(lambda: step(*examples))
     return total(run), total(run, "macs", "backward")
 
 
@@ -634,8 +631,7 @@ def test_under_vmap_macs_are_those_of_one_example_times_the_batch(
 def test_under_vmap_other_flops_are_those_of_the_batch_too(
     function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...], each: int
 ) -> None:
-    run = profiled(lambda: vmap(function)(*(torch.rand(5, *shape) for shape in shapes)))
-    assert not uncounted(run)
+    run = counted(lambda: vmap(function)(*(torch.rand(5, *shape) for shape in shapes)))
     assert (total(run), total(run, "flops")) == (0, 5 * each)
 
 
@@ -676,7 +672,7 @@ def test_backward_through_vmap() -> None:
     ids=["forward derivative", "sparse", "linear algebra"],
 )
 def test_ops_without_arithmetic_give_no_warning(step: Callable[[], Any]) -> None:
-    assert not uncounted(profiled(step))
+    counted(step)
 
 
 # Work that cannot be counted is uncounted, and not 0
@@ -744,8 +740,7 @@ _LAYOUTS = pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=
 @pytest.mark.filterwarnings("ignore")
 def test_ops_on_the_dense_values_of_nested_tensors_count(layout: torch.layout) -> None:
     tensor = nested(layout, 3, 5)
-    run = profiled(lambda: _LINEAR(tensor))
-    assert not uncounted(run)
+    run = counted(lambda: _LINEAR(tensor))
     assert (total(run), total(run, "flops")) == (8 * 24, 2 * 8 * 24 + 8 * 6)
     assert total(profiled(lambda: torch.relu(tensor)), "flops") == 32
     assert total(profiled(lambda: tensor + tensor), "flops") == 32
@@ -825,13 +820,11 @@ class InNumpy(torch.autograd.Function):
 
 
 def test_the_ops_of_a_users_function_count() -> None:
-    run = profiled(
+    run = counted(
         lambda: Product.apply(torch.rand(2, 3, requires_grad=True), torch.rand(3, 4).requires_grad_()).sum().backward()
     )
-    assert not uncounted(run)
     assert (total(run), total(run, "macs", "backward")) == (24, 48)
-    run = profiled(lambda: Reverse.apply(torch.rand(6, requires_grad=True)).sum().backward())
-    assert not uncounted(run)
+    run = counted(lambda: Reverse.apply(torch.rand(6, requires_grad=True)).sum().backward())
     assert (total(run, "flops"), total(run, "flops", "backward")) == (6, 6)
 
 
@@ -874,8 +867,7 @@ def test_a_users_op_is_counted_by_its_formula() -> None:
     before = dict(flop_registry)
     assert uncounted(profiled(lambda: op(x, 3)))
     with formula(op, lambda shape, times, *rest, out_shape=None, **named: 2 * times * shape[0] * out_shape[1]):
-        run = profiled(lambda: [op(x, 3), op(x, 5)])
-        assert not uncounted(run)
+        run = counted(lambda: [op(x, 3), op(x, 5)])
         assert (total(run), total(run, "flops")) == (8 * 6, 2 * 8 * 6)
         if RELEASE >= (2, 5):  # before, torch's counter does not see ops of users
             assert torchs(lambda: [op(x, 3), op(x, 5)]).get_total_flops() == 2 * 8 * 6
@@ -884,8 +876,7 @@ def test_a_users_op_is_counted_by_its_formula() -> None:
 
 
 def test_a_users_op_made_of_ops_counts_as_these() -> None:
-    run = profiled(lambda: torch.ops.torchprof_test.gram(torch.rand(2, 3)))
-    assert not uncounted(run)
+    run = counted(lambda: torch.ops.torchprof_test.gram(torch.rand(2, 3)))
     assert total(run) == 12
 
 
@@ -932,8 +923,7 @@ def test_a_script_module_counts(how: str) -> None:
     model, x = two_layers(), torch.rand(ROWS, 3)
     scripted = torch.jit.script(model) if how == "script" else torch.jit.trace(model, x)
     for _ in range(3):  # from the second call on it runs what it has optimized
-        run = profiled(lambda: back(scripted(x)), scripted)
-        assert not uncounted(run)
+        run = counted(lambda: back(scripted(x)), scripted)
         assert total(run) == ROWS * (FIRST + LAST)
         assert total(run, "macs", "backward") == ROWS * (FIRST + 2 * LAST)
 
@@ -955,15 +945,13 @@ def test_a_convolution_that_torchscript_gives_to_onednn_is_counted_or_gives_a_wa
     assert uncounted(run) or total(run) == 4 * 36 * 27
 
 
+@pytest.mark.usefixtures("dynamo")
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_compiled_model_whose_ops_run_counts(backend: str) -> None:
-    torch._dynamo.reset()
     model, x = two_layers(), torch.rand(ROWS, 3)
     compiled = torch.compile(model, backend=backend)
     back(compiled(x))
-    run = profiled(lambda: back(compiled(x)), compiled)
-    torch._dynamo.reset()
-    assert not uncounted(run)
+    run = counted(lambda: back(compiled(x)), compiled)
     assert total(run) == ROWS * (FIRST + LAST)
     assert total(run, "macs", "backward") == ROWS * (FIRST + 2 * LAST)
 
@@ -1030,17 +1018,13 @@ def test_a_product_of_two_sparse_tensors_is_not_counted(layouts: str) -> None:
 def test_a_hook_on_a_tensor_does_not_change_the_layer_of_backward() -> None:
     """torch omits the number from a node's range if a hook runs an op before the node."""
 
-    class Hooked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 4)
-
+    class Hooked(Layers):
         def forward(self, x: Tensor) -> Tensor:
             y = self.first(x)
             y.register_hook(lambda grad: grad * 1.0)
             return self.second(y)
 
-    net = Hooked()
+    net = Hooked(first=nn.Linear(8, 16), second=nn.Linear(16, 4))
     with torchprof.Profile(net, with_flops=True) as prof:
         net(torch.rand(3, 8)).sum().backward()
     macs = {node.layer.name: node.total.macs for node in prof.run.tree("backward").walk()}

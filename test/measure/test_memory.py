@@ -1177,7 +1177,6 @@ def test_the_figures_of_layers_equal_those_of_the_run() -> None:
     assert columns["Module"] == ["Mlp", "├── fc1", "├── act", "└── fc2", "(outside)"]
     for at, path in enumerate([("Mlp",), ("Mlp", "fc1"), ("Mlp", "act"), ("Mlp", "fc2")]):
         for phase, lead in ((FORWARD, ""), (BACKWARD, "Backward ")):
-            below = [row.cost for row in run.rows if row.layer and row.layer.path[: len(path)] == path]
             below = [
                 row.cost for row in run.rows if row.layer and row.layer.path[: len(path)] == path and row.phase == phase
             ]
@@ -1319,16 +1318,13 @@ def test_figures_of_torchs_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
+@pytest.mark.usefixtures("garbage_is_not_collected")
 def test_the_observer_is_freed_without_the_garbage_collector() -> None:
     """It has an entry for each memory event: a reference cycle would keep all of them until a full collection."""
-    gc.disable()
-    try:
-        observer = Allocations(())
-        alive = ref(observer)
-        del observer
-        assert alive() is None
-    finally:
-        gc.enable()
+    observer = Allocations(())
+    alive = ref(observer)
+    del observer
+    assert alive() is None
 
 
 # Casts of autocast, and temporaries of optimizers

@@ -63,7 +63,7 @@ class Counted(NamedTuple):
 
 
 def count(
-    events: Sequence[Event],
+    *events: Event,
     selected: set[int] | None = None,
     kernels: Sequence[Event] = (),
     layers: tuple[Layer, ...] = LAYERS,
@@ -86,25 +86,23 @@ def count(
 def test_a_step_with_known_times() -> None:
     """Data, forward with two children, loss, backward (first that of the loss), optimizer; gaps between all of them."""
     found = count(
-        [
-            step(0),
-            user_label(DATA, 3, 10),
-            op("aten::stack", 4, 9),
-            label(NET, 12, 40),
-            label(A, 13, 23),
-            op("aten::mm", 14, 20, sequence=1),
-            op("aten::relu", 24, 26, sequence=2),
-            label(B, 27, 39),
-            op("aten::mm", 28, 38, sequence=3),
-            op("aten::loss", 41, 45, sequence=4),
-            node("X", 46, 49, 4),
-            node("X", 50, 57, 3),
-            node("X", 57, 59, 2),
-            node("X", 59, 70, 1),
-            user_label(SGD, 72, 90),
-            op("aten::add_", 75, 85),
-            step(100),
-        ]
+        step(0),
+        user_label(DATA, 3, 10),
+        op("aten::stack", 4, 9),
+        label(NET, 12, 40),
+        label(A, 13, 23),
+        op("aten::mm", 14, 20, sequence=1),
+        op("aten::relu", 24, 26, sequence=2),
+        label(B, 27, 39),
+        op("aten::mm", 28, 38, sequence=3),
+        op("aten::loss", 41, 45, sequence=4),
+        node("X", 46, 49, 4),
+        node("X", 50, 57, 3),
+        node("X", 57, 59, 2),
+        node("X", 59, 70, 1),
+        user_label(SGD, 72, 90),
+        op("aten::add_", 75, 85),
+        step(100),
     )
     assert found.of("step_ns") == [100]
     assert found.of("step_cpu_ns", 0) == [28]
@@ -138,7 +136,7 @@ def test_the_closure_of_an_optimizer_is_not_the_optimizers_time() -> None:
         op("aten::mul_", 71, 73),
     ]
     again = [event._replace(start_ns=event.start_ns + 100, end_ns=event.end_ns + 100) for event in once]
-    found = count([step(0), user_label(SGD, 10, 190), *once, *again, step(200)])
+    found = count(step(0), user_label(SGD, 10, 190), *once, *again, step(200))
     assert found.of("step_cpu_ns", 0) == [2 * 20]
     assert found.of("step_cpu_ns", 0, BACKWARD) == [2 * 10]
     # Python from the beginning of the step to the end of backward, and from the second call of the model.
@@ -160,7 +158,7 @@ def test_a_closure_in_a_step_inside_a_step() -> None:
         node("X", 50, 60, 1),
         op("aten::add_", 70, 80),
     ]
-    found = count([step(0), user_label("Optimizer.step#Zero.step", 10, 90), *inside, step(100)])
+    found = count(step(0), user_label("Optimizer.step#Zero.step", 10, 90), *inside, step(100))
     assert found.of("step_other_ns") == [4]
     assert found.of("step_gap_ns") == [20 + (60 - 10) - 20 - 4 - 10]
     assert found.of("step_optimizer_ns") == [90 - 60]
@@ -179,15 +177,13 @@ def test_labels_of_the_user_have_no_purpose_and_hide_nothing() -> None:
         )
     ]
     marks = [step(at) for at in (0, 100, 200, 300)]
-    plain = count([*marks, *bare])
+    plain = count(*marks, *bare)
     labelled = count(
-        [
-            *marks,
-            *bare,
-            user_label("epoch 1", 1, 148),  # ends inside the step after its last mark
-            user_label("epoch 2", 148, 299),
-            user_label("update", 55, 90),
-        ]
+        *marks,
+        *bare,
+        user_label("epoch 1", 1, 148),  # ends inside the step after its last mark
+        user_label("epoch 2", 148, 299),
+        user_label("update", 55, 90),
     )
     for part in PARTS:
         assert labelled.of(f"step_{part}_ns") == plain.of(f"step_{part}_ns")
@@ -200,15 +196,15 @@ def test_labels_of_the_user_have_no_purpose_and_hide_nothing() -> None:
 
 
 def test_events_in_no_finished_step_are_in_no_sample() -> None:
-    found = count([label(NET, 0, 8), step(10), label(NET, 12, 17), step(20), label(NET, 21, 29)])
+    found = count(label(NET, 0, 8), step(10), label(NET, 12, 17), step(20), label(NET, 21, 29))
     assert found.of("step_cpu_ns", 0) == [5]
     assert found.of("step_ns") == [10]
-    assert count([step(0), label(NET, 1, 5)]).samples == {}
-    assert count([label(NET, 1, 5)]).samples == {}
+    assert count(step(0), label(NET, 1, 5)).samples == {}
+    assert count(label(NET, 1, 5)).samples == {}
 
 
 def test_a_layer_without_work_in_a_step_has_0_for_it() -> None:
-    found = count([step(0), label(NET, 1, 5), step(10), step(20), label(NET, 21, 27), label(B, 22, 24), step(30)])
+    found = count(step(0), label(NET, 1, 5), step(10), step(20), label(NET, 21, 27), label(B, 22, 24), step(30))
     assert found.of("step_cpu_ns", 0) == [4, 0, 6]
     assert found.of("step_cpu_ns", 2) == [0, 0, 2]
     assert found.of("step_cpu_ns", 1) == []
@@ -225,7 +221,7 @@ def test_backward_on_another_thread_is_no_gap(around: str | None) -> None:
         node("X", 40, 70, 1, thread=ENGINE),
         step(100),
     ]
-    found = count([*events, *([user_label(around, 30, 80)] if around else [])])
+    found = count(*events, *([user_label(around, 30, 80)] if around else []))
     assert found.of("step_cpu_ns", 0, BACKWARD) == [30]
     assert found.of("step_gap_ns") == [50]
     assert found.of("step_overlap_ns") == []
@@ -234,21 +230,19 @@ def test_backward_on_another_thread_is_no_gap(around: str | None) -> None:
 def test_waits_and_copies_are_separate_from_the_ranges_around_them() -> None:
     """A copy to the device, a copy within the device, and ``loss.item()``; the optimizer waits, too."""
     found = count(
-        [
-            step(0),
-            op("aten::copy_", 1, 20, correlation=11),
-            op("cudaMemcpyAsync", 5, 15),
-            op("aten::copy_", 20, 30, correlation=12),
-            op("cudaMemcpyAsync", 22, 26),
-            op("aten::item", 30, 60, correlation=13),
-            op("cudaMemcpyAsync", 31, 34, correlation=0),
-            op("cudaStreamSynchronize", 34, 54),
-            user_label(SGD, 60, 90),
-            op("aten::_foreach_add_", 62, 70, correlation=14),
-            op("cudaLaunchKernel", 63, 66),
-            op("cudaDeviceSynchronize", 80, 86),
-            step(100),
-        ],
+        step(0),
+        op("aten::copy_", 1, 20, correlation=11),
+        op("cudaMemcpyAsync", 5, 15),
+        op("aten::copy_", 20, 30, correlation=12),
+        op("cudaMemcpyAsync", 22, 26),
+        op("aten::item", 30, 60, correlation=13),
+        op("cudaMemcpyAsync", 31, 34, correlation=0),
+        op("cudaStreamSynchronize", 34, 54),
+        user_label(SGD, 60, 90),
+        op("aten::_foreach_add_", 62, 70, correlation=14),
+        op("cudaLaunchKernel", 63, 66),
+        op("cudaDeviceSynchronize", 80, 86),
+        step(100),
         kernels=[
             kernel("Memcpy HtoD (Pageable -> Device)", 15, 40, 11),
             kernel("Memcpy DtoD (Device -> Device)", 40, 42, 12),
@@ -285,7 +279,7 @@ def test_waits_and_copies_also_count_inside_layers_that_are_ranges() -> None:
         kernel("Memcpy DtoD (Device -> Device)", 40, 43, 12),
     ]
     ranges = tuple(replace(one, kind="") for one in LAYERS)
-    of_model, of_ranges = count(events, kernels=kernels), count(events, kernels=kernels, layers=ranges)
+    of_model, of_ranges = count(*events, kernels=kernels), count(*events, kernels=kernels, layers=ranges)
     assert of_model.of("step_wait_ns") == [5]
     assert of_model.of("step_copy_ns") == of_model.of("step_overlap_ns") == []
     assert of_ranges.of("step_wait_ns") == [30 + 5]
@@ -312,16 +306,14 @@ def test_waits_and_copies_also_count_inside_layers_that_are_ranges() -> None:
 
 def test_a_kernel_counts_in_the_step_that_launched_it() -> None:
     found = count(
-        [
-            step(0),
-            label(NET, 0, 50),
-            label(A, 10, 40),
-            op("aten::mm", 11, 30, correlation=5),
-            step(100),
-            op("aten::loss", 110, 120, correlation=6),
-            step(200),
-            op("aten::loss", 210, 220, correlation=7),
-        ],
+        step(0),
+        label(NET, 0, 50),
+        label(A, 10, 40),
+        op("aten::mm", 11, 30, correlation=5),
+        step(100),
+        op("aten::loss", 110, 120, correlation=6),
+        step(200),
+        op("aten::loss", 210, 220, correlation=7),
         kernels=[
             kernel("gemm", 150, 170, 5),
             kernel("gemm", 170, 171, 5, "cuda:1"),
@@ -415,7 +407,7 @@ def test_every_nanosecond_of_every_step_has_its_owner(
     main: tuple[Span, ...], engine: tuple[Span, ...], marks: set[int]
 ) -> None:
     assume(not calls_back(main) and not calls_back(engine))
-    found = count([*map(step, marks), *events_of(main, MAIN), *events_of(engine, ENGINE)])
+    found = count(*map(step, marks), *events_of(main, MAIN), *events_of(engine, ENGINE))
     bounds = sorted(marks)
     for number, (start, end) in enumerate(itertools.pairwise(bounds)):
         owned: Counter[str] = Counter()
@@ -446,8 +438,8 @@ def test_two_cycles_give_the_same_samples_as_one() -> None:
     """A layer without work in one of them has 0 for its steps."""
     first = [step(0), label(NET, 5, 25), label(A, 6, 9), step(100), label(NET, 110, 114), step(200)]
     second = [step(200), label(NET, 205, 215), label(B, 206, 214), user_label(DATA, 220, 229), step(300)]
-    both = add_cycle(count(first).run, count(second).run)
-    assert both.samples == count([*first, *second[1:]]).samples
+    both = add_cycle(count(*first).run, count(*second).run)
+    assert both.samples == count(*first, *second[1:]).samples
 
 
 # Real loops
@@ -607,7 +599,7 @@ def made_by_hand() -> Run:
     in_us = [
         event._replace(start_ns=event.start_ns * 1000, end_ns=event.end_ns * 1000) for event in [*events, *kernels]
     ]
-    found = count([event for event in in_us if event.kind is not Kind.KERNEL], kernels=in_us[len(events) :]).run
+    found = count(*[event for event in in_us if event.kind is not Kind.KERNEL], kernels=in_us[len(events) :]).run
     measured = ("cpu_ns", "device_ns")
     meta = replace(found.meta, device="cuda", requested=measured, measured=measured, warnings=run_warnings("A doubt."))
     return replace(found, metas=(meta,))
@@ -645,7 +637,7 @@ def test_the_means_that_are_printed_add_up() -> None:
 def test_time_that_would_count_twice_has_its_own_line(golden: Callable[..., None]) -> None:
     """Two operators of 50 us in a step of 100, at the same time for 20."""
     events = [step(0), op("aten::mm", 10_000, 60_000), op("aten::mm", 40_000, 90_000, thread=ENGINE), step(100_000)]
-    golden(count(events).run.report("steps"))
+    golden(count(*events).run.report("steps"))
 
 
 def test_the_deepest_shown_layers_include_the_layers_below_them() -> None:

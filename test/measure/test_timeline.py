@@ -8,7 +8,6 @@ import json
 import math
 import re
 import tempfile
-import threading
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -29,6 +28,7 @@ from build.forests import Paths, sessions
 from build.hand_made import row, run_of
 from build.models import Checkpointed, Holder, Mlp, Raises, Recursive, Several, Tied, trained
 from build.places import ROOT
+from build.processes import in_thread
 from build.warnings import run_warnings
 from hypothesis import given
 from hypothesis import strategies as st
@@ -554,9 +554,7 @@ def a_call_on_an_unobserved_thread() -> Profile:
     model = Mlp()
 
     def run() -> None:
-        thread = threading.Thread(target=lambda: model(torch.rand(3, 4)))
-        thread.start()
-        thread.join(60)
+        in_thread(model, torch.rand(3, 4))
         model(torch.rand(3, 4)).sum().backward()
 
     return profiled(model, run)

@@ -347,15 +347,11 @@ def threads(model: nn.Module) -> None:
             errors.append(error)
 
     workers = [threading.Thread(target=work) for _ in range(3)]
-    interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
-    try:
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join(60)
-    finally:
-        sys.setswitchinterval(interval)
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
     assert errors == []
 
 
@@ -395,24 +391,17 @@ def test_the_model_is_restored_after_overlapping_blocks(work: Callable[[nn.Modul
 @pytest.mark.parametrize("limit", [2**30, 2**31 - 1])
 def test_a_large_recursion_limit_of_the_user_is_kept(limit: int) -> None:
     """We raise the limit, up to the largest value that Python accepts."""
-    was = sys.getrecursionlimit()
-    try:
-        sys.setrecursionlimit(limit)
-        with torchprof.annotate(Mlp()), torchprof.annotate(Mlp()):
-            assert sys.getrecursionlimit() == 2**31 - 1
-        assert sys.getrecursionlimit() == limit
-    finally:
-        sys.setrecursionlimit(was)
+    sys.setrecursionlimit(limit)
+    with torchprof.annotate(Mlp()), torchprof.annotate(Mlp()):
+        assert sys.getrecursionlimit() == 2**31 - 1
+    assert sys.getrecursionlimit() == limit
 
 
 def test_a_recursion_limit_that_the_user_sets_between_blocks_is_kept() -> None:
     was = sys.getrecursionlimit()
-    try:
+    with torchprof.annotate(Mlp()):
+        sys.setrecursionlimit(was + 100)
         with torchprof.annotate(Mlp()):
-            sys.setrecursionlimit(was + 100)
-            with torchprof.annotate(Mlp()):
-                pass
-            assert sys.getrecursionlimit() == was + 100
+            pass
         assert sys.getrecursionlimit() == was + 100
-    finally:
-        sys.setrecursionlimit(was)
+    assert sys.getrecursionlimit() == was + 100

@@ -318,11 +318,10 @@ def test_some_ranks_are_gathered_on_request(store: Any) -> None:
 
 
 @pytest.fixture
-def handler() -> Iterator[list[int]]:
+def handler() -> list[int]:
     came: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
-    yield came
-    signal.signal(signal.SIGTERM, before)
+    signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    return came
 
 
 def comes(handler: list[int]) -> bool:
@@ -390,21 +389,16 @@ def killing(function: Any) -> Any:
 
 
 def test_sigterm_at_the_end_of_the_block_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     prof = Profile(nn.Linear(2, 2))
     found = None
-    try:
-        with pytest.raises(SystemExit):
-            try:
-                with prof:
-                    monkeypatch.setattr(
-                        "torchprof.profile.profile.label_ns", killing(torchprof.profile.profile.label_ns)
-                    )
-                    raise ConnectionError
-            finally:
-                found = prof.gather()
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with pytest.raises(SystemExit):
+        try:
+            with prof:
+                monkeypatch.setattr("torchprof.profile.profile.label_ns", killing(torchprof.profile.profile.label_ns))
+                raise ConnectionError
+        finally:
+            found = prof.gather()
     assert found is prof.run
 
 
@@ -686,21 +680,18 @@ def test_if_a_rank_dies_the_others_are_gathered_and_the_report_names_it(tmp_path
 def test_an_expected_sigterm_after_the_end_is_delayed() -> None:
     """If torchrun notices late that a rank has died, there are ten more seconds to write the gathered run."""
     came: list[float] = []
-    before = signal.signal(signal.SIGTERM, lambda *_: came.append(time.monotonic()))
-    try:
-        held = DelayedSigterm(later_s=0.3)
-        with held:
-            held.expected = True
-        sent = time.monotonic()
-        signal.raise_signal(signal.SIGTERM)
-        assert came == []
-        while not came and time.monotonic() < sent + 10:
-            time.sleep(0.01)
-        assert came[0] - sent >= 0.3
-        signal.raise_signal(signal.SIGTERM)  # the handler from before the block
-        assert len(came) == 2
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    signal.signal(signal.SIGTERM, lambda *_: came.append(time.monotonic()))
+    held = DelayedSigterm(later_s=0.3)
+    with held:
+        held.expected = True
+    sent = time.monotonic()
+    signal.raise_signal(signal.SIGTERM)
+    assert came == []
+    while not came and time.monotonic() < sent + 10:
+        time.sleep(0.01)
+    assert came[0] - sent >= 0.3
+    signal.raise_signal(signal.SIGTERM)  # the handler from before the block
+    assert len(came) == 2
 
 
 def test_the_job_is_kept_after_its_process_group_is_gone() -> None:

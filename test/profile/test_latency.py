@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from build.models import Layers
 from build.places import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,13 +29,11 @@ from torchprof.record import this_process
 from torchprof.run.meta import Peak
 
 
-class Spy(nn.Module):
+class Spy(Layers):
     """Passes its input to ``seen`` and returns the result of ``then``. It has one parameter, so it can be trained."""
 
     def __init__(self, then: Callable[..., Any] = lambda *args, **kwargs: None) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(()))
-        self.then = then
+        super().__init__(weight=nn.Parameter(torch.ones(())), then=then)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         self.then(*args, **kwargs)
@@ -193,19 +192,15 @@ def test_the_loss_gets_the_output() -> None:
     assert gradients == [90.0] * 4
 
 
-class Weighted(nn.Module):
+class Weighted(Layers):
     """A loss with a parameter: w · the sum of the outputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(()))
 
     def forward(self, output: torch.Tensor) -> torch.Tensor:
         return self.weight * output.sum()
 
 
 def test_gradients_of_a_loss_do_not_accumulate_and_are_restored() -> None:
-    loss, accumulated = Weighted(), []
+    loss, accumulated = Weighted(weight=nn.Parameter(torch.ones(()))), []
     loss.weight.grad = before = torch.tensor(1.0)
     optimizer = torch.optim.SGD(loss.parameters(), lr=0.0)
     optimizer.register_step_pre_hook(lambda *_: accumulated.append(loss.weight.grad.item()))
@@ -216,16 +211,12 @@ def test_gradients_of_a_loss_do_not_accumulate_and_are_restored() -> None:
 
 
 def test_without_a_loss_all_outputs_with_a_gradient_are_summed() -> None:
-    class Several(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(()))
-
+    class Several(Layers):
         def forward(self, x: Tensor) -> dict[str, Any]:
             return {"a": 2 * self.weight, "b": [x, (3 * self.weight).expand(4)], "c": "text"}
 
     gradients = []
-    model = Several()
+    model = Several(weight=nn.Parameter(torch.ones(())))
     model.weight.register_hook(lambda gradient: gradients.append(gradient.item()))
     benchmark(model, torch.ones(1), (1,), warmup=0, repeat=2, train=True)
     assert gradients == [2.0 + 4 * 3.0] * 2
@@ -242,11 +233,7 @@ def test_training_needs_no_optimizer_and_does_not_depend_on_the_callers_grad_mod
 
 
 def test_a_model_that_uses_autograd_itself_runs_without_inference_mode() -> None:
-    class Force(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.energy = nn.Linear(3, 1)
-
+    class Force(Layers):
         def forward(self, x: Tensor) -> Tensor:
             with torch.enable_grad():
                 x = x.detach().requires_grad_()
@@ -254,7 +241,7 @@ def test_a_model_that_uses_autograd_itself_runs_without_inference_mode() -> None
                 return torch.autograd.grad((self.energy(x) * x).sum(), x)[0]
 
     modes: list[tuple[bool, int]] = []
-    model = Force()
+    model = Force(energy=nn.Linear(3, 1))
     result = benchmark(model, torch.rand(2, 3), (1, 2), warmup=1, repeat=2)
     assert modes == [(True, 1)] + [(False, 1)] * 3 + [(False, 2)] * 3
     assert [len(row.seconds) for row in result.rows] == [2, 2]
@@ -555,12 +542,6 @@ def test_without_a_terminal_no_progress_is_written(
 # Errors
 
 
-class Lazy(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.LazyLinear(2)
-
-
 MODEL = nn.Linear(4, 2)
 X = torch.rand(2, 4)
 PACKED = nn.utils.rnn.pack_sequence([torch.ones(3, 4), torch.zeros(2, 4)])
@@ -571,7 +552,7 @@ PACKED = nn.utils.rnn.pack_sequence([torch.ones(3, 4), torch.zeros(2, 4)])
     [
         ((len, X), {}, "benchmark needs a torch.nn.Module, not <built-in"),
         ((nn.Linear, X), {}, r"Make one first: Linear\(...\)"),
-        ((Lazy(), X), {}, "inner.weight has no shape before the first call"),
+        ((Layers(inner=nn.LazyLinear(2)), X), {}, "inner.weight has no shape before the first call"),
         ((MODEL, X, ()), {}, r"batch_sizes must be a tuple of integers of at least 1, for example \(1, 8\), not \(\)"),
         ((MODEL, X, 8), {}, "batch_sizes must be .* not 8"),
         ((MODEL, X, "18"), {}, "batch_sizes must be .* not '18'"),

@@ -36,12 +36,7 @@ from torchprof.run.measures import SampleKey
 from torchprof.run.meta import RunWarning
 from torchprof.run.words import BACKWARD, FORWARD
 
-NONE, WARMUP, RECORD, SAVE = (
-    ProfilerAction.NONE,
-    ProfilerAction.WARMUP,
-    ProfilerAction.RECORD,
-    ProfilerAction.RECORD_AND_SAVE,
-)
+NONE, WARMUP, RECORD, SAVE = [*ProfilerAction][:4]
 Schedule = Callable[[int], ProfilerAction]
 
 
@@ -707,6 +702,7 @@ def test_a_trace_folder_that_cannot_be_created_raises(tmp_path: Path, model: Mlp
 # Cleanup
 
 
+@pytest.mark.usefixtures("garbage_is_not_collected")
 @pytest.mark.parametrize("options", [{}, {"profile_memory": True, "with_flops": True}], ids=["plain", "all"])
 def test_a_cycle_leaves_no_session_and_no_open_files(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Mlp
@@ -724,12 +720,8 @@ def test_a_cycle_leaves_no_session_and_no_open_files(
         sessions.append(weakref.ref(prof._session))
 
     gc.collect()
-    gc.disable()
-    try:
-        prof = Profile(model, schedule=schedule(wait=0, warmup=1, active=1), on_trace_ready=ready, **options)
-        train(prof, model, 8)
-    finally:
-        gc.enable()
+    prof = Profile(model, schedule=schedule(wait=0, warmup=1, active=1), on_trace_ready=ready, **options)
+    train(prof, model, 8)
     assert len(sessions) == 4
     del prof
     gc.collect()
@@ -748,6 +740,7 @@ def test_torchs_tensorboard_handler_works_with_our_profile(tmp_path: Path, model
     assert all("torchprof:Mlp" in path.read_text() for path in written)
 
 
+@pytest.mark.usefixtures("garbage_is_not_collected")
 def test_a_cycle_makes_no_reference_cycles(model: Mlp) -> None:
     places = []
 
@@ -755,11 +748,7 @@ def test_a_cycle_makes_no_reference_cycles(model: Mlp) -> None:
         places.append(sum(type(one) is Place for one in gc.get_objects()))
 
     gc.collect()
-    gc.disable()
-    try:
-        train(Profile(model, schedule=schedule(wait=0, warmup=1, active=1), on_trace_ready=ready), model, 8)
-    finally:
-        gc.enable()
+    train(Profile(model, schedule=schedule(wait=0, warmup=1, active=1), on_trace_ready=ready), model, 8)
     assert places == [0] * 4
 
 

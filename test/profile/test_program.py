@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 import torch
-from build.models import Mlp, Recursive, Several
+from build.models import Layers, Mlp, Recursive, Several
+from build.processes import in_thread
 from build.warnings import sentences
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
@@ -149,12 +150,8 @@ def test_a_new_instance_is_a_new_model() -> None:
     assert all(run.tree("backward", root).total.cpu_ns > 0 for root in range(3))
 
 
-class PerceptualLoss(nn.Module):
+class PerceptualLoss(Layers):
     """A loss that compares features: it has layers, so it is a model."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.features = nn.Linear(2, 3)
 
     def forward(self, one: Tensor, other: Tensor) -> Tensor:
         return mse_loss(self.features(one), self.features(other))
@@ -165,7 +162,7 @@ def test_losses_and_empty_modules_are_not_models() -> None:
         model = Mlp()
         weighted = nn.CrossEntropyLoss(weight=torch.tensor([0.3, 0.7]))
         weighted(nn.Softmax(1)(model(torch.rand(3, 4))), torch.tensor([0, 1, 1])).backward()
-        PerceptualLoss()(torch.rand(3, 2), torch.rand(3, 2))
+        PerceptualLoss(features=nn.Linear(2, 3))(torch.rand(3, 2), torch.rand(3, 2))
 
     run = profiled(program)
     assert [root.name for root in run.roots] == ["Mlp", "PerceptualLoss"]
@@ -187,12 +184,8 @@ def test_after_an_error_in_a_forward_the_next_call_is_outermost() -> None:
     assert (calls(run)["Mlp"], calls(run)["Mlp.fc1"], calls(run)["Several"]) == (2, 2, 1)
 
 
-class CallsItself(nn.Module):
+class CallsItself(Layers):
     """Its own ``__call__`` does not call that of ``nn.Module``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(4, 4)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.fc(x)
@@ -216,7 +209,7 @@ PROGRAMS: dict[str, tuple[Callable[[Mlp], Any], dict[str, int]]] = {
         {"Recursive": 4, "Recursive.fc": 4, "Several": 1, "Several.shared": 3, "Several.once": 1},
     ),
     "modules that override call": (
-        lambda model: (CallsItself()(X), CallsMore()(X)),
+        lambda model: (CallsItself(fc=nn.Linear(4, 4))(X), CallsMore()(X)),
         {"Linear": 1, **{name.replace("Mlp", "CallsMore"): 1 for name in ONCE}},
     ),
 }
@@ -359,9 +352,7 @@ def test_calls_on_other_threads_give_a_warning() -> None:
 
     def program() -> None:
         model(x)
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        thread.join(60)
+        in_thread(elsewhere)
 
     run = profiled(program)
     assert [root.name for root in run.roots] == ["Mlp"] and calls(run)["Mlp"] == 1
@@ -480,13 +471,8 @@ def sleeps(seconds: float) -> None:
     time.sleep(seconds)
 
 
-class Sleeper(nn.Module):
+class Sleeper(Layers):
     """Sleeps between its two layers, and in a label."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(4, 4)
-        self.last = nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
@@ -501,7 +487,7 @@ def test_samples_show_where_python_is_between_operators() -> None:
     line = sleeps.__code__.co_firstlineno + 1
 
     def program() -> None:
-        model = Sleeper()
+        model = Sleeper(first=nn.Linear(4, 4), last=nn.Linear(4, 4))
         model(torch.rand(1, 4))
         sleeps(0.3)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from build.models import Checkpointed, Functional, PackedLstm, Several, Tied
+from build.models import Checkpointed, Functional, Layers, PackedLstm, Several, Tied
 from build.snapshots import snapshot
 from build.warnings import sentences
 from torch import Tensor, nn
@@ -115,14 +115,8 @@ def test_a_real_model_is_not_copied_with_its_data(monkeypatch: pytest.MonkeyPatc
     assert torchprof.flops(model, torch.rand(2, 4)).tree("forward").total.macs == 32
 
 
-class HoldsTensors(nn.Module):
+class HoldsTensors(Layers):
     """Has tensors that are neither parameters nor buffers, and makes tensors in its forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(4, 4)
-        self.scale = torch.rand(4)
-        self.tables = [torch.rand(4), {"more": torch.rand(4)}]
 
     def forward(self, x: Tensor) -> Tensor:
         steps = torch.arange(4, dtype=torch.float32)
@@ -130,7 +124,10 @@ class HoldsTensors(nn.Module):
 
 
 def test_tensors_in_attributes_and_tensors_made_in_forward() -> None:
-    run = torchprof.flops(HoldsTensors(), torch.rand(2, 4))
+    run = torchprof.flops(
+        HoldsTensors(fc=nn.Linear(4, 4), scale=torch.rand(4), tables=[torch.rand(4), {"more": torch.rand(4)}]),
+        torch.rand(2, 4),
+    )
     assert run.tree("forward").self.flops == 5 * 8  # a product and four sums of 2 × 4
     assert run.tree("forward").total.macs == 2 * 4 * 4
 
@@ -186,15 +183,11 @@ def test_a_backward_that_fails_on_the_meta_device_is_a_warning() -> None:
         def backward(ctx: Any, grad: Tensor) -> Tensor:
             raise RuntimeError("no way back")
 
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(4, 4)
-
+    class Net(Layers):
         def forward(self, x: Tensor) -> Tensor:
             return Stops.apply(self.fc(x))
 
-    run = torchprof.flops(Net(), torch.rand(2, 4))
+    run = torchprof.flops(Net(fc=nn.Linear(4, 4)), torch.rand(2, 4))
     assert run.tree("forward").total.macs == 32
     assert "Backward is incomplete: on the meta device it stopped with no way back." in sentences(run)
 

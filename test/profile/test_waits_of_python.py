@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from build.models import Layers
 from build.torchrun import torchrun
 from torch import nn
 
@@ -20,13 +21,11 @@ from torchprof.run.words import OUTSIDE, WAITS_FOR_THREADS, FrameKind
 MS = 1_000_000
 
 
-class Threaded(nn.Module):
+class Threaded(Layers):
     """Two layers on two threads; ``waited_ns``: how long the forward waited for them, by a stopwatch."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 64)
-        self.waited_ns = 0
+        super().__init__(a=nn.Linear(64, 64), b=nn.Linear(64, 64), waited_ns=0)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         outputs = []

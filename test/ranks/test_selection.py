@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from build.hand_made_ranks import run_of_ranks
@@ -75,7 +76,7 @@ def test_a_run_of_chosen_ranks_has_the_verdict_on_all() -> None:
     assert str(warning) in run.report("ranks") and str(warning) in run.report("tree")
 
 
-def test_a_run_of_chosen_ranks_names_no_other_stragglers_than_the_job_has(tmp_path: Path) -> None:
+def test_a_run_of_chosen_ranks_names_no_other_stragglers_than_the_job_has(reloaded: Any) -> None:
     """200 ranks, whose speeds differ by 0.6 %: none is an outlier. The slowest differs from the fastest by more."""
     chance = Random(3)
     speeds = [1 + 0.006 * chance.gauss(0, 1) for _ in range(200)]
@@ -88,8 +89,7 @@ def test_a_run_of_chosen_ranks_names_no_other_stragglers_than_the_job_has(tmp_pa
     run = with_comparison(run, whole.to_compare())
     assert balance_of(run).slow is None and balance_of(run).detectable is None
     assert run.report("ranks").count("No straggler found") == 1
-    run.save(tmp_path / "run.json")
-    assert torchprof.load(tmp_path / "run.json") == run
+    assert reloaded(run) == run
 
 
 def test_unknown_work_is_not_called_equal() -> None:

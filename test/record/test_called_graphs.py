@@ -13,7 +13,6 @@ from build.inductor import fresh_compiler, train
 from build.libraries import RELEASE
 from torch import Tensor, nn
 
-import torchprof
 from examples.models import MLP, Bert, LeNet5
 from torchprof import Profile, Run
 from torchprof.run.words import BACKWARD, FORWARD
@@ -175,10 +174,9 @@ def test_nothing_is_compiled_again_and_torch_is_restored() -> None:
     assert output_code.CompiledFxGraph.__call__ is call
 
 
-def test_the_work_is_in_saved_runs_and_reports(tmp_path: Any) -> None:
+def test_the_work_is_in_saved_runs_and_reports(reloaded: Any) -> None:
     model, x = MLP(16, 64), torch.rand(4, 16)
     run = counted(compiled_before(model, [x]), [x])
-    run.save(tmp_path / "run.json")
-    loaded = torchprof.load(tmp_path / "run.json")
+    loaded = reloaded(run)
     assert loaded.tree().total == run.tree().total
     assert "not counted" not in str(loaded)

@@ -33,7 +33,7 @@ import torch.nn.functional as F  # noqa: N812
 from build.examples import SHARE
 from build.inductor import kernels_of_zeros
 from build.libraries import RELEASE, usable_transformers
-from build.models import Holder
+from build.models import Holder, Layers
 from build.phases import in_column_of
 from build.warnings import sentences
 from torch import Tensor, nn
@@ -110,24 +110,20 @@ class Mlp(nn.Module):
         return x + y
 
 
-class Small(nn.Module):
+class Small(Layers):
     def __init__(self) -> None:
-        super().__init__()
-        self.fc = Linear(64, 64)
-        self.act = Gelu()
+        super().__init__(fc=Linear(64, 64), act=Gelu())
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.fc(x)
         return self.act(x)
 
 
-class Net(nn.Module):
+class Net(Layers):
     """Two blocks, which are called by name and held in a list, and a head."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([Mlp(), Mlp()])
-        self.head = Linear(64, 10)
+        super().__init__(blocks=nn.ModuleList([Mlp(), Mlp()]), head=Linear(64, 10))
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
@@ -1042,15 +1038,12 @@ def test_a_shared_module_at_the_path_where_it_is_called() -> None:
     assert share_in_one(kernels, ["Tied"]) == 1
 
 
-class Broken(nn.Module):
+class Broken(Layers):
     """Its graph breaks inside a child, which prints, and where a branch depends on data: it is the same if a kernel of
     zeros compares."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.first = Small()
-        self.noisy = Noisy()
-        self.head = Linear(64, 10)
+        super().__init__(first=Small(), noisy=Noisy(fc=Linear(64, 64)), head=Linear(64, 10))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
@@ -1060,11 +1053,7 @@ class Broken(nn.Module):
         return x
 
 
-class Noisy(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = Linear(64, 64)
-
+class Noisy(Layers):
     def forward(self, x: Tensor) -> Tensor:
         x = self.fc(x)
         print("a graph break")
@@ -1087,12 +1076,11 @@ class Collections(nn.Module):
         return self.chain(x)
 
 
-class Branching(nn.Module):
+class Branching(Layers):
     """Its graph has a graph for each branch."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.fc = Linear(64, 64)
+        super().__init__(fc=Linear(64, 64))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.fc(x)
@@ -1107,13 +1095,8 @@ def test_graphs_inside_a_graph_leave_it_unknown() -> None:
     assert kernels[FORWARD, "addmm", UNKNOWN] == 1
 
 
-class Attention(nn.Module):
+class Attention(Layers):
     """It finds its modules as those of diffusers do: torch.compile names each step to them then."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv = Linear(64, 192)
-        self.parts = nn.ModuleList([Linear(64, 64)])
 
     def __getattr__(self, name: str) -> Any:
         return super().__getattr__(name)
@@ -1127,7 +1110,7 @@ class Attention(nn.Module):
 class Checkpointed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first = Attention()
+        self.first = Attention(qkv=Linear(64, 192), parts=nn.ModuleList([Linear(64, 64)]))
         self.second = Small()
 
     def __getattr__(self, name: str) -> Any:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from build.libraries import HAS_PYTHON_CALLS
+from build.models import Layers
 from build.warnings import sentences
 from torch import Tensor, nn
 
@@ -19,27 +19,18 @@ import torchprof
 from torchprof.errors import TorchprofError
 from torchprof.record.compiled.dynamo_code import StackWarning, awaiting_compilation, has_code, is_under_compile
 
-
-@pytest.fixture(autouse=True)
-def anew() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("dynamo")
 
 
 def net() -> nn.Module:
     """Of a class of its own: torch.compile has made nothing of its forward."""
 
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(4, 4)
-
+    class Net(Layers):
         def forward(self, x: Tensor) -> Tensor:
             y: Tensor = self.fc(x).relu()
             return y
 
-    return Net()
+    return Net(fc=nn.Linear(4, 4))
 
 
 def wrapped() -> tuple[Any, nn.Module]:
@@ -204,11 +195,7 @@ def test_compiling_during_the_session_gives_one_warning() -> None:
 # What torch.compile did not compile
 
 
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(4, 4)
-
+class Recurrent(Layers):
     def forward(self, x: Any) -> Any:
         return self.lstm(x)[0]
 
@@ -235,7 +222,7 @@ def recorded(model: nn.Module, x: Tensor) -> torchprof.Run:
 
 
 def test_a_model_in_which_no_compiled_code_ran_is_named() -> None:
-    run = recorded(Recurrent(), torch.rand(3, 2, 4))
+    run = recorded(Recurrent(lstm=nn.LSTM(4, 4)), torch.rand(3, 2, 4))
     [warning] = [one for one in run.warnings if one.code == "no_compiled_code"]
     said = "Recurrent is compiled, but no compiled code ran: torch.compile gave up on Recurrent.forward (test_"
     assert str(warning).startswith(said)

@@ -22,9 +22,9 @@ import pytest
 import torch
 from build.calls import calls_of
 from build.libraries import RELEASE
-from build.models import profiled
+from build.models import Layers, profiled
 from build.nonempty import at_least_one
-from build.processes import run_fresh
+from build.processes import in_thread, run_fresh
 from build.snapshots import snapshot
 from build.warm import run_warm
 from build.warnings import sentences
@@ -54,11 +54,9 @@ def warnings_of(prof: Profile) -> str:
     return "\n".join(sentences(prof.run))
 
 
-class Net(nn.Module):
+class Net(Layers):
     def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU())
-        self.head = nn.Linear(4, 2)
+        super().__init__(body=nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU()), head=nn.Linear(4, 2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.body(x))
@@ -500,31 +498,17 @@ def test_hooks_may_be_added_and_removed_inside_the_block() -> None:
 # torch.compile, TorchScript, fx, export
 
 
-@pytest.fixture
-def dynamo() -> Iterator[Callable[[], int]]:
-    """A fresh torch.compile; tells how many graphs it has made."""
-    import torch._dynamo as _dynamo
-
-    _dynamo.reset()
-    _dynamo.utils.counters.clear()
-    yield lambda: _dynamo.utils.counters["stats"]["unique_graphs"]
-    _dynamo.reset()
-
-
-class Block(nn.Module):
+class Block(Layers):
     def __init__(self) -> None:
-        super().__init__()
-        self.lin = nn.Linear(3, 3)
+        super().__init__(lin=nn.Linear(3, 3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.relu(self.lin(x)) + 1
 
 
-class Stack(nn.Module):
+class Stack(Layers):
     def __init__(self) -> None:
-        super().__init__()
-        self.a = Block()
-        self.b = Block()
+        super().__init__(a=Block(), b=Block())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.b(self.a(x))
@@ -624,10 +608,9 @@ class KnowsItselfAnew(KnowsItself):
         return super().forward(x, scale)
 
 
-class Around(nn.Module):
+class Around(Layers):
     def __init__(self, child: nn.Module) -> None:
-        super().__init__()
-        self.child = child
+        super().__init__(child=child)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.child(x) + self.child(x)
@@ -765,11 +748,9 @@ def test_no_code_of_torchprof_is_compiled_with_a_model(dynamo, compiled, warmup)
     assert files and not [file for file in files if file and "torchprof" in Path(file).parts[-2:-1]]
 
 
-class Breaks(nn.Module):
+class Breaks(Layers):
     def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(3, 3)
-        self.b = nn.Linear(3, 3)
+        super().__init__(a=nn.Linear(3, 3), b=nn.Linear(3, 3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.a(x)
@@ -807,10 +788,9 @@ def original(x: torch.Tensor) -> torch.Tensor:
 labels = identity = original
 
 
-class UsesGlobals(nn.Module):
+class UsesGlobals(Layers):
     def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(3, 3)
+        super().__init__(fc=nn.Linear(3, 3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return labels(original(identity(F.relu(self.fc(x)))))
@@ -1039,9 +1019,7 @@ def test_two_threads_on_one_model_do_not_crash_and_a_warning_reports_calls_on_th
 def test_a_model_first_called_on_another_thread(untouched) -> None:
     model = untouched(nn.Linear(2, 3))
     with Profile(model) as prof:
-        thread = threading.Thread(target=model, args=(torch.rand(1, 2),))
-        thread.start()
-        thread.join(60)
+        in_thread(model, torch.rand(1, 2))
         model(torch.rand(5, 2))
     assert calls_of(prof) == {"Linear": 1}
     assert "1 call of Linear on other threads" in warnings_of(prof)
@@ -1057,9 +1035,7 @@ def test_profiling_on_a_thread_that_is_not_the_main_one(untouched) -> None:
             model(torch.rand(2, 3)).sum().backward()
         profs.append(prof)
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join(60)
+    in_thread(work)
     assert calls_of(profs[0]) == NET_ONCE
     assert not [doubt for doubt in sentences(profs[0].run) if "thread" in doubt]
     assert profs[0].run.tree("backward").total.cpu_ns > 0
@@ -1072,19 +1048,14 @@ def test_profiling_on_a_thread_that_is_not_the_main_one(untouched) -> None:
 def test_an_error_in_a_forward_is_raised_and_the_model_is_restored(untouched, error) -> None:
     raised = error("the user's own")
 
-    class Failing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Linear(2, 2)
-            self.runs = 0
-
+    class Failing(Layers):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             torch.sin(self.first(x))
             counted.append(1)
             raise raised
 
     counted: list[int] = []
-    model = untouched(Failing())
+    model = untouched(Failing(first=nn.Linear(2, 2), runs=0))
     prof = Profile(model)
     with pytest.raises(error) as caught, prof:
         model(torch.rand(1, 2))
@@ -1364,17 +1335,13 @@ def test_profiles_that_wait_in_their_warmup_leave_the_model_as_it_was_whatever_t
 
     model, forward, limit = Own(), Own.forward, sys.getrecursionlimit()
     first, second = Profile(model, warmup=3), Profile(model, warmup=5)
-    try:
-        first.__enter__()
-        with contextlib.suppress(TorchprofError):  # a clear refusal is right as well
-            second.__enter__()
-        first.__exit__(None, None, None)
-        second.__exit__(None, None, None)
-        left = sys.getrecursionlimit()
-    finally:
-        sys.setrecursionlimit(limit)
+    first.__enter__()
+    with contextlib.suppress(TorchprofError):  # a clear refusal is right as well
+        second.__enter__()
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
     assert Own.forward is forward
-    assert left == limit
+    assert sys.getrecursionlimit() == limit
 
 
 def test_consecutive_profiles_are_independent(untouched) -> None:
@@ -1450,11 +1417,9 @@ def test_a_class_swapped_inside_the_block() -> None:
 # Deep, wide and circular models
 
 
-class Onion(nn.Module):
+class Onion(Layers):
     def __init__(self, inner: nn.Module | None, direct: bool) -> None:
-        super().__init__()
-        self.inner = inner
-        self.direct = direct
+        super().__init__(inner=inner, direct=direct)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.inner is None:
@@ -1498,12 +1463,9 @@ def test_a_recursion_that_just_fits_into_the_limit_fits_when_profiled(direct) ->
 
 def test_a_recursion_limit_that_the_user_sets_inside_the_block_is_kept() -> None:
     limit = sys.getrecursionlimit()
-    try:
-        with Profile(Net()):
-            sys.setrecursionlimit(limit + 1234)
-        assert sys.getrecursionlimit() == limit + 1234
-    finally:
-        sys.setrecursionlimit(limit)
+    with Profile(Net()):
+        sys.setrecursionlimit(limit + 1234)
+    assert sys.getrecursionlimit() == limit + 1234
 
 
 def test_ten_thousand_layers() -> None:
@@ -1743,9 +1705,7 @@ def test_calls_on_another_thread_do_not_start_the_session_there(untouched) -> No
             model(torch.rand(2, 3))
 
     with Profile(model, warmup=1) as prof:
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join(60)
+        in_thread(work)
         model(torch.rand(2, 3))  # the warm-up
         model(torch.rand(2, 3))
     calls = calls_of(prof)
@@ -1806,10 +1766,9 @@ def test_ctrl_c_while_the_session_starts_leaves_no_session(monkeypatch: pytest.M
 # A forward with a closure
 
 
-class Looking(nn.Module):
+class Looking(Layers):
     def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(3, 3)
+        super().__init__(fc=nn.Linear(3, 3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.seen = []

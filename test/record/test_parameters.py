@@ -3,7 +3,7 @@ graph."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -56,7 +56,7 @@ def updated(run: Run) -> dict[str, int | None]:
     return {layer.name: layer.updated_params for layer in run.layers}
 
 
-def test_the_parameters_of_the_optimizers_that_made_a_step_are_known(tmp_path: Path) -> None:
+def test_the_parameters_of_the_optimizers_that_made_a_step_are_known(reloaded: Any) -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2), nn.Linear(2, 2))
     steps, never = torch.optim.SGD(model[2].parameters()), torch.optim.SGD(model[3].parameters())
     with torchprof.Profile(model) as prof:
@@ -70,8 +70,7 @@ def test_the_parameters_of_the_optimizers_that_made_a_step_are_known(tmp_path: P
         "Sequential.2": 8 * 2 + 2,
         "Sequential.3": 0,
     }
-    prof.run.save(tmp_path / "run.json")
-    assert torchprof.load(tmp_path / "run.json") == prof.run
+    assert reloaded(prof.run) == prof.run
 
 
 def test_changes_by_hand_count_and_those_before_the_block_do_not() -> None:

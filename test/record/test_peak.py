@@ -1,7 +1,6 @@
 """``peak``: what it makes of the times of a product and a copy, what it keeps, and what a run carries of it."""
 
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -192,7 +191,7 @@ def test_the_cpu_has_no_number(timed: list[SimpleNamespace]) -> None:
     assert peak("cpu:0") is peak("cpu")
 
 
-def test_a_run_carries_what_was_measured_before_it(timed: list[SimpleNamespace], tmp_path: Path) -> None:
+def test_a_run_carries_what_was_measured_before_it(timed: list[SimpleNamespace], reloaded: Any) -> None:
     def profiled() -> torchprof.Run:
         model = torch.nn.Linear(2, 2)
         with torchprof.Profile(model) as prof:
@@ -204,9 +203,7 @@ def test_a_run_carries_what_was_measured_before_it(timed: list[SimpleNamespace],
     run = profiled()
     assert run.meta.peaks == found
     for strip in (False, True):
-        run.save(tmp_path / "run.json", strip=strip)
-        again = torchprof.load(tmp_path / "run.json")
+        again = reloaded(run, strip=strip)
         assert again.meta.peaks == found
         assert all(type(one) is Peak for one in again.meta.peaks)
-    run.save(tmp_path / "run.json")
-    assert torchprof.load(tmp_path / "run.json") == run
+    assert reloaded(run) == run

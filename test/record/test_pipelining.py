@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from build.libraries import RELEASE
-from build.models import Mlp
+from build.models import Layers, Mlp
 from torch import distributed as dist
 from torch import nn
 
@@ -32,10 +32,9 @@ CPU = torch.device("cpu")
 X, Y = torch.rand(4, 8), torch.rand(4, 8)
 
 
-class Net(nn.Module):
+class Net(Layers):
     def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+        super().__init__(layers=nn.Sequential(nn.Linear(8, 8), nn.ReLU()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layers(x)

@@ -121,14 +121,13 @@ FRAMES = {
 
 
 @pytest.mark.parametrize("name", FRAMES)
-def test_the_innermost_line_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_innermost_line_of_the_user(here: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__file__="/src/torch/__init__.py"))  # type: ignore[misc]
     files, (file, function, *called) = FRAMES[name]
-    with standing(*(one.format(cwd=tmp_path) for one in files)) as thread, sampling(thread, 0.001) as sampler:
+    with standing(*(one.format(cwd=here) for one in files)) as thread, sampling(thread, 0.001) as sampler:
         monkeypatch.chdir("/")  # names stay as they were at the start
         wait_for(sampler, 2)
-    assert lines(sampler) == {SourceLine(file.format(name=tmp_path.name), 2, function, *called)}
+    assert lines(sampler) == {SourceLine(file.format(name=here.name), 2, function, *called)}
 
 
 # All of the time.
@@ -365,10 +364,6 @@ def test_the_interval_of_the_gil_is_as_before_afterwards() -> None:
 
 
 def test_an_interval_that_the_script_sets_stays() -> None:
-    before = sys.getswitchinterval()
-    try:
-        with sampling(threading.get_ident()):
-            sys.setswitchinterval(0.003)
-        assert sys.getswitchinterval() == pytest.approx(0.003)
-    finally:
-        sys.setswitchinterval(before)
+    with sampling(threading.get_ident()):
+        sys.setswitchinterval(0.003)
+    assert sys.getswitchinterval() == pytest.approx(0.003)

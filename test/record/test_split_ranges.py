@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from threading import Thread
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from build.processes import in_thread
 from torch import nn
 from torch.profiler import record_function, schedule
 
@@ -48,13 +48,6 @@ def split(ranges: Ranges) -> Iterator[SplitRanges]:
     split.on()
     yield split
     split.off()
-
-
-def on_another_thread(function: Callable[[], object]) -> None:
-    thread = Thread(target=function)
-    thread.start()
-    thread.join(timeout=60)
-    assert not thread.is_alive()
 
 
 def test_ranges_are_closed_and_opened_again_in_their_order(ranges: Ranges, split: SplitRanges) -> None:
@@ -98,10 +91,10 @@ def test_a_recording_that_ends_leaves_the_ranges_of_another(ranges: Ranges, spli
         assert ranges.open == ["mine"]
 
 
-def test_a_range_may_be_left_on_another_thread(ranges: Ranges, split: SplitRanges) -> None:
+def test_a_range_may_be_left_in_thread(ranges: Ranges, split: SplitRanges) -> None:
     opened = record_function("mine")
     opened.__enter__()
-    on_another_thread(lambda: opened.__exit__(None, None, None))
+    in_thread(lambda: opened.__exit__(None, None, None))
     split.close()
     split.reopen()
     assert ranges.open == []
@@ -109,7 +102,7 @@ def test_a_range_may_be_left_on_another_thread(ranges: Ranges, split: SplitRange
 
 def test_ranges_of_other_threads_are_left_alone(ranges: Ranges, split: SplitRanges) -> None:
     with record_function("mine"):
-        on_another_thread(split.close)
+        in_thread(split.close)
         assert ranges.open == ["mine"]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from build.compiled import call, region
 from build.events import MAIN, function, label, node, op, run_of_events
 from build.golden import drawn
 
-import torchprof
 from torchprof.analyze.compiled_regions import compiled_in
 from torchprof.analyze.figures import incomplete_phases
 from torchprof.analyze.warnings import about_compiled
@@ -310,12 +308,10 @@ def test_cycles_have_each_compilation_once_with_its_step_among_all() -> None:
     assert [(one.name, one.step) for one in found] == [("0/0", None), ("0/1", 3), ("0/2", 6)]
 
 
-def test_a_saved_run_has_its_compilations_and_a_stripped_one_no_files(tmp_path: Path) -> None:
+def test_a_saved_run_has_its_compilations_and_a_stripped_one_no_files(reloaded: Any) -> None:
     run = with_compilations(run_of(FORWARD_EVENTS), compilation("0/0", None), compilation("0/1", 3, kernels_ns=None))
-    run.save(tmp_path / "run.json")
-    assert torchprof.load(tmp_path / "run.json").meta.compilations == run.meta.compilations
-    run.save(tmp_path / "stripped.json", strip=True)
-    assert [one.file for one in torchprof.load(tmp_path / "stripped.json").meta.compilations] == ["", ""]
+    assert reloaded(run).meta.compilations == run.meta.compilations
+    assert [one.file for one in reloaded(run, strip=True).meta.compilations] == ["", ""]
 
 
 def test_the_rows_of_the_tree(golden: Callable[..., None]) -> None:

@@ -19,7 +19,7 @@ import pytest
 import torch
 from build.browser import Tab, missing
 from build.hand_made import FORWARD, kernel, label, op, python_line, row, run_of
-from build.models import Checkpointed
+from build.models import Checkpointed, Layers
 from build.places import ROOT
 from build.warnings import run_warnings, sentences
 from torch import Tensor, nn
@@ -64,19 +64,13 @@ HOSTILE = (
 def checkpointed_run() -> Run:
     """A step with a label around it and one inside, a reentrant checkpoint, and a layer that is never called."""
 
-    class Labelled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = Checkpointed(use_reentrant=True)
-            self.head = nn.Linear(4, 2)
-            self.idle = nn.Linear(4, 4)
-
+    class Labelled(Layers):
         def forward(self, x: Tensor) -> Tensor:
             with record_function("trunk"):
                 x = self.inner(x)
             return self.head(x)
 
-    model = Labelled()
+    model = Labelled(inner=Checkpointed(use_reentrant=True), head=nn.Linear(4, 2), idle=nn.Linear(4, 4))
     with torchprof.Profile(model, profile_memory=True, with_flops=True, record_shapes=True) as prof:
         for _ in range(2):
             with record_function("step"):

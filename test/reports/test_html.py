@@ -30,7 +30,7 @@ from build.all_kinds import KINDS
 from build.browser import Tab
 from build.hand_made import cells, headings, kernel, label, op, python_line, row, run_of
 from build.hand_made_ranks import everybody, lockstep, run_of_ranks
-from build.models import Checkpointed, Holder, Tied
+from build.models import Checkpointed, Holder, Layers, Tied
 from build.page import READ_TABLE, button, choice, data_in
 from build.texts import format_count, format_memory, format_time
 from build.warnings import run_warnings
@@ -1786,15 +1786,8 @@ def test_page_of_a_comparison(dark: bool, look: Callable[..., Page]) -> None:
     assert narrow.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
-class Grown(nn.Module):
+class Grown(Layers):
     """Like ``Net``, with a renamed layer, an added layer, and a wider layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
-        self.trunk = Holder(nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU()))
-        self.norm = nn.LayerNorm(8)
-        self.head = nn.Linear(8, 50)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.norm(self.trunk(self.stem(x)).mean((2, 3))))
@@ -1816,7 +1809,13 @@ def change_of(how: str, change: Any, quantity: Any) -> list[str]:
 def test_figures_of_a_comparison_are_those_of_the_diff(look: Callable[..., Page]) -> None:
     """Two steps before and three after, so all figures are for one call of the model."""
     x = torch.rand(2, 3, 8, 8)
-    diff = torchprof.compare(trained(Net(), x, steps=2), trained(Grown(), x, steps=3))
+    grown = Grown(
+        stem=nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()),
+        trunk=Holder(nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU())),
+        norm=nn.LayerNorm(8),
+        head=nn.Linear(8, 50),
+    )
+    diff = torchprof.compare(trained(Net(), x, steps=2), trained(grown, x, steps=3))
     assert diff.unit == "call" and {pair.how for pair in diff.walk()} >= {"same", "added", "removed", "renamed"}
     page = look(diff.report("html"))
     expected = {".".join(pair.path): pair for pair in diff.walk() if pair.is_layer}

@@ -36,7 +36,7 @@ from torchprof.run.operators import Sums
 from torchprof.run.rows import Around
 from torchprof.run.words import AUTOGRAD_ENGINE, BETWEEN_OPS, NOT_SELECTED, OUTSIDE, PHASES
 
-pytestmark = pytest.mark.usefixtures("nothing_old_is_freed_inside")
+pytestmark = pytest.mark.usefixtures("garbage_is_not_collected")
 NODE_PREFIX = "autograd::engine::evaluate_function: "
 FORWARD, BACKWARD, RECOMPUTE = PHASES
 
@@ -601,7 +601,7 @@ def test_a_layer_that_was_not_selected_is_refused() -> None:
         run.report("ops", layer="b")
 
 
-def test_errors_name_the_missing_option_also_after_saving(tmp_path: Any) -> None:
+def test_errors_name_the_missing_option_also_after_saving(reloaded: Any) -> None:
     """With the options, before and after saving."""
     model = Mlp()
     prof = profiled(model, with_flops=True)
@@ -611,8 +611,7 @@ def test_errors_name_the_missing_option_also_after_saving(tmp_path: Any) -> None
     table = prof.run.report("ops", group_by_input_shape=True, group_by_stack_n=2)
     assert any("[8], [3, 4], [4, 8]" in cell for one in cells(table) for cell in one)
     assert "linear.py" in table
-    prof.run.save(tmp_path / "run.json")
-    assert torchprof.load(tmp_path / "run.json").report("ops", group_by_input_shape=True, group_by_stack_n=2) == table
+    assert reloaded(prof.run).report("ops", group_by_input_shape=True, group_by_stack_n=2) == table
 
 
 def test_the_blocks_of_the_docs_print_the_headings_shown(monkeypatch: pytest.MonkeyPatch) -> None:

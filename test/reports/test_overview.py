@@ -9,6 +9,7 @@ import pytest
 import torch
 from build.forests import Paths, layer_trees
 from build.hand_made import FORWARD, cells, label, names, row, run_of
+from build.models import Layers
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -131,18 +132,15 @@ def test_a_selected_layer_is_shown_below_layers_that_were_not_selected() -> None
 # The report
 
 
-class Deep(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(40)))
-
+class Deep(Layers):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layers(x)  # type: ignore[no-any-return]
 
 
 @pytest.fixture(scope="module")
 def deep() -> Run:
-    model, x = Deep(), torch.rand(4, 8)
+    model = Deep(layers=nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(40))))
+    x = torch.rand(4, 8)
     model(x)
     with torchprof.Profile(model, profile_memory=True, with_flops=True) as prof:
         for _ in range(3):

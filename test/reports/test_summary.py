@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from build.hand_made import op, row, run_of
-from build.models import Mlp, Several, Tied, profiled
+from build.models import Layers, Mlp, Several, Tied, profiled
 from torch import nn
 
 import torchprof
@@ -202,15 +202,11 @@ def test_figures_over_calls_of_one_shape_are_not_marked() -> None:
 
 
 def test_a_layer_called_on_two_shapes_in_each_call_of_the_model_has_constant_work() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.act = nn.ReLU()
-
+    class Net(Layers):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.act(self.act(x)[:1])
 
-    run = of_batches(Net(), 4, 4, record_shapes=True, with_flops=True)
+    run = of_batches(Net(act=nn.ReLU()), 4, 4, record_shapes=True, with_flops=True)
     model, act = cells(run)[1:]
     assert (model[3], act[3]) == ("[4, 64]", "first [4, 64]")
     assert (model[6], act[6]) == ("0", "0")
@@ -244,15 +240,13 @@ def test_two_models() -> None:
     assert stripped(prof.run, 1)["MACs"] == "48"
 
 
-def test_the_command_line_shows_the_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from torchprof.cli import main
+def test_the_command_line_shows_the_summary(tmp_path: Path, cli: Any) -> None:
 
     path = tmp_path / "run.json"
-    assert main(["flops", "examples/models.py:LeNet5", "--input", "1,1,32,32", "--summary", "-o", str(path)]) == 0
-    assert "\n  MACs                     416.52 K\n" in capsys.readouterr().out
+    said = cli("flops examples/models.py:LeNet5 --input 1,1,32,32 --summary -o", str(path))
+    assert "\n  MACs                     416.52 K\n" in said.out
     assert json.loads(path.read_text())["schema"] == 3
-    assert main(["show", str(path), "--summary", "--depth", "0"]) == 0
-    assert "Backward" not in capsys.readouterr().out
+    assert "Backward" not in cli("show", str(path), "--summary", "--depth", "0").out
 
 
 def summed(*sizes: int) -> str:
@@ -271,15 +265,11 @@ def test_activations_are_of_the_innermost_layers_that_were_called() -> None:
 
 
 def test_activations_of_calls_on_several_shapes_are_unknown() -> None:
-    class Cuts(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(4, 4)
-
+    class Cuts(Layers):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.fc(self.fc(x)[:1])
 
-    prof = profiled(Cuts(), torch.rand(100, 4), with_flops=True)
+    prof = profiled(Cuts(fc=nn.Linear(4, 4)), torch.rand(100, 4), with_flops=True)
     assert stripped(prof.run)["Activations"] == "–"
     with torchprof.Profile(Several()) as prof:  # without shapes it is unknown whether they were the same
         prof(torch.rand(2, 4))
@@ -312,16 +302,12 @@ def test_the_peak_is_that_of_the_type_of_most_macs() -> None:
 def test_activations_of_layers_whose_operators_record_no_shapes() -> None:
     """An embedding records no shapes: over several calls its activations are known only if nothing else varied."""
 
-    class Looks(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = nn.Embedding(10, 4)
-            self.fc = nn.Linear(4, 2)
-
+    class Looks(Layers):
         def forward(self, *tokens: torch.Tensor) -> torch.Tensor:
             return self.fc(sum(self.table(each).mean(0, keepdim=True) for each in tokens))
 
-    model, three, five = Looks(), torch.zeros(3, dtype=torch.long), torch.zeros(5, dtype=torch.long)
+    model = Looks(table=nn.Embedding(10, 4), fc=nn.Linear(4, 2))
+    three, five = (torch.zeros(length, dtype=torch.long) for length in (3, 5))
     with torchprof.Profile(model, with_flops=True) as prof:
         prof(three)
         prof(three)

@@ -11,7 +11,7 @@ import torch
 from build import hand_made
 from build.golden import drawn
 from build.hand_made import headings
-from build.models import profiled
+from build.models import Layers, profiled
 from build.warnings import sentences
 from tabulate import tabulate_formats
 from torch import nn
@@ -347,13 +347,7 @@ def test_memory_outside_of_every_operator_and_layer() -> None:
 # Live
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(4, 4)
-        self.second = nn.Sequential(nn.Tanh(), nn.Linear(4, 2))
-        self.unused = nn.Linear(1, 1)
-
+class Net(Layers):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.second(torch.sin(self.first(x)))
 
@@ -372,7 +366,7 @@ def test_file_gets_the_returned_text_and_a_newline() -> None:
 
 
 def test_display_passes_its_options_to_the_report() -> None:
-    model = Net()
+    model = Net(first=nn.Linear(4, 4), second=nn.Sequential(nn.Tanh(), nn.Linear(4, 2)), unused=nn.Linear(1, 1))
     x = torch.rand(3, 4)
     prof = profiled(model, x)
     assert [line.split()[0] for line in prof.display(depth=0).split("\n\n")[0].splitlines()[2:]] == ["Net", "(outside)"]

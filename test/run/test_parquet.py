@@ -157,14 +157,11 @@ def test_the_metadata_may_be_larger_than_pyarrow_reads_by_default(saved: Path) -
     assert torchprof.load(saved) == run
 
 
-def test_show_and_compare_read_such_a_file_and_export_writes_one(
-    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from torchprof.cli import main
+def test_show_and_compare_read_such_a_file_and_export_writes_one(saved: Path, tmp_path: Path, cli: Any) -> None:
 
     run = torchprof.load(saved)
-    assert main(["show", str(saved), "--report", "tree", "-o", str(tmp_path / "again.parquet")]) == 0
-    assert capsys.readouterr().out == run.report("tree") + "\n"
+    said = cli("show", str(saved), "--report", "tree", "-o", str(tmp_path / "again.parquet"))
+    assert said.out == run.report("tree") + "\n"
     assert torchprof.load(tmp_path / "again.parquet") == run
     assert str(torchprof.compare(saved, DATA / "run-schema-3.json")) == str(torchprof.compare(run, run))
     with pytest.raises(TorchprofError, match="it has no option 'depth'"):

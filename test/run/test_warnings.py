@@ -86,11 +86,10 @@ def test_each_code_has_a_sentence_with_its_facts(golden: Callable[..., None]) ->
         assert said.endswith((".", "?")) and "{" not in said.replace("{0}", "")
 
 
-def test_warnings_do_not_change_by_saving_and_loading(tmp_path: Path) -> None:
+def test_warnings_do_not_change_by_saving_and_loading(reloaded: Any) -> None:
     summed = replace(ALL[0], added=(((1, 3), 3), ((2,), 2)))
     run = run_of([row(0, cpu_ns=1)], warnings=(*ALL, summed))
-    run.save(tmp_path / "run.json")
-    loaded = torchprof.load(tmp_path / "run.json")
+    loaded = reloaded(run)
     assert loaded.meta.warnings == run.meta.warnings
     assert loaded.warnings == run.warnings and [*map(str, loaded.warnings)] == [*map(str, run.warnings)]
     assert all(warning.ranks == (0,) for warning in loaded.warnings)
@@ -101,7 +100,7 @@ def run_of_rank(rank: int, *warnings: RunWarning) -> Run:
     return run_of([row(0, cpu_ns=1, rank=rank)], rank=rank, warnings=warnings)
 
 
-def test_a_warning_of_many_ranks_is_stored_once(tmp_path: Path) -> None:
+def test_a_warning_of_many_ranks_is_stored_once(tmp_path: Path, reloaded: Any) -> None:
     """Each rank of a mixture of experts has the same idle experts: their names are in the file once, not per rank."""
     ranks, experts = 128, 2_000
 
@@ -109,8 +108,7 @@ def test_a_warning_of_many_ranks_is_stored_once(tmp_path: Path) -> None:
         return RunWarning.of("never_called", [f"Net.layers.0.experts.{number}" for number in range(experts)])
 
     def bytes_of(run: Run) -> int:
-        run.save(tmp_path / "run.json")
-        assert torchprof.load(tmp_path / "run.json") == run
+        assert reloaded(run) == run
         return (tmp_path / "run.json").stat().st_size
 
     merged = torchprof.merge(run_of_rank(rank, never_called()) for rank in range(ranks))
@@ -119,12 +117,11 @@ def test_a_warning_of_many_ranks_is_stored_once(tmp_path: Path) -> None:
     assert bytes_of(merged) - bytes_of(without) < names + 2 * ranks + 100
     (shown,) = merged.warnings
     assert shown == replace(never_called(), ranks=tuple(range(ranks)))
-    merged.save(tmp_path / "merged.json")
-    for run in (merged, torchprof.load(tmp_path / "merged.json")):
+    for run in (merged, reloaded(merged)):
         assert len({id(warning) for meta in run.metas for warning in meta.warnings}) == 1
 
 
-def test_lists_of_layers_that_differ_by_rank_are_stored_as_numbers(tmp_path: Path) -> None:
+def test_lists_of_layers_that_differ_by_rank_are_stored_as_numbers(tmp_path: Path, reloaded: Any) -> None:
     """With expert parallelism each rank has its own idle experts: their names would be in the file once per rank."""
     ranks, experts = 16, 500
     paths = ["Net", "Net.experts", *(f"Net.experts.{number}" for number in range(experts))]
@@ -137,36 +134,32 @@ def test_lists_of_layers_that_differ_by_rank_are_stored_as_numbers(tmp_path: Pat
         for rank, names in enumerate(idle)
     ]
     merged = torchprof.merge(runs)
-    merged.save(tmp_path / "run.json")
-    assert torchprof.load(tmp_path / "run.json") == merged
+    assert reloaded(merged) == merged
     digits = sum(len(f"{number},") for names in idle for number in map(paths.index, names))
     without = torchprof.merge(replace(run, metas=(replace(run.meta, warnings=()),)) for run in runs)
     without.save(tmp_path / "without.json")
     assert (tmp_path / "run.json").stat().st_size - (tmp_path / "without.json").stat().st_size < digits + 100 * ranks
 
 
-def test_a_warning_about_no_layer_of_the_run_keeps_its_name(tmp_path: Path) -> None:
+def test_a_warning_about_no_layer_of_the_run_keeps_its_name(reloaded: Any) -> None:
     run = run_of_rank(0, RunWarning.of("never_called", ["Net.a", "Other.gone", "7"]))
-    run.save(tmp_path / "run.json")
-    assert torchprof.load(tmp_path / "run.json").meta.warnings == run.meta.warnings
+    assert reloaded(run).meta.warnings == run.meta.warnings
 
 
-def test_each_rank_keeps_its_warnings_in_its_order(tmp_path: Path) -> None:
+def test_each_rank_keeps_its_warnings_in_its_order(reloaded: Any) -> None:
     one, other = RunWarning.of("one", ["Net.a"]), RunWarning.of("other", share=0.5)
     runs = [run_of_rank(0, one, other), run_of_rank(1), run_of_rank(2, other, one, other), run_of_rank(3, one)]
     merged = torchprof.merge(runs)
-    merged.save(tmp_path / "run.json")
-    for run in (merged, torchprof.load(tmp_path / "run.json")):
+    for run in (merged, reloaded(merged)):
         assert [meta.warnings for meta in run.metas] == [run.meta.warnings for run in runs]
 
 
-def test_facts_that_are_equal_but_not_alike_are_stored_as_they_are(tmp_path: Path) -> None:
+def test_facts_that_are_equal_but_not_alike_are_stored_as_they_are(reloaded: Any) -> None:
     """1, 1.0 and True are equal in Python; their sentences differ."""
     runs = [run_of_rank(rank, RunWarning.of("x", count=count)) for rank, count in enumerate((1, True, 1.0, 1))]
     expected = ["x: count=1", "x: count=True", "x: count=1.0", "x: count=1"]
     merged = torchprof.merge(runs)
-    merged.save(tmp_path / "run.json")
-    for run in (merged, torchprof.load(tmp_path / "run.json")):
+    for run in (merged, reloaded(merged)):
         assert [str(meta.warnings[0]) for meta in run.metas] == expected
 
 

@@ -14,6 +14,7 @@ import torch
 from build.aligned import compared, share_found, without_labels
 from build.architectures import ARCHITECTURES
 from build.libraries import usable_transformers
+from build.models import Layers
 from build.places import ROOT, TRACES
 from build.snapshots import snapshot
 from hypothesis import given, settings
@@ -25,7 +26,6 @@ import torchprof
 from examples.large_models import Llama, ResNet50
 from examples.models import Bert
 from torchprof import TorchprofError
-from torchprof.cli import main
 from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE
 
 
@@ -154,14 +154,7 @@ def test_with_autocast_accumulation_and_an_optimizer(tmp_path: Path) -> None:
     assert run.tree().calls == 6
 
 
-class Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(8)
-        self.up = nn.Linear(8, 16)
-        self.down = nn.Linear(16, 8)
-        self.dropout = nn.Dropout(0.1)
-
+class Residual(Layers):
     def forward(self, x: Tensor) -> Tensor:
         return x + self.dropout(self.down(torch.nn.functional.gelu(self.up(self.norm(x)))))
 
@@ -172,7 +165,10 @@ class PartlyCheckpointed(nn.Module):
     def __init__(self, again: Container[int], use_reentrant: bool) -> None:
         super().__init__()
         self.first = nn.Linear(4, 8)
-        self.blocks = nn.ModuleList(Residual() for _ in range(4))
+        self.blocks = nn.ModuleList(
+            Residual(norm=nn.LayerNorm(8), up=nn.Linear(8, 16), down=nn.Linear(16, 8), dropout=nn.Dropout(0.1))
+            for _ in range(4)
+        )
         self.last = nn.Linear(8, 2)
         self.again = again
         self.use_reentrant = use_reentrant
@@ -207,12 +203,7 @@ def test_what_checkpoints_compute_again_is_at_its_layers(
 def test_a_checkpoint_that_computes_something_else_has_no_layer(tmp_path: Path) -> None:
     """As with operators that only run in backward: neither the node's layer nor the one computed again has them."""
 
-    class Changing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4))
-            self.calls = 0
-
+    class Changing(Layers):
         def again(self, x: Tensor) -> Tensor:
             self.calls += 1
             if self.calls % 2 == 0:
@@ -222,7 +213,10 @@ def test_a_checkpoint_that_computes_something_else_has_no_layer(tmp_path: Path) 
         def forward(self, x: Tensor) -> Tensor:
             return checkpoint(self.again, x, use_reentrant=False, determinism_check="none")
 
-    model, x = Changing(), torch.rand(3, 4, requires_grad=True)
+    model, x = (
+        Changing(layers=nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4)), calls=0),
+        torch.rand(3, 4, requires_grad=True),
+    )
     with torch.profiler.profile() as prof:
         back(model(x))
     prof.export_chrome_trace(str(tmp_path / "trace.json"))
@@ -257,17 +251,14 @@ class Doubling(torch.autograd.Function):
         return gradient @ ctx.saved_tensors[0] * 2, None
 
 
-class OwnFunction(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.rand(4, 4))
-
+class OwnFunction(Layers):
     def forward(self, x: Tensor) -> Tensor:
         return Doubling.apply(x, self.weight)
 
 
 def test_a_function_of_autograd_is_at_its_layer_with_its_backward(tmp_path: Path) -> None:
-    model, x = nn.Sequential(nn.Linear(4, 4), OwnFunction(), nn.ReLU()), torch.rand(3, 4)
+    own, x = OwnFunction(weight=nn.Parameter(torch.rand(4, 4))), torch.rand(3, 4)
+    model = nn.Sequential(nn.Linear(4, 4), own, nn.ReLU())
     share, run = compared(recorded(tmp_path, model, lambda: back(model(x))), model, (x,))
     assert share > 0.999
     assert next(node for node in run.tree(BACKWARD).walk() if node.layer.path[-1] == "1").self.cpu_ns > 0
@@ -449,27 +440,20 @@ def test_compiled_code_is_refused(tmp_path: Path) -> None:
         torchprof.from_trace(tmp_path / "trace.json", model, inputs=x)
 
 
-class Inner(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.norm = nn.Embedding(100, 64), nn.LayerNorm(64)
-
+class Inner(Layers):
     def forward(self, words: Tensor) -> Any:
         return self.norm(self.words(words))
 
 
-class WithHead(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.model, self.head = Inner(), nn.Linear(64, 5)
-
+class WithHead(Layers):
     def forward(self, words: Tensor) -> Any:
         return self.head(self.model(words))
 
 
 @pytest.mark.parametrize("with_labels", [True, False])
 def test_if_a_part_of_the_model_made_the_trace_it_is_named(with_labels: bool, tmp_path: Path) -> None:
-    model, words = WithHead(), torch.randint(100, (2, 8))
+    inner, words = Inner(words=nn.Embedding(100, 64), norm=nn.LayerNorm(64)), torch.randint(100, (2, 8))
+    model = WithHead(model=inner, head=nn.Linear(64, 5))
     trace = recorded(tmp_path, model.model, lambda: model.model(words), record_shapes=True)
     trace = trace if with_labels else without_labels(trace)
     assert torchprof.from_trace(trace, model.model, inputs=words).layers[0].kind == "Inner"
@@ -542,14 +526,11 @@ def test_a_trace_of_strangers_is_a_resnet_50() -> None:
 # Random models
 
 
-class Tree(nn.Module):
+class Tree(Layers):
     """Calls its children in turn, some of them twice, with arithmetic between them."""
 
     def __init__(self, children: list[nn.Module], between: list[str], again: bool) -> None:
-        super().__init__()
-        self.children_ = nn.ModuleList(children)
-        self.between = between
-        self.again = again
+        super().__init__(children_=nn.ModuleList(children), between=between, again=again)
 
     def forward(self, x: Tensor) -> Tensor:
         for child, what in zip(self.children_, self.between):
@@ -594,16 +575,13 @@ def test_no_operator_of_a_random_model_is_at_a_wrong_layer(make: Any, steps: int
             assert run.tree().calls == steps
 
 
-def test_the_command_line_gives_layers_to_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_gives_layers_to_a_trace(tmp_path: Path, cli: Any) -> None:
     model, x = LARGE["ResNet-50"][0](), torch.rand(2, 3, 64, 64)
     trace = without_labels(recorded(tmp_path, model, lambda: back(model(x))))
     spec = f"{ROOT / 'examples' / 'large_models.py'}:ResNet50"
-    assert main(["show", str(trace), "--model", spec, "--input", "8,3,64,64", "--report", "top"]) == 0
-    assert "ResNet50.layer" in capsys.readouterr().out
-    assert main(["show", str(trace), "--input", "8,3,64,64"]) == 2
-    assert "--input is for the model of a trace" in capsys.readouterr().err
-    assert main(["show", str(trace)]) == 0
-    assert "from_trace(trace, model), or --model" in capsys.readouterr().out
+    assert "ResNet50.layer" in cli("show", str(trace), "--model", spec, "--input", "8,3,64,64", "--report", "top").out
+    assert "--input is for the model of a trace" in cli("show", str(trace), "--input", "8,3,64,64", code=2).err
+    assert "from_trace(trace, model), or --model" in cli("show", str(trace)).out
 
 
 def test_the_model_of_a_trace_with_labels_is_not_run(tmp_path: Path) -> None:
@@ -714,15 +692,11 @@ X = torch.rand(3, 4)
 
 @pytest.mark.parametrize("inputs", [X, (X,), [X], {"x": X}], ids=["tensor", "tuple", "list", "dict"])
 def test_inputs_are_a_tensor_arguments_or_keyword_arguments(inputs: Any, tmp_path: Path) -> None:
-    class Reading(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(4, 4)
-
+    class Reading(Layers):
         def forward(self, x: Tensor) -> Tensor:
             return self.fc(x).relu()
 
-    model = Reading()
+    model = Reading(fc=nn.Linear(4, 4))
     with torch.profiler.profile() as prof:
         model(X)
     prof.export_chrome_trace(str(tmp_path / "trace.json"))

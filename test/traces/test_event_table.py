@@ -53,9 +53,9 @@ def test_many_times_are_exact() -> None:
 
 def test_the_duration_is_that_of_the_events_and_not_of_the_session() -> None:
     ops = [op("aten::a", 10, 5), op("aten::b", 20, 7.5), memory_event(40, 512), kernel("k", 25, 10)]
-    assert (read(ops).wall_ns, read(ops).start_ns, read(ops).outside_ns) == (40_000 - 10_000, None, (0, 0))
+    assert (read(*ops).wall_ns, read(*ops).start_ns, read(*ops).outside_ns) == (40_000 - 10_000, None, (0, 0))
     session = trace_event("Trace", "PyTorch Profiler (0)", 8, 50.25, pid="Spans", tid="PyTorch Profiler")
-    trace = read([*ops, session])
+    trace = read(*ops, session)
     assert (trace.wall_ns, trace.start_ns, trace.outside_ns) == (40_000 - 10_000, 8_000, (2_000, 18_250))
 
 
@@ -64,25 +64,23 @@ def test_the_duration_is_that_of_the_events_and_not_of_the_session() -> None:
 
 def test_signatures_equal_those_of_a_session() -> None:
     trace = read(
-        [
-            op(
-                "aten::convolution",
-                1,
-                1,
-                Input_Dims=[[1, 3, 8, 8], [4, 3, 3, 3], [], [], [], []],
-                Input_type=["float", "c10::Half", "", "ScalarList", "Scalar", "Scalar"],
-                Concrete_Inputs=["", "", "", "[1, -2]", "False", "1e-05"],
-            ),
-            op("aten::cat", 3, 1, Input_Dims=[[[2, 3], [4, 3]], []], Input_type=["TensorList", "Scalar"]),
-            op(
-                "aten::clamp",
-                5,
-                1,
-                Input_Dims=[[2], [], [], []],
-                Input_type=["double", "Scalar", "Scalar", "Scalar"],
-                Concrete_Inputs=["", "-inf", "nan", "(1+2j)"],
-            ),
-        ]
+        op(
+            "aten::convolution",
+            1,
+            1,
+            Input_Dims=[[1, 3, 8, 8], [4, 3, 3, 3], [], [], [], []],
+            Input_type=["float", "c10::Half", "", "ScalarList", "Scalar", "Scalar"],
+            Concrete_Inputs=["", "", "", "[1, -2]", "False", "1e-05"],
+        ),
+        op("aten::cat", 3, 1, Input_Dims=[[[2, 3], [4, 3]], []], Input_type=["TensorList", "Scalar"]),
+        op(
+            "aten::clamp",
+            5,
+            1,
+            Input_Dims=[[2], [], [], []],
+            Input_type=["double", "Scalar", "Scalar", "Scalar"],
+            Concrete_Inputs=["", "-inf", "nan", "(1+2j)"],
+        ),
     )
     conv, cat, clamp = (trace.signatures[event.signature] for event in trace.columns(()).events())
     assert conv.shapes == ((1, 3, 8, 8), (4, 3, 3, 3), (), (), (), ())
@@ -117,7 +115,7 @@ def test_equal_signatures_have_one_number_and_only_the_wanted_detail() -> None:
 
 
 def test_recorded_shapes_and_memory_are_detected() -> None:
-    bare, whole = read([op("aten::mm", 1, 1)]), read([op("aten::mm", 1, 1, Input_Dims=[[1]]), memory_event(1, 8)])
+    bare, whole = read(op("aten::mm", 1, 1)), read(op("aten::mm", 1, 1, Input_Dims=[[1]]), memory_event(1, 8))
     assert (bare.has_shapes, bare.has_memory) == (False, False)
     assert (whole.has_shapes, whole.has_memory) == (True, True)
 
@@ -140,7 +138,7 @@ def test_recorded_shapes_and_memory_are_detected() -> None:
 )
 def test_inputs_in_another_form_than_torchs_are_unknown(args: Any, shapes: Any, dtypes: Any, scalars: Any) -> None:
     """The event is read with its time. Values that a run file cannot hold are dropped."""
-    trace = read([{**GOOD, "args": args}])
+    trace = read({**GOOD, "args": args})
     (event,) = trace.columns(()).events()
     assert trace.table.unread == 0
     assert trace.signatures[event.signature] == (shapes, dtypes, scalars, ())
@@ -148,7 +146,7 @@ def test_inputs_in_another_form_than_torchs_are_unknown(args: Any, shapes: Any, 
 
 @pytest.mark.parametrize("dims", ["text", 5, {"a": 1}, True])
 def test_dims_that_are_no_list_are_no_shapes(dims: Any) -> None:
-    trace = read([op("aten::mm", 1, 9, Input_Dims=dims, Input_type=["float"])])
+    trace = read(op("aten::mm", 1, 9, Input_Dims=dims, Input_type=["float"]))
     assert [event.signature for event in trace.columns(()).events()] == [0]
     assert (trace.table.unread, trace.has_shapes) == (0, False)
 
@@ -158,7 +156,7 @@ def test_dims_that_are_no_list_are_no_shapes(dims: Any) -> None:
 
 def test_equal_thread_ids_of_two_processes_are_two_threads() -> None:
     trace = read(
-        [op("aten::a", 1, 1, pid=1, tid=5), op("aten::b", 1, 1, pid=2, tid=5), op("aten::c", 3, 1, pid=1, tid=5)]
+        op("aten::a", 1, 1, pid=1, tid=5), op("aten::b", 1, 1, pid=2, tid=5), op("aten::c", 3, 1, pid=1, tid=5)
     )
     found = {event.name: event.thread for event in trace.columns(()).events()}
     assert found["aten::a"] == found["aten::c"] != found["aten::b"]
@@ -204,7 +202,7 @@ def test_a_thread_id_as_text_is_the_same_thread() -> None:
     ids=str,
 )
 def test_a_broken_operator_is_counted_and_the_others_are_read(change: dict[str, Any]) -> None:
-    trace = read([GOOD, {**GOOD, "ts": 300, **change}, {**GOOD, "ts": 500}])
+    trace = read(GOOD, {**GOOD, "ts": 300, **change}, {**GOOD, "ts": 500})
     assert trace.table.unread == 1
     assert [event.start_ns for event in trace.columns(()).events()] == [100_000, 500_000]
 
@@ -212,13 +210,13 @@ def test_a_broken_operator_is_counted_and_the_others_are_read(change: dict[str, 
 @pytest.mark.parametrize("key", ["ts", "dur", "name", "pid", "tid", "ph"])
 def test_an_operator_without_a_necessary_value_is_counted(key: str) -> None:
     broken = {name: value for name, value in GOOD.items() if name != key}
-    trace = read([broken, GOOD])
+    trace = read(broken, GOOD)
     assert (trace.table.unread, len(trace.table)) == (1, 1)
 
 
 @pytest.mark.parametrize("event", [5, "text", [], {}])
 def test_entries_that_are_no_events_are_counted(event: Any) -> None:
-    trace = read([event, GOOD])
+    trace = read(event, GOOD)
     assert (trace.table.unread, len(trace.table)) == (1, 1)
 
 
@@ -240,7 +238,7 @@ def test_entries_that_are_no_events_are_counted(event: Any) -> None:
 )
 def test_a_broken_kernel_is_counted(change: dict[str, Any]) -> None:
     good = kernel("k", 1, 1, correlation=4, device=0, stream=7)
-    trace = read([good, {**good, **change}, {**good, "ts": 3}])
+    trace = read(good, {**good, **change}, {**good, "ts": 3})
     assert trace.table.unread == 1
     assert [event.start_ns for event in trace.columns(()).events()] == [1000, 3000]
 
@@ -251,13 +249,13 @@ def test_a_broken_kernel_is_counted(change: dict[str, Any]) -> None:
     ids=str,
 )
 def test_broken_memory_is_counted(args: Any) -> None:
-    trace = read([memory_event(1, 8), {**memory_event(2, 8), "args": args}])
+    trace = read(memory_event(1, 8), {**memory_event(2, 8), "args": args})
     assert (trace.table.unread, len(trace.table)) == (1, 1)
 
 
 @pytest.mark.parametrize("number", [None, "x", [1]])
 def test_a_broken_arrow_is_counted(number: Any) -> None:
-    trace = read([GOOD, {**arrow(1, "s", 1), "id": number}, {**arrow(1, "f", 1), "id": number}])
+    trace = read(GOOD, {**arrow(1, "s", 1), "id": number}, {**arrow(1, "f", 1), "id": number})
     assert trace.table.unread == 2
     assert len(list(trace.columns(()).events())) == 1
 
@@ -265,7 +263,7 @@ def test_a_broken_arrow_is_counted(number: Any) -> None:
 @pytest.mark.parametrize("change", [{"ts": None}, {"dur": -5}, {"dur": "x"}], ids=str)
 def test_a_broken_session_is_ignored(change: dict[str, Any]) -> None:
     session = trace_event("Trace", "PyTorch Profiler (0)", 8, 50, pid="Spans", tid="PyTorch Profiler")
-    trace = read([GOOD, {**session, **change}])
+    trace = read(GOOD, {**session, **change})
     assert (trace.table.unread, trace.start_ns, trace.wall_ns) == (1, None, 100_000)
 
 
@@ -294,7 +292,7 @@ def test_events_that_are_in_the_trace_twice_count_once(times: int, whole_us: boo
     def at(event: Any) -> Any:
         return {**event, "ts": int(event["ts"])} if whole_us else event
 
-    once, several = read(map(at, EVERYTHING)), read([*map(at, EVERYTHING)] * times)
+    once, several = read(*map(at, EVERYTHING)), read(*([*map(at, EVERYTHING)] * times))
     assert once.table.drop_duplicates() == 0
     assert several.table.drop_duplicates() == (times - 1) * len(EVERYTHING)
     assert list(several.columns(()).events()) == list(once.columns(()).events())
@@ -314,7 +312,7 @@ def test_events_that_are_in_the_trace_twice_count_once(times: int, whole_us: boo
     ],
 )
 def test_different_events_with_equal_fields_are_no_duplicates(events: list[Any]) -> None:
-    assert read(events).table.drop_duplicates() == 0
+    assert read(*events).table.drop_duplicates() == 0
 
 
 @pytest.mark.parametrize(
@@ -331,13 +329,13 @@ def test_different_events_with_equal_fields_are_no_duplicates(events: list[Any])
     ],
 )
 def test_ranges_that_overlap_by_rounding_follow_each_other(second: Any, length: int) -> None:
-    found = read([op("aten::a", 10, 20), second])
+    found = read(op("aten::a", 10, 20), second)
     found.table.separate()
     assert list(found.table.cpu.ns) == [length, round(second["dur"] * 1000)]
 
 
 def test_all_ranges_that_end_there_are_cut() -> None:
-    found = read([op("aten::outer", 10, 20), op("aten::inner", 12, 18), op("aten::b", 29.999, 15)])
+    found = read(op("aten::outer", 10, 20), op("aten::inner", 12, 18), op("aten::b", 29.999, 15))
     found.table.separate()
     assert list(found.table.cpu.ns) == [19_999, 17_999, 15_000]
 
@@ -364,7 +362,7 @@ def test_events_added_one_at_a_time_are_the_same() -> None:
     table = EventTable(lambda name: Detail.SCALARS)
     for event in events:
         table.add([event])
-    whole, parts = read(events), TraceEvents(table)
+    whole, parts = read(*events), TraceEvents(table)
     assert list(parts.columns(()).events()) == list(whole.columns(()).events())
     assert Counter(event.kind for event in parts.columns(()).events())[Kind.NODE] == 1
     assert len(parts.table) == len(whole.table) == 5
@@ -390,11 +388,11 @@ def test_ranges_that_cross_and_work_before_its_launch_are_counted(tmp_path: Path
 
 def test_what_begins_after_the_cut_of_a_range_does_not_cross_it() -> None:
     """The second is cut at 100 us, so the third is not inside it; the fourth is cut at 200 us."""
-    found = read([op("aten::x", start, lasted) for start, lasted in ((0, 100), (50, 100), (120, 80), (180, 100))])
+    found = read(*[op("aten::x", start, lasted) for start, lasted in ((0, 100), (50, 100), (120, 80), (180, 100))])
     assert found.table.separate() == 2
 
 
 def test_work_without_a_number_has_no_launch() -> None:
     calls = [trace_event("cuda_runtime", "cudaLaunchKernel", 10 * at, 5) for at in range(50)]
-    found = read([*calls, *(kernel("gemm", 10 * at + 6, 2) for at in range(50))])
+    found = read(*calls, *(kernel("gemm", 10 * at + 6, 2) for at in range(50)))
     assert found.table.count_early_work() == 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from build.models import Mlp
+from build.models import Layers, Mlp
 from build.processes import run_fresh
 from build.trace_files import exact_ns, session, trace_event, write
 from build.traced_runs import (
@@ -87,14 +87,11 @@ def test_the_files_of_several_cycles_add_up(tmp_path: Path) -> None:
     assert read.meta.wall_ns == sum(run.meta.wall_ns for run in singles)
 
 
-class Chooses(nn.Module):
+class Chooses(Layers):
     """Calls one of two submodules."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(4, 4)
-        self.b = nn.Linear(4, 4)
-        self.last = nn.Linear(4, 4)
+        super().__init__(a=nn.Linear(4, 4), b=nn.Linear(4, 4), last=nn.Linear(4, 4))
 
     def forward(self, x: Tensor, which: str) -> Tensor:
         return self.last(self.a(x) if which == "a" else self.b(x))

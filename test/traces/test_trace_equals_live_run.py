@@ -15,6 +15,7 @@ from build.models import (
     Checkpointed,
     DoublesInside,
     Functional,
+    Layers,
     Mlp,
     PackedLstm,
     Raises,
@@ -53,8 +54,7 @@ def profiled(model: Any, step: Callable[[], Any], path: Path, *, steps: int = 0,
 def test_the_run_of_a_trace_equals_the_live_run(name: str, trace: Path) -> None:
     torch.manual_seed(0)
     model, inputs = ARCHITECTURES[name].make(), ARCHITECTURES[name].inputs()
-    step = training(model, *inputs)
-    settle(step)
+    step = settle(training(model, *inputs))
     live = annotated(model, step, trace)
     assert len(live.rows) > 20
     assert_same(live, torchprof.from_trace(trace, model))
@@ -153,8 +153,7 @@ def test_selected_paths_and_several_models_equal_the_live_run(trace: Path) -> No
 def test_labels_inside_selected_layers_are_no_rows(trace: Path) -> None:
     """A session with paths= would not have labelled them: their operators count as the selected layer's self time."""
     model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 2))
-    step = training(model, X)
-    settle(step)
+    step = settle(training(model, X))
     annotated(model, step, trace)
     read = torchprof.from_trace(trace, model, paths=["0"])
     assert {row.layer.name for row in read.rows if row.layer} == {"Sequential.0"}
@@ -246,11 +245,9 @@ def test_unusual_operators_equal_the_live_run(trace: Path) -> None:
 def test_torchscript_equals_the_live_run(make: Callable[[nn.Module], Any], trace: Path) -> None:
     """Some operators have no input: the file has no inputs of them."""
 
-    class Net(nn.Module):
+    class Net(Layers):
         def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Linear(4, 4)
-            self.scripted = make(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
+            super().__init__(first=nn.Linear(4, 4), scripted=make(nn.Sequential(nn.Linear(4, 4), nn.Tanh())))
 
         def forward(self, x: Tensor) -> Tensor:
             return self.scripted(self.first(x))
@@ -262,20 +259,19 @@ def test_torchscript_equals_the_live_run(make: Callable[[nn.Module], Any], trace
     assert_same(annotated(model, step, trace), torchprof.from_trace(trace, model))
 
 
+@pytest.mark.usefixtures("dynamo")
 def test_a_compiled_model_equals_the_live_run(trace: Path) -> None:
     model = Mlp()
     compiled = torch.compile(model, backend="eager")
-    step = training(compiled, X)
-    settle(step)
+    step = settle(training(compiled, X))
     assert_same(annotated(compiled, step, trace), torchprof.from_trace(trace, compiled))
-    torch._dynamo.reset()
 
 
+@pytest.mark.usefixtures("dynamo")
 @pytest.mark.parametrize("record", [annotated, profiled])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compilation_equals_the_live_run(backend: str, record: Callable[..., Run], trace: Path) -> None:
     """A user's range with the name of one of torch.compile's ranges stays a label, next to it and around it."""
-    torch._dynamo.reset()
     model = Mlp()
     compiled: Any = torch.compile(model, backend=backend)
 
@@ -288,7 +284,6 @@ def test_compilation_equals_the_live_run(backend: str, record: Callable[..., Run
             torch.ones(2).mul(3)
 
     live = record(compiled, step, trace)
-    torch._dynamo.reset()
     assert_same(live, torchprof.from_trace(trace, compiled))
     label, compiling = Frame(FrameKind.LABEL, "dynamo"), Frame(FrameKind.REGION, "compiling")
     rows = [row for row in live.rows if label in row.frames]
@@ -301,24 +296,20 @@ def test_compilation_equals_the_live_run(backend: str, record: Callable[..., Run
     assert not [row for row in live.rows if any(compiling in around.frames for around in row.within)]
 
 
-def test_a_ddp_model_equals_the_live_run(trace: Path, tmp_path: Path) -> None:
+def test_a_ddp_model_equals_the_live_run(trace: Path, world_of_one: None) -> None:
     """The range of gloo's all-reduce ends on another thread, and the file has its inputs."""
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    try:
-        model = nn.parallel.DistributedDataParallel(Mlp())
-        train = training(model, X)
+    model = nn.parallel.DistributedDataParallel(Mlp())
+    train = training(model, X)
 
-        def step() -> None:
-            train()
-            # DDP waits until the tensor is reduced, not until gloo's thread has ended the range: that can come after
-            # the recording. A barrier waits for both, and for its own range.
-            torch.distributed.barrier()
+    def step() -> None:
+        train()
+        # DDP waits until the tensor is reduced, not until gloo's thread has ended the range: that can come after
+        # the recording. A barrier waits for both, and for its own range.
+        torch.distributed.barrier()
 
-        settle(step)
-        settle(step)
-        live = annotated(model, step, trace)
-    finally:
-        torch.distributed.destroy_process_group()
+    settle(step)
+    settle(step)
+    live = annotated(model, step, trace)
     read = torchprof.from_trace(trace, model)
     assert_same(live, read)
     assert any(frame.name == "gloo:all_reduce" for row in read.rows for frame in row.frames)

@@ -144,15 +144,13 @@ def test_a_user_range_with_a_name_of_torch_compile_stays_a_label() -> None:
 def test_overhead_of_the_profiler_is_on_the_thread_whose_operator_it_interrupts() -> None:
     """It has no thread in the file. The driver's part of it is work of the operator."""
     trace = read(
-        [
-            trace_event("overhead", "Activity Buffer Request", 5, 2, pid=-1, tid=0),  # before all operators
-            op("aten::mm", 10, 100, tid=1),
-            op("aten::mm", 200, 100, tid=2),
-            op("aten::add", 290, 5, tid=2),
-            trace_event("overhead", "Activity Buffer Request", 20, 70, pid=-1, tid=0),
-            trace_event("overhead", "Lazy Function Loading", 210, 9, pid=-1, tid=0),
-            trace_event("user_annotation", "Resource", 400, 5, tid=1),  # a user's range
-        ]
+        trace_event("overhead", "Activity Buffer Request", 5, 2, pid=-1, tid=0),  # before all operators
+        op("aten::mm", 10, 100, tid=1),
+        op("aten::mm", 200, 100, tid=2),
+        op("aten::add", 290, 5, tid=2),
+        trace_event("overhead", "Activity Buffer Request", 20, 70, pid=-1, tid=0),
+        trace_event("overhead", "Lazy Function Loading", 210, 9, pid=-1, tid=0),
+        trace_event("user_annotation", "Resource", 400, 5, tid=1),  # a user's range
     )
     found = [(event.name, event.kind, event.thread) for event in trace.columns(()).events()]
     [first, second] = [thread for name, _, thread in found if name == "aten::mm"]
@@ -190,7 +188,7 @@ def test_overhead_of_the_profiler_is_on_the_thread_whose_operator_it_interrupts(
     ids=lambda event: f"{event.get('cat', event['ph'])}: {event['name']}",
 )
 def test_events_that_are_no_work_are_ignored_and_not_counted_as_unread(event: Any) -> None:
-    trace = read([op("aten::mm", 0, 100), event])
+    trace = read(op("aten::mm", 0, 100), event)
     assert [found.name for found in trace.columns(()).events()] == ["aten::mm"]
     assert trace.table.unread == 0
 
@@ -226,10 +224,8 @@ def test_the_range_of_an_old_collective_has_its_kind_and_its_signature() -> None
     """It has the category of operators, and inputs. A user's autograd function has both, too, and is an operator."""
     about = {"Input_Dims": [[4]], "Input_type": ["float"]}
     trace = read(
-        [
-            trace_event("Operator", "nccl:all_reduce", 5, 1000, **about),
-            trace_event("Operator", "MyFunction", 2000, 50, **about),
-        ]
+        trace_event("Operator", "nccl:all_reduce", 5, 1000, **about),
+        trace_event("Operator", "MyFunction", 2000, 50, **about),
     )
     collective, function = trace.columns(()).events()
     assert (collective.kind, collective.end_ns - collective.start_ns) == (Kind.COLLECTIVE, 1_000_000)
@@ -365,7 +361,7 @@ def test_a_cuda_graph_launches_many_kernels_at_once() -> None:
     ],
 )
 def test_the_category_of_the_runtime_gives_the_kind_of_the_device(category: str, kind: str) -> None:
-    trace = read([trace_event(category, "launch", 1, 1, correlation=9), kernel("k", 5, 1, correlation=9, device=2)])
+    trace = read(trace_event(category, "launch", 1, 1, correlation=9), kernel("k", 5, 1, correlation=9, device=2))
     assert trace.device == kind
     launch, found = trace.columns(()).events()
     assert found.device == f"{kind}:2"
@@ -373,7 +369,7 @@ def test_the_category_of_the_runtime_gives_the_kind_of_the_device(category: str,
 
 
 def test_without_device_work_there_is_no_device() -> None:
-    assert read([op("aten::mm", 1, 1)]).device is None
+    assert read(op("aten::mm", 1, 1)).device is None
 
 
 def test_process_and_thread_replace_missing_numbers_of_devices_and_streams() -> None:
@@ -408,14 +404,12 @@ def test_work_of_mtia_is_read_without_its_waits() -> None:
     """The category of MTIA's command processors has kernels (7 us), copies (2 us), and waits (40 us), which are no
     work."""
     trace = read(
-        [
-            op("aten::mm", 0, 50, External_id=3),
-            trace_event("mtia_runtime", "runFunctionDynamic", 2, 3, correlation=9),
-            kernel("fbgemm_mm", 10, 4, category="mtia_ccp_events", correlation=9, External_id=3, device=1, stream=102),
-            kernel("softmax", 16, 3, category="mtia_ccp_events", correlation=9, External_id=3, device=1, stream=102),
-            kernel("dma_d2h", 20, 2, category="mtia_ccp_events", device=1, stream=1),
-            kernel("StreamSync", 25, 40, category="mtia_ccp_events", device=1, stream=1),
-        ]
+        op("aten::mm", 0, 50, External_id=3),
+        trace_event("mtia_runtime", "runFunctionDynamic", 2, 3, correlation=9),
+        kernel("fbgemm_mm", 10, 4, category="mtia_ccp_events", correlation=9, External_id=3, device=1, stream=102),
+        kernel("softmax", 16, 3, category="mtia_ccp_events", correlation=9, External_id=3, device=1, stream=102),
+        kernel("dma_d2h", 20, 2, category="mtia_ccp_events", device=1, stream=1),
+        kernel("StreamSync", 25, 40, category="mtia_ccp_events", device=1, stream=1),
     )
     work = [event for event in trace.columns(()).events() if event.kind is Kind.KERNEL]
     assert trace.device == "mtia"
@@ -426,7 +420,7 @@ def test_work_of_mtia_is_read_without_its_waits() -> None:
     assert took == {KernelWork.COMPUTING: 7000, KernelWork.COPYING: 2000}
     assert [event.correlation for event in work] == [3, 3, 0]
     assert trace.table.unread == 0
-    alone = read([kernel("fbgemm_mm", 10, 4, category="mtia_ccp_events")])
+    alone = read(kernel("fbgemm_mm", 10, 4, category="mtia_ccp_events"))
     assert alone.device == "mtia"
 
 
@@ -444,10 +438,8 @@ def test_a_device_of_rocm_has_one_name(
 ) -> None:
     """Kernels have its number among all agents of the machine; memory events have torch's number, and the type hip."""
     trace = read(
-        [
-            *(memory_event(5 + device, 512, Device_Type=6, Device_Id=device) for device in in_memory_events),
-            *(kernel("gemm", 20 + device, 1, device=device) for device in with_kernels),
-        ]
+        *(memory_event(5 + device, 512, Device_Type=6, Device_Id=device) for device in in_memory_events),
+        *(kernel("gemm", 20 + device, 1, device=device) for device in with_kernels),
     )
     events = [*trace.columns(()).events()]
     assert [event.device for event in events if event.kind is Kind.MEMORY] == [

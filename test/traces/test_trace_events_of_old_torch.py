@@ -41,11 +41,11 @@ def test_the_device_of_old_traces_is_known() -> None:
         trace_event("Runtime", "cudaLaunchKernel", 110, 10, correlation=334),
         kernel("gemm", 150, 5, category="Kernel", device=0, stream=7, correlation=334),
     ]
-    assert read(old).device == "cuda"
+    assert read(*old).device == "cuda"
 
 
 def test_the_device_is_known_without_a_launch_in_the_file() -> None:
-    assert read([kernel("gemm", 150, 5, device=0, stream=7)]).device == "cuda"
+    assert read(kernel("gemm", 150, 5, device=0, stream=7)).device == "cuda"
 
 
 def test_old_ranges_and_ops_have_one_category() -> None:
@@ -81,7 +81,7 @@ OLDEST = [  # torch 1.8: no numbers, and no ranges of the engine
 
 
 def test_the_oldest_nodes_are_recognized_by_their_names() -> None:
-    trace = read(OLDEST)
+    trace = read(*OLDEST)
     node, function = Kind.BACKWARD_FUNCTION, Kind.USER_LABEL
     assert [event.kind for event in trace.columns(()).events()] == [function, Kind.OP, node, Kind.OP, node, node]
     assert [call.name for call in trace.ranges()] == ["MyFunction"]
@@ -102,20 +102,16 @@ def test_an_old_node_of_a_loss_is_no_range() -> None:
     """Its gradient has no dimensions, so its inputs are a list with an empty list."""
     about = {"Sequence_number": 3, "Fwd_thread_id": 1, "Input_Dims": [[]], "Input_type": ["float"]}
     trace = read(
-        [
-            trace_event("Operator", "autograd::engine::evaluate_function: SumBackward0", 100, 50, **about),
-            trace_event("Operator", "SumBackward0", 101, 40, **about),
-            trace_event("Operator", "aten::expand", 102, 30, Input_Dims=[[], [], []], Input_type=["float", "", ""]),
-        ]
+        trace_event("Operator", "autograd::engine::evaluate_function: SumBackward0", 100, 50, **about),
+        trace_event("Operator", "SumBackward0", 101, 40, **about),
+        trace_event("Operator", "aten::expand", 102, 30, Input_Dims=[[], [], []], Input_type=["float", "", ""]),
     )
     assert [event.kind for event in trace.columns(()).events()] == [Kind.NODE, Kind.BACKWARD_FUNCTION, Kind.OP]
     assert not trace.ranges()
 
 
 def test_the_shapes_of_the_oldest_traces_are_read() -> None:
-    trace = read(
-        [trace_event("Operator", "aten::mm", 1, 9, Input_dims=[[2, 3], [3, 4]], Input_type=["float", "float"])]
-    )
+    trace = read(trace_event("Operator", "aten::mm", 1, 9, Input_dims=[[2, 3], [3, 4]], Input_type=["float", "float"]))
     (found,) = trace.columns(()).events()
     assert trace.signatures[found.signature].shapes == ((2, 3), (3, 4))
 
@@ -123,9 +119,7 @@ def test_the_shapes_of_the_oldest_traces_are_read() -> None:
 def test_empty_lists_of_shapes_are_no_shapes() -> None:
     """torch 1.8 wrote them for every operator, even if no shapes were recorded."""
     trace = read(
-        [
-            trace_event("Operator", "aten::mm", 1, 9, Input_Dims=[]),
-            trace_event("Operator", "aten::add", 1, 9, Input_Dims=[]),
-        ]
+        trace_event("Operator", "aten::mm", 1, 9, Input_Dims=[]),
+        trace_event("Operator", "aten::add", 1, 9, Input_Dims=[]),
     )
     assert not trace.has_shapes

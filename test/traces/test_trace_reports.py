@@ -6,6 +6,7 @@ import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from build.models import Mlp
@@ -53,8 +54,7 @@ def test_half_a_surrogate_pair_in_a_name_can_be_saved_and_exported(suffix: str, 
 
 def kinds_of_runs(trace: Path) -> dict[str, Run]:
     model = Mlp()
-    step = training(model, X)
-    settle(step)
+    step = settle(training(model, X))
     annotated(model, step, trace)
     runs = {
         "with the model": torchprof.from_trace(trace, model, with_timeline=True),
@@ -95,7 +95,7 @@ def test_every_report_and_every_format_works(trace: Path, tmp_path: Path) -> Non
         assert refused == REFUSED[name], name
 
 
-def test_any_values_of_inputs_can_be_saved_and_loaded(trace: Path, tmp_path: Path) -> None:
+def test_any_values_of_inputs_can_be_saved_and_loaded(trace: Path, reloaded: Any) -> None:
     kinds = ["text", 5, {"a": 1}, [["a"]], [[1.5]], [[2**70]], [[2**61, 2**61]], [[-1]], [None]]
     events = [
         trace_event(
@@ -107,8 +107,7 @@ def test_any_values_of_inputs_can_be_saved_and_loaded(trace: Path, tmp_path: Pat
     ]
     run = torchprof.from_trace(write(trace, {"traceEvents": events}))
     assert sum(row.calls for row in run.rows if row.frames) == len(events)
-    run.save(tmp_path / "run.json")
-    assert torchprof.load(tmp_path / "run.json") == run
+    assert reloaded(run) == run
 
 
 def test_a_run_of_a_trace_is_saved_and_loaded(trace: Path, tmp_path: Path) -> None:
@@ -119,8 +118,7 @@ def test_a_run_of_a_trace_is_saved_and_loaded(trace: Path, tmp_path: Path) -> No
 
 def test_a_comparison_with_the_live_run_shows_no_change(trace: Path) -> None:
     model = Mlp()
-    step = training(model, X)
-    settle(step)
+    step = settle(training(model, X))
     live = annotated(model, step, trace)
     for before, after in ((live, torchprof.from_trace(trace, model)), (torchprof.from_trace(trace),) * 2):
         diff = torchprof.compare(before, after)
@@ -137,15 +135,12 @@ def test_a_comparison_with_the_live_run_shows_no_change(trace: Path) -> None:
 # The command line
 
 
-def test_the_command_prints_the_table_and_writes_files(
-    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_the_table_and_writes_files(trace: Path, tmp_path: Path, cli: Any) -> None:
     model = Mlp()
     annotated(model, training(model, X), trace)
     files = ["report.html", "run.json", "t.trace.json", "table.md", "rows.csv.gz"]
     given = [part for file in files for part in ("-o", str(tmp_path / file))]
-    assert main(["show", str(trace), *given]) == 0
-    out, err = capsys.readouterr()
+    out, err = cli("show", str(trace), *given)
     run = torchprof.from_trace(trace)
     assert run.report("headline") in out and "\nThe layers\n" in out
     assert str(trace) in out
@@ -154,15 +149,13 @@ def test_the_command_prints_the_table_and_writes_files(
     assert all((tmp_path / file).stat().st_size > 0 for file in files)
 
 
-def test_the_command_reads_several_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", *map(str, of_two_ranks(tmp_path))]) == 0
-    out, _ = capsys.readouterr()
+def test_the_command_reads_several_ranks(tmp_path: Path, cli: Any) -> None:
+    out, _ = cli("show", *map(str, of_two_ranks(tmp_path)))
     assert "cuda:0 of rank 1" in out
 
 
-def test_the_command_prints_nothing_if_an_option_is_wrong(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", str(with_ranges(trace)), "--sort-by", "nosuch"]) == 2
-    out, err = capsys.readouterr()
+def test_the_command_prints_nothing_if_an_option_is_wrong(trace: Path, cli: Any) -> None:
+    out, err = cli("show", str(with_ranges(trace)), "--sort-by", "nosuch", code=2)
     assert "nosuch" in err
     assert "Where the time goes" not in out
 
@@ -182,33 +175,29 @@ class Mlp(nn.Module):
 
 
 @pytest.fixture
-def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    (tmp_path / "some_net.py").write_text(NET)
+def spec(here: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (here / "some_net.py").write_text(NET)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "some_net", raising=False)
-    monkeypatch.chdir(tmp_path)
     return "some_net.py:Mlp"
 
 
-def test_the_command_takes_a_model(spec: str, trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_takes_a_model(spec: str, trace: Path, cli: Any) -> None:
     model = Mlp()
     annotated(model, training(model, X), trace)
-    assert main(["show", str(trace), "--model", spec, "--paths", "fc1", "-o", "run.json"]) == 0
+    cli("show", str(trace), "--model", spec, "--paths", "fc1", "-o", "run.json")
     run = torchprof.load("run.json")
     assert [layer.params for layer in run.layers] == [0, 40, 0, 18]
     assert run.meta.paths == (("Mlp", "fc1"),)
-    assert main(["show", str(trace), "--model", spec, "--kwargs", '{"width": 3}', "-o", "run.json"]) == 0
+    cli("show", str(trace), "--model", spec, "--kwargs", '{"width": 3}', "-o", "run.json")
     assert [layer.params for layer in torchprof.load("run.json").layers] == [0, 15, 0, 8]
-    assert main(["show", str(trace), "--report", "ops"]) == 0
-    assert "aten::addmm" in capsys.readouterr().out
+    assert "aten::addmm" in cli("show", str(trace), "--report", "ops").out
 
 
 @NEEDS_TRACES
-def test_the_command_reads_the_trace_of_a_ddp_job(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", str(A100), "--report", "device"]) == 0
-    assert "cuda:0" in capsys.readouterr().out
-    assert main(["show", str(A100), "--depth", "1"]) == 0
-    out = capsys.readouterr().out
+def test_the_command_reads_the_trace_of_a_ddp_job(cli: Any) -> None:
+    assert "cuda:0" in cli("show", str(A100), "--report", "device").out
+    out = cli("show", str(A100), "--depth", "1").out
     assert "## forward ##" in out and "CUDA total" in out and "Params" not in out
 
 

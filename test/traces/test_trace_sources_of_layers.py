@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from build.models import Mlp, Several
+from build.models import Layers, Mlp, Several
 from build.trace_files import trace_event, write
 from build.traced_runs import X, annotated, names_of, settle, trace_in, training, two_steps, with_modules, with_ranges
 from build.warnings import sentences
 from torch import Tensor, nn
 
 import torchprof
-from torchprof.cli import main
 from torchprof.record import layers
 from torchprof.run.run import Run
 
@@ -30,12 +29,11 @@ def test_source_lines_of_operators_are_no_modules(trace: Path) -> None:
     assert "by an old version of torch, which writes the source lines" in warning
 
 
-class Block(nn.Module):
+class Block(Layers):
     """A block of a small ResNet, with two linear layers, or with three."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.first, self.act, self.second = nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)
+        super().__init__(first=nn.Linear(4, 4), act=nn.ReLU(), second=nn.Linear(4, 4))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.act(self.second(self.act(self.first(x))) + x)
@@ -144,7 +142,7 @@ def test_the_headline_names_the_kind_of_a_layer(trace: Path) -> None:
     ],
     ids=str,
 )
-def test_a_header_may_have_any_values(header: dict[str, Any], trace: Path, tmp_path: Path) -> None:
+def test_a_header_may_have_any_values(header: dict[str, Any], trace: Path, reloaded: Any) -> None:
     events = [
         trace_event("user_annotation", "forward", 0, 50),
         trace_event("cpu_op", "aten::mm", 10, 20, External_id=2),
@@ -152,8 +150,7 @@ def test_a_header_may_have_any_values(header: dict[str, Any], trace: Path, tmp_p
     run = torchprof.from_trace(write(trace, {**header, "traceEvents": events}))
     assert run.meta.rank == 0
     assert run.tree("forward").total.cpu_ns == 50_000
-    run.save(tmp_path / "run.json")
-    assert torchprof.load(tmp_path / "run.json") == run
+    assert reloaded(run) == run
 
 
 # Labels, modules, ranges
@@ -161,8 +158,7 @@ def test_a_header_may_have_any_values(header: dict[str, Any], trace: Path, tmp_p
 
 def test_layers_come_from_labels_else_from_modules_else_from_ranges(trace: Path) -> None:
     model = Mlp()
-    step = training(model, X)
-    settle(step)
+    step = settle(training(model, X))
     with_modules(model, step, trace)
     assert names_of(torchprof.from_trace(trace)) == ["Mlp", "Mlp.Linear_0", "Mlp.ReLU_0", "Mlp.Linear_1"]
     labelled = ["Mlp", "Mlp.fc1", "Mlp.act", "Mlp.fc2"]
@@ -179,8 +175,7 @@ def test_modules_have_the_same_work_as_labels(trace: Path) -> None:
     """The trace has modules and labels around the same operators: compare the calls of all operators by layer.
     Without labels, the modules are not needed if the model is given."""
     model = Mlp()
-    step = training(model, X)
-    settle(step)
+    step = settle(training(model, X))
     with torchprof.annotate(model):
         with_modules(model, step, trace)
     by_label = torchprof.from_trace(trace, model)
@@ -264,8 +259,7 @@ def test_models_of_the_stages_of_a_pipeline_are_found(trace: Path, monkeypatch: 
 def test_labels_that_the_model_lacks_give_a_warning(trace: Path) -> None:
     """The trace is of a longer model. The work of its other modules counts as self time of the layer around them."""
     longer = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
-    step = training(longer, X)
-    settle(step)
+    step = settle(training(longer, X))
     annotated(longer, step, trace)
     (warning,) = sentences(torchprof.from_trace(trace, nn.Sequential(nn.Linear(4, 4))))
     assert warning.startswith("Labeled in the trace, but not in the model")
@@ -293,14 +287,13 @@ def test_a_folder_without_traces_is_refused(tmp_path: Path) -> None:
         torchprof.from_trace(tmp_path)
 
 
-def test_a_folder_stands_for_the_traces_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_stands_for_the_traces_in_it(tmp_path: Path, cli: Any) -> None:
     files = [write(tmp_path / f"rank{rank}.pt.trace.json", two_steps(0, rank)) for rank in (1, 0)]
     run = torchprof.from_trace(files)
     run.save(tmp_path / "run.json.gz")
     (tmp_path / "notes.txt").write_text("none")
     assert torchprof.from_trace(tmp_path) == torchprof.from_trace([str(tmp_path)]) == run
-    assert main(["show", str(tmp_path)]) == 0
-    first = capsys.readouterr().out.splitlines()[0]
+    first = cli("show", str(tmp_path)).out.splitlines()[0]
     assert first.startswith(f"torchprof: {files[1]}, {files[0]}. Recorded")
 
 
@@ -348,15 +341,14 @@ def test_a_file_without_readable_events_is_refused_with_the_reason(trace: Path) 
         torchprof.from_trace(write(trace, {"traceEvents": [broken] * 3}))
 
 
-def test_a_file_that_was_cut_off_is_read_as_far_as_possible(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_was_cut_off_is_read_as_far_as_possible(trace: Path, cli: Any) -> None:
     model = Mlp()
     annotated(model, lambda: [model(X) for _ in range(20)], trace)
     text = trace.read_text()
     trace.write_text(text[: len(text) * 2 // 3])
     read = torchprof.from_trace(trace, model)
     assert 0 < read.tree("forward").calls < 20
-    assert main(["show", str(trace)]) == 0
-    assert "is cut off" in capsys.readouterr().out
+    assert "is cut off" in cli("show", str(trace)).out
     (warning,) = [one for one in sentences(read) if "is cut off" in one]
     assert trace.name in warning
     assert warning in read.report("tree")

@@ -17,7 +17,6 @@ from torch.profiler import record_function
 
 import torchprof
 from torchprof.analyze import records
-from torchprof.cli import main
 from torchprof.reports.page.data import page_data
 from torchprof.reports.page.layers import Take
 
@@ -130,7 +129,7 @@ def test_kernels_launched_before_the_recording_are_in_every_export(trace: Path) 
 
 @pytest.mark.parametrize("with_launches", [False, True])
 def test_a_trace_without_cpu_events_shows_kernels_and_nothing_about_the_cpu(
-    with_launches: bool, trace: Path, capsys: pytest.CaptureFixture[str]
+    with_launches: bool, trace: Path, cli: Any
 ) -> None:
     """CPU work was not recorded, so nothing counts as Python. Runtime calls are recorded with the device."""
     name = "void at::native::gemm<float>(int)"
@@ -143,8 +142,7 @@ def test_a_trace_without_cpu_events_shows_kernels_and_nothing_about_the_cpu(
     (warning,) = sentences(run)
     assert warning.startswith("trace.json has no operators, as if recorded without ProfilerActivity.CPU")
     assert "gemm<float>" in run.report("headline") and "CPU" not in run.report("headline")
-    assert main(["show", str(trace)]) == 0
-    out = capsys.readouterr().out
+    out = cli("show", str(trace)).out
     assert "Python" not in out and "CPU time" not in out and "Between the operators" not in out
     assert "The kernels\n" in out and "gemm<float>" in out.partition("The kernels\n")[2]
 

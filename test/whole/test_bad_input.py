@@ -16,7 +16,7 @@ import pytest
 import torch
 from build.all_kinds import KINDS
 from build.golden import message
-from build.models import profiled
+from build.models import Layers, profiled
 from build.snapshots import snapshot
 from build.warnings import run_warnings
 from torch import nn
@@ -33,11 +33,9 @@ from torchprof.run.timeline import DeviceTime, Held, Lane, Memory, Pipeline, Spa
 from torchprof.run.words import OUTSIDE, Frame, FrameKind, Signature
 
 
-class Net(nn.Module):
+class Net(Layers):
     def __init__(self) -> None:
-        super().__init__()
-        self.features = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU())
-        self.head = nn.Linear(4, 2)
+        super().__init__(features=nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU()), head=nn.Linear(4, 2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.features(x))

@@ -119,8 +119,7 @@ OF_CALLS = ("cell_over_time", "costly_dropout", "evaluation_with_gradients", "fr
     ids=lambda path: path.stem,
 )
 def test_a_model_that_main_frees_has_the_same_layers_and_calls(
-    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    at_top, freed = (recorded(path, monkeypatch) for path in (script, in_main(script, tmp_path)))
+    at_top, freed = (recorded(path, monkeypatch) for path in (script, in_main(script, here)))
     assert facts_of(freed) == facts_of(at_top)

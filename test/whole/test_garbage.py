@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from build.events import MAIN, label, memory, node, op, step, walk_of
 from build.exchanges import GROUP, exchange
 from build.hand_made import cells, line, names, row, run_of
 from build.phases import in_column_of
+from build.processes import in_thread
 from torch import Tensor, nn
 
 import torchprof
@@ -34,7 +34,7 @@ from torchprof.run.meta import Meta
 from torchprof.run.run import Run
 from torchprof.run.words import BACKWARD, FORWARD, GARBAGE_COLLECTION, OTHER, OUTSIDE, Frame, FrameKind
 
-pytestmark = pytest.mark.usefixtures("nothing_old_is_freed_inside")  # collections come only where asked
+pytestmark = pytest.mark.usefixtures("garbage_is_not_collected")  # collections come only where asked
 MS = 1_000_000
 NET, A = "torchprof:Net", "torchprof:Net.a"
 PATHS = [("Net",), ("Net", "a")]
@@ -190,7 +190,7 @@ def collections(run: Run) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("options", [{}, {"with_stack": True, "profile_memory": True, "with_timeline": True}])
-def test_a_real_collection_in_a_layer(options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_real_collection_in_a_layer(options: dict[str, Any], tmp_path: Path, reloaded: Any) -> None:
     model = nn.Sequential(Collects())
     mine: list[str] = []
     callback: Callable[[str, dict[str, int]], None] = lambda phase, info: mine.append(phase)  # noqa: E731
@@ -215,8 +215,7 @@ def test_a_real_collection_in_a_layer(options: dict[str, Any], tmp_path: Path) -
     assert ("(garbage collection)" in run.timeline.spans.names) if run.timeline else not options
     prof.export_chrome_trace(tmp_path / "trace.json")
     assert collections(torchprof.from_trace(tmp_path / "trace.json", model)) == [(calls, ns)]
-    run.save(tmp_path / "run.json")
-    assert torchprof.load(tmp_path / "run.json") == run
+    assert reloaded(run) == run
 
 
 def test_a_collection_of_young_objects_belongs_to_the_layer_that_made_them() -> None:
@@ -239,11 +238,9 @@ def test_a_profiler_of_the_user_records_collections_too() -> None:
 
 def test_a_collection_on_a_thread_that_is_not_recorded_is_omitted() -> None:
     with Profile(model := nn.Linear(4, 4)) as prof:
-        thread = threading.Thread(target=gc.collect)
-        thread.start()
-        thread.join(60)
+        in_thread(gc.collect)
         model(torch.ones(2, 4))
-    assert not thread.is_alive() and collections(prof.run) == []
+    assert collections(prof.run) == []
 
 
 def test_a_finalizer_can_end_or_begin_a_recording() -> None:

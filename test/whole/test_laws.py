@@ -14,6 +14,7 @@ import torch
 from build.events import walk_of
 from build.examples import examples
 from build.forests import SIGNATURES, Forest, Paths, Span, forests, layer_trees, sessions
+from build.models import Layers
 from build.phases import in_column_of
 from build.random_runs import memories, runs, timelines
 from build.torchs_list import torchs_list
@@ -560,24 +561,21 @@ def modules(draw: st.DrawFn, depth: int = 3) -> nn.Module:
     return Twice(inner) if kind == "twice" else Sum(inner, draw(modules(depth - 1)))
 
 
-class Twice(nn.Module):
+class Twice(Layers):
     """Calls its child two times, with an op in between."""
 
     def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
+        super().__init__(inner=inner)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.inner(self.inner(x) * 2)
 
 
-class Sum(nn.Module):
+class Sum(Layers):
     """Two branches, added."""
 
     def __init__(self, left: nn.Module, right: nn.Module) -> None:
-        super().__init__()
-        self.left = left
-        self.right = right
+        super().__init__(left=left, right=right)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.left(x) + self.right(x)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 import weakref
 from collections.abc import Callable
@@ -114,6 +113,7 @@ def test_what_a_program_does_between_cycles_is_not_recorded(monkeypatch):
     assert least_of_three(of_a_cycle) < SLEEP_NS / 2
 
 
+@pytest.mark.usefixtures("garbage_is_not_collected")  # only references count
 def test_a_program_frees_a_cycle_before_it_records_the_next_one(monkeypatch):
     monkeypatch.setattr("torchprof.profile.program._CYCLE_EVENTS", 1)
     cycles, late, begin = [], [], Session.begin
@@ -125,14 +125,10 @@ def test_a_program_frees_a_cycle_before_it_records_the_next_one(monkeypatch):
 
     monkeypatch.setattr(Session, "begin", lambda session: watched(session) if session._first_mark else None)
     net = model()
-    gc.disable()  # only references count
-    try:
-        with Program() as program:
-            for _ in range(5):
-                with torch.no_grad():
-                    net(torch.rand(4, 16))
-    finally:
-        gc.enable()
+    with Program() as program:
+        for _ in range(5):
+            with torch.no_grad():
+                net(torch.rand(4, 16))
     assert len(cycles) > 3
     assert not late
     assert cpu_ns(program.run) == program.run.meta.wall_ns

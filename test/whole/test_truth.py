@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import cache
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
+from build.calls import calls_of
 from build.events import walk_of
 from build.libraries import usable_transformers
 from build.models import (
@@ -19,6 +19,7 @@ from build.models import (
     Deep,
     DoublesInside,
     Functional,
+    Layers,
     Mlp,
     PackedLstm,
     Raises,
@@ -31,6 +32,7 @@ from build.models import (
     trained,
 )
 from build.phases import in_column_of
+from build.processes import in_thread
 from build.torchs_list import torchs_list
 from build.warnings import sentences
 from torch import nn
@@ -55,7 +57,7 @@ from torchprof.run.words import (
     FrameKind,
 )
 
-pytestmark = pytest.mark.usefixtures("nothing_old_is_freed_inside")
+pytestmark = pytest.mark.usefixtures("garbage_is_not_collected")
 NODE_PREFIX = "autograd::engine::evaluate_function: "
 MARKS = tuple(PREFIX + mark for mark in ("!opened", "!step", "!started", "!ended"))
 ACCUMULATE = "torch::autograd::AccumulateGrad"
@@ -104,13 +106,6 @@ def owners_of(prof: Profile, op: str, phase: str = FORWARD) -> dict[str, int]:
     return {layer: ops[op] for layer, ops in ops_of(prof, phase).items() if op in ops}
 
 
-def calls_of(prof: Profile, phase: str = FORWARD) -> dict[str, int]:
-    """Calls of each layer, by name."""
-    run = prof.run
-    trees = [run.tree(phase, root) for root in range(len(run.roots))]
-    return {node.layer.name: node.calls for tree in trees for node in tree.walk()}
-
-
 def cost_of(prof: Profile, layer: str, phase: str) -> Cost:
     """The self cost of a layer, by name."""
     run = prof.run
@@ -133,11 +128,6 @@ def no_layer(prof: Profile, phase: str) -> dict[str, Cost]:
     return costs
 
 
-def torchs_events(prof: Profile) -> Any:
-    """What torch's own parser makes of the very same session, our labels included."""
-    return torchs_list(prof)
-
-
 def raw_events(prof: Profile) -> Any:
     """The events as the profiler recorded them."""
     return prof._session._profiler.kineto_results.events()
@@ -146,7 +136,7 @@ def raw_events(prof: Profile) -> Any:
 def check_sums(prof: Profile) -> None:
     """Σ self over our rows = the recorded time; without the time in which nothing ran, that of torch's list, to the ns;
     the same for memory; totals obey law 2."""
-    truth = torchs_events(prof)
+    truth = torchs_list(prof)
     marks = [event for event in truth if event.name.startswith(MARKS) and event.cpu_parent is None]
     theirs = sum(event.self_cpu_time_total for event in truth) - sum(mark.cpu_time_total for mark in marks)
     whole = everything(prof)
@@ -249,7 +239,7 @@ def test_durations_of_calls_are_those_of_their_ranges() -> None:
 def outermost_in(prof: Profile) -> dict[str, tuple[int, float]]:
     """By name: the calls that torch counts, and how long those lasted that are in no other of their name, in µs."""
     found: dict[str, tuple[int, float]] = {}
-    for event in torchs_events(prof):
+    for event in torchs_list(prof):
         if event.name == "[memory]" or event.name.startswith(PREFIX):
             continue
         calls, time = found.get(event.name, (0, 0.0))
@@ -303,12 +293,11 @@ def figures(op: Op) -> tuple[int, Any]:
     return op.calls, pytest.approx(op.total.cpu_ns / 1000, abs=0.0005)
 
 
-class Tutorial(nn.Module):
+class Tutorial(Layers):
     """The model of torch's profiler tutorial: a label around the call of a child, and one around a mask."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(50, 5)
+        super().__init__(linear=nn.Linear(50, 5))
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.profiler.record_function("LABEL1: linear pass"):
@@ -384,12 +373,8 @@ def test_a_label_around_a_layer_holds_what_ran_in_it() -> None:
 def test_labels_in_labels_are_nested() -> None:
     """Each under the one it is in; one of the same name inside itself is not counted twice."""
 
-    class Nests(nn.Module):
+    class Nests(Layers):
         """An outer label around an inner one, which is around a layer, and the outer one once more inside."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(4, 4)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             with torch.profiler.record_function("outer"):
@@ -399,7 +384,7 @@ def test_labels_in_labels_are_nested() -> None:
                     with torch.profiler.record_function("outer"):
                         return x.tanh()
 
-    model = Nests()
+    model = Nests(fc=nn.Linear(4, 4))
     with Profile(model) as prof:
         model(torch.rand(2, 4))
         model(torch.rand(2, 4))
@@ -777,17 +762,13 @@ def test_nested_checkpoints() -> None:
     """A checkpoint in a checkpoint is recomputed for each: all of that is recompute."""
     inner = Checkpointed(False)
 
-    class Outer(nn.Module):
+    class Outer(Layers):
         """Checkpoints a module that has a checkpoint itself."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = inner
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)
 
-    prof = trained(Outer(), torch.rand(3, 4, requires_grad=True))
+    prof = trained(Outer(inner=inner), torch.rand(3, 4, requires_grad=True))
     assert set(calls_of(prof).values()) == {1}
     again = calls_of(prof, RECOMPUTE)
     assert again["Outer"] == 0
@@ -1055,21 +1036,6 @@ def test_a_script_module_as_the_model() -> None:
 # torch.compile
 
 
-@pytest.fixture
-def fresh_dynamo() -> Iterator[None]:
-    """No compiled code of other tests, and none left to them."""
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
-    counters.clear()
-
-
-def graphs() -> int:
-    """How many graphs were compiled so far."""
-    return int(counters["stats"]["unique_graphs"])
-
-
 def compiled_whole() -> nn.Module:
     """``torch.compile(model)``."""
     return torch.compile(Mlp(), backend="eager", fullgraph=True)
@@ -1099,7 +1065,7 @@ def compiled_part_in_place() -> nn.Module:
 COMPILED = [compiled_whole, compiled_in_place, compiled_part, compiled_part_in_place]
 
 
-@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.usefixtures("dynamo")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_script_module_in_compiled_code_has_no_label() -> None:
     """torch.compile does not trace TorchScript. It would try again with a label on the forward."""
@@ -1113,23 +1079,22 @@ def test_a_script_module_in_compiled_code_has_no_label() -> None:
     assert {name for name, calls in calls_of(prof).items() if calls} == {"Sequential", "Sequential.0"}
 
 
-@pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.parametrize("make", COMPILED)
-def test_a_part_compiled_earlier_is_not_compiled_again(make: Callable[[], nn.Module]) -> None:
+def test_a_part_compiled_earlier_is_not_compiled_again(make: Callable[[], nn.Module], dynamo: Any) -> None:
     """Before, inside and after: the same graphs. The compiled part is one row with one call, its inside none."""
     model = make()
     x = torch.rand(3, 4)
     expected = model(x)
     model(x)
-    before = graphs()
+    before = dynamo()
     assert before == 1
     with Profile(model) as prof:
         assert torch.equal(model(x), expected)
-        assert graphs() == before
+        assert dynamo() == before
         model(x).sum().backward()
-    assert graphs() == before
+    assert dynamo() == before
     assert torch.equal(model(x), expected)
-    assert graphs() == before
+    assert dynamo() == before
     compiled_itself = len(prof.run.layers) == 4
     row = "Mlp" if compiled_itself else "Sequential.1"
     calls = {name: calls for name, calls in calls_of(prof).items() if calls}
@@ -1206,17 +1171,13 @@ def test_a_gradient_penalty() -> None:
 def test_forces_from_energies() -> None:
     """A module that runs backward inside its forward: its nodes are backward work of the layers that made them."""
 
-    class Forces(nn.Module):
+    class Forces(Layers):
         """The gradient of a network's output by its input."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.energy = Mlp()
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.autograd.grad(self.energy(x).sum(), x)[0]
 
-    prof = profiled(Forces(), torch.rand(3, 4, requires_grad=True))
+    prof = profiled(Forces(energy=Mlp()), torch.rand(3, 4, requires_grad=True))
     assert makers_of(prof, "AddmmBackward0") == {"Forces.energy.fc1": 1, "Forces.energy.fc2": 1}
     assert makers_of(prof, "SumBackward0") == {"Forces": 1}
     assert OUTSIDE_NAME not in nodes_of(prof)
@@ -1426,9 +1387,7 @@ def test_the_parameters_of_a_lazy_layer_are_unknown_before_its_first_call() -> N
 def test_warnings_name_only_selected_layers() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     with Profile(model, paths=["0"]) as prof:
-        thread = threading.Thread(target=model, args=(torch.rand(1, 2),))
-        thread.start()
-        thread.join(60)
+        in_thread(model, torch.rand(1, 2))
     told = "\n".join(sentences(prof.run))
     assert "1 call of Sequential.0 on other threads" in told
     assert "of Sequential on" not in told and "Sequential.1" not in told

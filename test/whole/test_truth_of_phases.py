@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from build.models import Layers
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
@@ -179,11 +180,7 @@ class Sleeps(nn.Module):
         return x
 
 
-class Cells(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell = nn.GRUCell(32, 32)
-
+class Cells(Layers):
     def forward(self, x: Tensor) -> Tensor:
         h = torch.zeros(x.shape[1], 32)
         for part in x:
@@ -191,11 +188,7 @@ class Cells(nn.Module):
         return h
 
 
-class Checkpoints(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(mlp(64) for _ in range(3))
-
+class Checkpoints(Layers):
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False)
@@ -216,7 +209,7 @@ def lbfgs(parameters: Any) -> torch.optim.Optimizer:
 
 KINDS: dict[str, Callable[..., Loop]] = {
     "tiny MLP": lambda **more: Loop(mlp(8), lambda: torch.rand(2, 8), **more),
-    "GRUCell loop": lambda **more: Loop(Cells(), lambda: torch.rand(20, 4, 32), **more),
+    "GRUCell loop": lambda **more: Loop(Cells(cell=nn.GRUCell(32, 32)), lambda: torch.rand(20, 4, 32), **more),
     "many layers": lambda **more: Loop(mlp(16, 350), lambda: torch.rand(2, 16), **more),
     "wide MLP": lambda **more: Loop(mlp(512), lambda: torch.rand(64, 512), **more),
     "convolutions": lambda **more: Loop(
@@ -229,7 +222,9 @@ KINDS: dict[str, Callable[..., Loop]] = {
     "gradient accumulation": lambda **more: Loop(mlp(64), lambda: torch.rand(8, 64), accumulate=3, **more),
     "autocast": lambda **more: Loop(mlp(64), lambda: torch.rand(8, 64), amp=True, **more),
     "autocast with a scaler": lambda **more: Loop(mlp(64), lambda: torch.rand(8, 64), amp=True, scales=True, **more),
-    "checkpoints": lambda **more: Loop(Checkpoints(), lambda: torch.rand(8, 64), **more),
+    "checkpoints": lambda **more: Loop(
+        Checkpoints(blocks=nn.ModuleList(mlp(64) for _ in range(3))), lambda: torch.rand(8, 64), **more
+    ),
     "logs": lambda **more: Loop(mlp(64), lambda: torch.rand(8, 64), logs=True, **more),
     "Adam": lambda **more: Loop(mlp(64), lambda: torch.rand(8, 64), optimizer=torch.optim.Adam, **more),
     "LBFGS": lambda **more: Loop(mlp(64), lambda: torch.rand(8, 64), optimizer=lbfgs, allowed=4, **more),

@@ -250,9 +250,8 @@ def test_options_of_the_tree(run: Run) -> None:
         assert run.report("tree", **options)
 
 
-def test_a_saved_run_loads_as_it_was(run: Run, tmp_path: Path) -> None:
-    run.save(tmp_path / "run.json")
-    assert torchprof.load(tmp_path / "run.json") == run
+def test_a_saved_run_loads_as_it_was(run: Run, reloaded: Any) -> None:
+    assert reloaded(run) == run
 
 
 def test_the_command_line_shows_every_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
