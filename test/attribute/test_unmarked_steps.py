@@ -73,7 +73,7 @@ def adams(steps: str) -> list[tuple[str, int, int]]:
         pytest.param(adams("AB" * 3), [2, 4, 6], id="two of a class that are told apart"),
         pytest.param(adams("AAAB" * 3), [4, 8, 12], id="several of one, then one of another"),
         pytest.param(adams("BAAA" * 3), [1, 5, 9], id="one, then several of another"),
-        pytest.param(adams("AAAA" + "BBB"), [1, 2, 3, 4, 6, 7], id="one after the other"),
+        pytest.param(adams("AAAA" + "BBB"), [1, 2, 3, 4, 5, 6, 7], id="one after the other"),
         pytest.param(
             [(CALL, 0, 1), (ENGINE, 2, 3), (ENGINE, 4, 5), (CALL, 6, 7), (ENGINE, 8, 9)], [3, 9], id="backward"
         ),

@@ -169,7 +169,7 @@ def _of_optimizers(ranges: Sequence[NamedRange], last: OpenPass) -> _Passes:
         if name in numbers and number < numbers[name][-1]:
             return number > begins.get(name, -1)
         before, period = known[name]
-        return number - before <= period
+        return number - before < period
 
     ends: list[int] = []
     missing, had_backward = {*last.missing, *(numbers.keys() - known)}, last.had_backward

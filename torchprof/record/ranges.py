@@ -373,7 +373,9 @@ class OptimizerMarks(SharedChange):
 @never_compiled
 def mark_optimizer(optimizer: Any, *_: Any) -> None:
     """torch calls this inside the range of each step of an optimizer."""
-    if is_observed():
+    if not is_observed():
+        return
+    with suppress(TypeError):  # its class is not hashable, or takes no weak references: then its class has to do
         if optimizer not in OptimizerMarks.numbers:
             OptimizerMarks.numbers[optimizer] = next(OptimizerMarks.next_number)
         with record(f"{OPTIMIZER_MARK}{OptimizerMarks.numbers[optimizer]}"):
