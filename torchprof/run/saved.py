@@ -166,7 +166,7 @@ class JobFolder:
         check_processes(processes)
         if not self.ranks:
             raise TorchprofError(f"{self._path} has no rank yet: `torchprof show RUNS -o {self._path}/` adds some.")
-        read = partial(_run_of_rank, read=comparison_of) if layers else partial(_run_of_rank, column=_COMPARED)
+        read = partial(_read_rank, read=comparison_of) if layers else partial(_read_rank, column=_COMPARED)
         return self._merged(self.ranks, read, processes, left_out)
 
     def _merged(
@@ -409,7 +409,11 @@ def table_of_rank(run: Run) -> ParquetTable:
     return {name: (kind, [value]) for name, (kind, value) in line.items()}
 
 
-def _run_of_rank(file: Path, read: Callable[[bytes, str], Run] = run_of, column: str = _WHOLE) -> Run:
+def _run_of_rank(file: Path) -> Run:
+    return _read_rank(file)
+
+
+def _read_rank(file: Path, read: Callable[[bytes, str], Run] = run_of, column: str = _WHOLE) -> Run:
     """The run that ``table_of_rank`` has in a ``column``, or what ``read`` reads of its file."""
     (content,) = read_line(_content_of(file), str(file), [column])
     if type(content) is not bytes:
