@@ -163,8 +163,9 @@ def _sums_of(attributed: Iterable[Attributed | OpGroup], places: Sequence[Place]
         cpu_ns[index] += ns
         if around is not None:
             cpu_ns[around.index] -= ns
-        else:  # outermost on its thread: the CPU may be busy for longer
-            on_cpu.add(event.start_ns, event.start_ns + ns)
+        elif event.start_ns + ns > on_cpu.until:  # outermost on its thread: the CPU is busy for longer
+            on_cpu.ns += event.start_ns + ns - max(on_cpu.until, event.start_ns)
+            on_cpu.until = event.start_ns + ns
         if kind is label and counted and place.layer >= 0:
             sums.durations.setdefault((place.layer, place.phase), []).append((event.start_ns, ns, event.thread))
         elif kind is interruption:
@@ -179,7 +180,9 @@ def _add_outermost(group: OpGroup, on_cpu: Covered) -> int:
     outermost_ns = 0
     for start, end in group.outermost():
         outermost_ns += end - start
-        on_cpu.add(start, end)
+        if end > on_cpu.until:
+            on_cpu.ns += end - max(on_cpu.until, start)
+            on_cpu.until = end
     return outermost_ns
 
 
