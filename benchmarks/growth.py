@@ -98,6 +98,14 @@ TRACES: dict[str, tuple[int, Callable[[int], Iterable[dict[str, Any]]]]] = {
         lambda count: [event("aten::mm", 1, 9, **{"Input Dims": [[n, 2] for n in range(count)]})],
     ),
     "values nan of an event": (100_000, lambda count: [event("aten::mm", 1, 9, values=[math.nan] * count)]),
+    "values that are none": (20_000, flat(lambda n: event("aten::mm", 10 * n, 5, broken="NONE"))),
+    "optimizers": (
+        2_000,
+        lambda count: [
+            event(f"Optimizer.step#{word(n)}.step", 10 * n, 5, "user_annotation")
+            for n in (*range(count), *range(count))
+        ],
+    ),
     "length of a name": (300_000, lambda count: [event("x" * count, 1, 9), event("y/" * (count // 2), 11, 9)]),
     "numbers in a name": (
         100_000,
@@ -126,7 +134,7 @@ def used(run: Run, folder: Path) -> None:
 def reading(make: Callable[[int], Iterable[dict[str, Any]]], folder: Path) -> Callable[[int], Callable[[], None]]:
     def of(count: int) -> Callable[[], None]:
         path = folder / f"{count}.json"
-        path.write_text(json.dumps({"traceEvents": [*make(count)]}))
+        path.write_text(json.dumps({"traceEvents": [*make(count)]}).replace('"NONE"', "nan/"))
         return lambda: used(torchprof.from_trace(path, with_timeline=True), folder)
 
     return of

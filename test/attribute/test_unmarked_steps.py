@@ -74,6 +74,10 @@ def adams(steps: str) -> list[tuple[str, int, int]]:
         pytest.param(adams("AAAB" * 3), [4, 8, 12], id="several of one, then one of another"),
         pytest.param(adams("BAAA" * 3), [1, 5, 9], id="one, then several of another"),
         pytest.param(adams("AAAA" + "BBB"), [1, 2, 3, 4, 5, 6, 7], id="one after the other"),
+        pytest.param(adams("AABBCCDD"), [1, 2, 3, 4, 5, 6, 7, 8], id="a new one for every two batches"),
+        pytest.param(adams("ABCD"), [1, 2, 3, 4], id="a new one in each batch"),
+        pytest.param(adams("AAAAB"), [1, 2, 3, 4, 5], id="one step of another"),
+        pytest.param([(SGD, n, n + 0.5) for n in range(9)] + [(ADAM, 9, 9.5)], [n + 0.5 for n in (*range(8), 9)]),
         pytest.param(
             [(CALL, 0, 1), (ENGINE, 2, 3), (ENGINE, 4, 5), (CALL, 6, 7), (ENGINE, 8, 9)], [3, 9], id="backward"
         ),

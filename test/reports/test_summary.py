@@ -245,7 +245,7 @@ def test_the_command_line_shows_the_summary(tmp_path: Path, cli: Any) -> None:
     path = tmp_path / "run.json"
     said = cli("flops examples/models.py:LeNet5 --input 1,1,32,32 --summary -o", str(path))
     assert "\n  MACs                     416.52 K\n" in said.out
-    assert json.loads(path.read_text())["schema"] == 3
+    assert json.loads(path.read_text())["schema"] == 4
     assert "Backward" not in cli("show", str(path), "--summary", "--depth", "0").out
 
 

@@ -475,7 +475,7 @@ DAMAGES: dict[str, list[Any]] = {
     "timeline.nbytes.0": [0.5],
     **{
         f"timeline.{name}.0": values
-        for name, values in {"device": [1, -1], "layer": [2, -3], "phase": [3, -1], "kind": [6, -2]}.items()
+        for name, values in {"device": [1, -1], "layer": [2, -3], "phase": [3, -1], "kind": [8, -2]}.items()
     },
     "timeline.spans": [GONE, []],
     **{f"timeline.spans.{name}": [GONE] for name in ("lanes", "names", "steps", "dropped", *Spans.COLUMNS)},

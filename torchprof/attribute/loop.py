@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from torchprof.attribute.event_names import (
     is_torchs_step,
 )
 from torchprof.attribute.events import Event, Kind
+from torchprof.run.groups import lists_by_key
 from torchprof.run.words import ANY_STEP, OPTIMIZER_STEP, StepEnd
 
 # At marks
@@ -111,7 +112,8 @@ def loop_of(
 
     - with optimizers: where each optimizer has made a step since the last end, with a backward pass before. So
       accumulated gradients are one pass, and so are the steps of a critic and of a generator. Those that are not in the
-      loop yet, or no more, are not waited for. Without our marks, those of one class count as one;
+      loop yet, or no more, are not waited for. Those of one class count as one without our marks, and where
+      one of them makes a single step;
     - with backward alone: where the first call of autograd's engine after a call of a model with gradients ends;
     - else: where a call of the model ends that was called first.
 
@@ -137,7 +139,7 @@ def loop_of(
     last = last._replace(ever_gradients=last.ever_gradients or len(without) < len(calls))
     if optimizers or before.step_end == StepEnd.OPTIMIZER:
         marks = {name for name in seen if name.startswith(OPTIMIZER_MARK)}
-        ranges = _named_by_marks(ranges_of(optimizers | backward | marks))
+        ranges = _named_by_marks(ranges_of(optimizers | backward | marks), last.optimizers)
         ends, thread, last = _of_optimizers(ranges, last)
         return Loop(ends, without, StepEnd.OPTIMIZER, thread, last)
     last = last._replace(had_backward=last.had_backward or bool(backward))
@@ -158,51 +160,78 @@ def _of_optimizers(ranges: Sequence[NamedRange], last: OpenPass) -> _Passes:
     backward, passes end at the bars in ``B B SGD Adam | B Adam SGD | B SGD …``."""
     steps = _outermost(event for event in ranges if event.name.startswith(OPTIMIZER_STEP))
     number = last.steps
-    numbers: defaultdict[str, list[int]] = defaultdict(list)  # of the steps of each; one inside another makes none
-    for place, event in enumerate(steps, number):
-        numbers[event.name].append(place)
+    # The numbers of the steps of each optimizer; one inside another makes none.
+    numbers = lists_by_key((event.name, place) for place, event in enumerate(steps, number))
     known = {**last.optimizers}
-    # A new optimizer belongs to the loop from a period before its first step on.
-    begins = {name: 2 * at[0] - at[1] for name, at in numbers.items() if name not in known and len(at) > 1}
+    # A new optimizer belongs to the loop from a period before its first step on, which lasts to the end at least.
+    end = number + len(steps)
+    begins = {name: 2 * at[0] - (*at[1:], end + 1)[0] for name, at in numbers.items() if name not in known}
+    coming = sorted(numbers, key=lambda name: begins.get(name, -1), reverse=True)
+    in_loop, missing = {*known}, {*last.missing}
+    waiting = [*missing]  # as a stack: each is looked at once in a pass
+
+    def with_period(name: str) -> tuple[int, int]:
+        before, period = known[name]
+        return before, period or before - last.steps + 1  # after a single step: as many as were made with it
 
     def waits_for(name: str) -> bool:
         if name in numbers and number < numbers[name][-1]:
             return number > begins.get(name, -1)
-        before, period = known[name]
+        before, period = with_period(name)
         return number - before < period
 
     ends: list[int] = []
-    missing, had_backward = {*last.missing, *(numbers.keys() - known)}, last.had_backward
+    had_backward = last.had_backward
     are_steps = set(steps)
     # In the order of their ends: the closure of an optimizer runs backward inside its step.
     for event in sorted(ranges, key=lambda event: event.end_ns):
         if not event.name.startswith(OPTIMIZER_STEP):
             had_backward = True
         elif event in are_steps:
-            before, period = known.get(event.name, (-1, 0))
+            while coming and begins.get(coming[-1], -1) < number:
+                name = coming.pop()
+                if name not in last.optimizers:
+                    missing.add(name)
+                    waiting.append(name)
+                in_loop.add(name)
+            before, period = known.get(event.name, (number, 0))
             known[event.name] = number, max(period, number - before)
-            missing = {name for name in missing if name != event.name and waits_for(name)}
-            number += 1
-            if (had_backward or not last.ever_backward) and not missing:
+            in_loop.add(event.name)
+            missing.discard(event.name)
+            while waiting and (waiting[-1] not in missing or not waits_for(waiting[-1])):
+                missing.discard(waiting.pop())
+            if (had_backward or not last.ever_backward) and not waiting:
                 ends.append(event.end_ns)
-                missing, had_backward = {*known, *numbers}, False
+                in_loop = {name for name in in_loop if name == event.name or waits_for(name)}
+                missing, waiting, had_backward = {*in_loop}, [*in_loop], False
+            number += 1
+    known = {name: with_period(name) for name in in_loop if name in known}
     open_pass = last._replace(optimizers=known, steps=number, missing=frozenset(missing), had_backward=had_backward)
     return ends, _thread_of(steps), open_pass
 
 
-def _named_by_marks(ranges: Iterable[NamedRange]) -> list[NamedRange]:
-    """The ranges without marks of optimizers; the innermost step of an optimizer around a mark has its number, too."""
+def _named_by_marks(ranges: Iterable[NamedRange], known: Iterable[str]) -> list[NamedRange]:
+    """The ranges without marks of optimizers. The innermost step of an optimizer around a mark has its number, too, but
+    not if one of its class makes a single step, and is not ``known`` from before: then their class counts."""
     named: list[NamedRange] = []
+    steps: defaultdict[int, list[int]] = defaultdict(list)  # by thread, those that may be open
+    numbered: dict[int, str] = {}
     for event in ranges:
-        if not event.name.startswith(OPTIMIZER_MARK):
-            named.append(event)
+        if event.name.startswith(OPTIMIZER_MARK):
+            inside = steps[event.thread]
+            while inside and named[inside[-1]].end_ns <= event.start_ns:
+                inside.pop()
+            if inside:
+                numbered[inside[-1]] = f"{named[inside[-1]].name} {event.name.removeprefix(OPTIMIZER_MARK)}"
             continue
-        for place in range(len(named) - 1, -1, -1):
-            step = named[place]
-            if step.thread == event.thread and step.name.startswith(OPTIMIZER_STEP):
-                if event.start_ns < step.end_ns:
-                    named[place] = step._replace(name=f"{step.name} {event.name.removeprefix(OPTIMIZER_MARK)}")
-                break
+        if event.name.startswith(OPTIMIZER_STEP):
+            steps[event.thread].append(len(named))
+        named.append(event)
+    counts = Counter([*numbered.values(), *known])
+    of_class = {named[place].name for place, name in numbered.items() if counts[name] == 1}
+    for place, name in numbered.items():
+        if named[place].name not in of_class:
+            named[place] = named[place]._replace(name=name)
     return named
 
 

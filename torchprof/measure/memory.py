@@ -69,21 +69,27 @@ def _leave(samples: _Samples, ranges: list[_Range]) -> None:
 
 
 def _is_in_a_cast(group: OpGroup, index: int) -> bool:
-    """Whether an event of a group is inside a cast with gradients."""
-    columns, parents = group.columns, group.tree.parents
-    while columns.sequence and (index := parents[index]) >= 0:
+    """Whether an event of a group is a cast of autocast, or is inside one: a cast with gradients inside an operator
+    without."""
+    columns, parents, was_cast = group.columns, group.tree.parents, False
+    while columns.sequence and index >= 0:
         number = group.first + index
-        if columns.sequence[number] >= 0 and columns.kinds[columns.number[number]].name in CASTS:
+        kind, has_gradients = columns.kinds[columns.number[number]], columns.sequence[number] >= 0
+        if was_cast and not has_gradients:
             return True
-    return _is_of_a_cast(group.outer)
+        was_cast = has_gradients and kind.name in CASTS
+        index = parents[index]
+    return _is_of_a_cast(group.outer, was_cast)
 
 
-def _is_of_a_cast(outer: Attributed | None) -> bool:
-    """Whether a range is a cast with gradients, or an operator inside one."""
-    while outer is not None and outer.event.kind is Kind.OP:
-        if outer.event.sequence >= 0 and outer.event.name in CASTS:
+def _is_of_a_cast(range_: Attributed | None, was_cast: bool = False) -> bool:
+    """The same of a range. ``was_cast``: whether what is directly in it is a cast with gradients."""
+    while range_ is not None and range_.event.kind is Kind.OP:
+        has_gradients = range_.event.sequence >= 0
+        if was_cast and not has_gradients:
             return True
-        outer = outer.outer
+        was_cast = has_gradients and range_.event.name in CASTS
+        range_ = range_.outer
     return False
 
 
@@ -98,8 +104,8 @@ class Allocations:
     - *gradient*: allocated in a backward pass, and live when it ended. If a later pass frees it, it is an activation.
     - *optimizer state*: allocated in an optimizer's step, and live when the step ended.
     - *input*: allocated outside of all these, and live when the next call of a model began.
-    - *weight cast*: made by a cast with gradients, in a call without any other operator with gradients, and live when
-      it ended: autocast casts weights with gradients, and keeps them until its context ends.
+    - *weight cast*: made by a cast with gradients inside an operator without, in a call without any other operator with
+      gradients, and live when it ended: autocast casts weights so, and keeps the casts until its context ends.
     - *parameter*: at the address of a parameter or buffer, and live at the end of the recording.
     - *temporary*: all others; *optimizer temporary* in an optimizer's step.
 
@@ -161,7 +167,7 @@ class Allocations:
         if self._no_graph_yet is not None and columns.sequence:
             for index in range(first, group.after):
                 kind = columns.kinds[columns.number[index]]
-                if columns.sequence[index] < 0 or kind.kind is not Kind.OP or kind.name in CASTS:
+                if columns.sequence[index] < 0 or kind.kind is not Kind.OP:
                     continue
                 if not _is_in_a_cast(group, index - first):
                     self._on_graph(columns.start[index])

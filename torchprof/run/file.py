@@ -134,8 +134,10 @@ def _without_uncompared(document: dict[str, Any]) -> dict[str, Any]:
 MOST_UNPACKED = "TORCHPROF_MOST_UNPACKED"
 """The environment variable with the most bytes that a file may have when it is unpacked."""
 _MOST_BYTES = 8 * 2**30
-VALUE_BYTES = 48
-"""What a value of JSON takes in memory, without its text: a number some 40 bytes, an empty list 64."""
+_BYTES_AT = {b",": 48, b"[": 64, b"{": 232}
+"""What begins at a sign of JSON takes in memory, without its text: a number some 40 bytes, an object of one key 232."""
+BYTES_OF_JSON = 32
+"""What a character of JSON takes in memory, at most, but for lists inside one another."""
 _PIECE = 1 << 20
 
 
@@ -186,7 +188,8 @@ def _document_of(data: bytes, path: str) -> dict[str, Any]:
     """The JSON of a file, gzipped or not, as Python values. Raises TorchprofError if it is not that of a run."""
     try:
         text = unzipped(data, path) if data[:2] == b"\x1f\x8b" else data
-        refuse_unpacked(path, len(text) + VALUE_BYTES * text.count(b","), most_unpacked())
+        values = sum(size * text.count(sign) for sign, size in _BYTES_AT.items())
+        refuse_unpacked(path, len(text) + values, most_unpacked())
         document = json.loads(text)
     except (ValueError, EOFError, OSError, zlib.error, RecursionError) as error:
         raise TorchprofError(f"{path} is not a saved run: it does not read as JSON ({error!s:.300}).") from error

@@ -87,8 +87,8 @@ _TEXTS = {
     "The copies were ignored. Was the file merged with a copy of itself?",
     "trace_ranges_cross": "{count:,} range(s) of {file} end after the range around them on their thread: they are cut "
     "there, and the rest of their time counts in what is around both.",
-    "nested_too_deep": "Ranges, operators or layers are nested {most} deep or more: what is deeper counts in the last "
-    "of these.",
+    "nested_too_deep": "Ranges, operators or layers are nested {most} deep or more: what is deeper counts in what "
+    "is around it.",
     "clocks_differ": "{count:,} kernel(s) or copies of {file} begin before the call that launched them: the clocks of "
     "the CPU and the device differ. The times of each are right, but not which of both came first.",
     "layers_by_alignment": "The trace names no layers: its operators were aligned with those of the model's forward, "

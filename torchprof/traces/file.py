@@ -18,7 +18,7 @@ from typing import Any
 
 from torchprof.attribute.launches import mesh_of_groups
 from torchprof.errors import TorchprofError
-from torchprof.run.file import VALUE_BYTES, most_unpacked, refuse_unpacked
+from torchprof.run.file import BYTES_OF_JSON, most_unpacked, refuse_unpacked
 from torchprof.run.meta import Meta, RunWarning
 from torchprof.traces.json_text import SEPARATOR, JsonText, TraceEvent
 from torchprof.version import __version__
@@ -134,7 +134,7 @@ class TraceFile:
                 if not is_list:
                     begin = text.position
                     value = text.whole_value()
-                    in_header += (text.position - begin) * VALUE_BYTES // 2  # a value has two characters or more
+                    in_header += (text.position - begin) * BYTES_OF_JSON
                     refuse_unpacked(self.path, in_header, most)
                     if text.next() not in ",}":
                         raise ValueError("a quote in the value")

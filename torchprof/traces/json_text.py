@@ -177,12 +177,11 @@ class JsonText:
         if error.msg.startswith("Unterminated string") or _CUT_WORD.match(self.text, error.pos):
             self._raise_incomplete(error)
         if _NO_NUMBER.match(self.text, error.pos):
+            if not _STRING_OR_NO_NUMBER.match(self.text, error.pos):  # no value, as in "name"-inf: 1
+                raise error
             # Others may follow: those in the text are repaired at once, since each repair decodes the value anew.
             rest = self.text[error.pos :]
-            repaired = _STRING_OR_NO_NUMBER.sub(lambda of: of["string"] or "null", rest)
-            if not repaired.startswith("null"):  # it is no value, as in "name"-inf: 1
-                raise error
-            self._replace(error.pos, len(self.text), repaired)
+            self._replace(error.pos, len(self.text), _STRING_OR_NO_NUMBER.sub(lambda of: of["string"] or "null", rest))
         elif error.msg.startswith("Invalid \\"):
             # If one string is not escaped, the others are not either: repair all strings in the text at once.
             strings = self.text[self.at :]
