@@ -529,7 +529,8 @@ def test_a_training_step_by_kind() -> None:
     second = profiled(model, step).run
     assert [size for size in made(second, "optimizer state") if size > 8] == []
     assert sorted(made(second, "gradients")) == sorted(params)
-    assert cpu(second).before == (("parameters", sum(params)),)
+    state = ("optimizer state", 2 * sum(params) + 4 * len(params))
+    assert cpu(second).before == (("parameters", sum(params)), state)
 
 
 def test_a_chain_at_its_peak_by_kind() -> None:
@@ -1371,3 +1372,32 @@ def test_what_an_optimizer_frees_before_its_step_ends_is_a_temporary_of_it(fused
     numbers = zip(timeline.columns["kind"], timeline.columns["nbytes"])
     largest = max((size for kind, size in numbers if KINDS[kind] == "optimizer temporaries"), default=0)
     assert largest <= 64 if fused else largest == 512 * 512 * 4
+
+
+@pytest.mark.parametrize(
+    ("make", "copies"),
+    [
+        (lambda params: torch.optim.SGD(params, 0.1), 0),
+        (lambda params: torch.optim.SGD(params, 0.1, momentum=0.9), 1),
+        (lambda params: torch.optim.Adam(params), 2),
+        (lambda params: torch.optim.AdamW(params, amsgrad=True), 3),
+    ],
+    ids=["SGD", "momentum", "Adam", "AMSGrad"],
+)
+def test_the_state_of_an_optimizer_is_live_at_the_start(make: Callable[..., Any], copies: int) -> None:
+    """So many copies of the parameters, and in Adam a step of 4 bytes for each. Other models have their own."""
+    model, other = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 8)), nn.Linear(512, 512)
+    optimizers = [make(model.parameters()), torch.optim.Adam(other.parameters())]
+    for optimizer, net, width in zip(optimizers, (model, other), (64, 512)):
+        net(torch.rand(2, width)).sum().backward()
+        optimizer.step()
+    with torchprof.Profile(model, profile_memory=True) as prof:
+        model(torch.rand(2, 64)).sum().backward()
+    params = [*model.parameters()]
+    size = sum(param.numel() * 4 for param in params)
+    before = dict(prof.run.memory[0].before or ())
+    assert before["parameters"] == before["gradients"] == size
+    assert before.get("optimizer state", 0) == copies * size + 4 * len(params) * (copies > 1)
+    row = next((line for line in prof.run.report("memory").splitlines() if line.startswith("optimizer state")), "")
+    assert bool(row) == (copies > 0)
+    assert {held.kind for held in prof.run.memory[0].held}.isdisjoint({"parameters", "optimizer state"})

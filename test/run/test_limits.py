@@ -75,6 +75,16 @@ def test_sums_of_cycles_that_are_too_large_are_refused() -> None:
         torchprof.merge([run, run], add_cycles=True)
 
 
+@pytest.mark.parametrize("part", ["frames", "within"])
+def test_frames_nested_too_deep_are_refused(part: str, tmp_path: Path) -> None:
+    document = json.loads(changed(tmp_path).read_text())
+    deep = [["op", f"aten::x{number}", 0] for number in range(MOST_NESTED + 2)]
+    document[part] += [deep] if part == "frames" else [[[0, "forward", [frame]] for frame in deep]]
+    write(tmp_path / "run.json", document)
+    with pytest.raises(TorchprofError, match="nested too deep"):
+        torchprof.load(tmp_path / "run.json")
+
+
 def test_a_rank_has_its_metadata_once(tmp_path: Path) -> None:
     document = json.loads(changed(tmp_path).read_text())
     write(tmp_path / "run.json", {**document, "metas": document["metas"] * 2})

@@ -98,7 +98,7 @@ def name_of_device(run: Run, memory: Memory) -> str:
 
 # The memory peak of each device
 
-_MODELS_OWN = ("parameters", "buffers", "gradients")  # the kinds whose size at the start is known
+_MODELS_OWN = ("parameters", "buffers", "gradients")  # the kinds whose size at the start is known, also if it is 0
 _FREED_SINCE = "(live at the start, freed since)"
 
 _Samples = Sequence[tuple[SampleKey, Spread]]
@@ -161,7 +161,7 @@ def _by_kind(memory: Memory) -> ReportTable:
     rows: list[TableRow] = []
     for kind in sorted({*sizes, *before}, key=lambda kind: (-sizes[kind], kind)):
         is_freed = kind == _FREED_SINCE
-        is_known = kind in _MODELS_OWN and memory.before is not None
+        is_known = memory.before is not None and (kind in _MODELS_OWN or kind in before)
         at_start = format_memory(before.get(kind, 0)) if is_known else "" if is_freed else UNKNOWN
         share = "" if is_freed else _share(sizes[kind], memory)
         count = format_number(blocks[kind]) if blocks[kind] else ""

@@ -10,6 +10,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from threading import get_ident
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from torch.nn.parameter import is_lazy
 
 from torchprof.attribute.launches import mesh_of_groups, sole_group
 from torchprof.measure.memory_blocks import Freed, LiveMemory
+from torchprof.record.modules import instances_of
 from torchprof.record.peak import measured_peaks
 from torchprof.run.lockstep import GroupOfRanks
 from torchprof.run.meta import MeshDim, Meta, name_of_job
@@ -210,15 +212,17 @@ _ALLOCATOR_STATISTICS = {  # torch's names of the statistics of an allocator, by
 
 def live_memory(models: Iterable[nn.Module], watch: bool = False) -> LiveMemory:
     """The memory of parameters, buffers and gradients that is allocated now. A shared storage counts once. ``watch``:
-    note when each storage of the CPU is freed, until ``stop_watching``. torch's profiler does not record all of these
-    frees, such as those of gradients by zero_grad: ``measure.assemble`` adds them. Of devices it records all."""
+    also that of the state of optimizers; and note when each storage of the CPU is freed, until ``stop_watching``.
+    torch's profiler does not record all of these frees, such as those of gradients by zero_grad: ``measure.assemble``
+    adds them. Of devices it records all."""
     blocks: dict[tuple[str, int], int] = {}
     freed: list[Freed] = []
     watches: list[finalize[Any, Any]] = []
     sizes: defaultdict[str, Counter[str]] = defaultdict(Counter)
     kind_of: dict[tuple[str, int], str] = {}  # by device and address
     home = get_ident()
-    for kind, tensor in _tensors_of(models):
+    models = [*models]
+    for kind, tensor in chain(_tensors_of(models), _states_of_optimizers(models) if watch else ()):
         storage = _storage(tensor)
         device = tensor.device.type  # as the profiler's events name it
         device = device if device == "cpu" else f"{device}:{tensor.device.index or 0}"
@@ -232,7 +236,7 @@ def live_memory(models: Iterable[nn.Module], watch: bool = False) -> LiveMemory:
                 watches.append(finalize(storage, _note_freed, freed, home, block))
                 watches[-1].atexit = False
     by_device = {device: tuple(of_device.items()) for device, of_device in sizes.items()}
-    addresses = frozenset(block for block, kind in kind_of.items() if kind != "gradients")
+    addresses = frozenset(block for block, kind in kind_of.items() if kind in ("parameters", "buffers"))
     return LiveMemory(by_device, addresses, _allocators(), blocks, freed, watches)
 
 
@@ -245,6 +249,19 @@ def _tensors_of(models: Iterable[nn.Module]) -> Iterator[tuple[str, torch.Tensor
         for kind, tensors in (("parameters", params), ("buffers", buffers), ("gradients", gradients)):
             for tensor in tensors:
                 yield kind, getattr(tensor, "_local_tensor", tensor)
+
+
+def _states_of_optimizers(models: Iterable[nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors that all optimizers of torch keep for parameters of these models."""
+    params = {id(param) for model in models for param in model.parameters()}
+    for optimizer in instances_of(torch.optim.Optimizer):
+        waiting: list[Any] = [kept for param, kept in optimizer.state.items() if id(param) in params]
+        while waiting:
+            kept = waiting.pop()
+            if isinstance(kept, torch.Tensor):
+                yield "optimizer state", getattr(kept, "_local_tensor", kept)
+            elif isinstance(kept, (dict, list, tuple)):
+                waiting += kept.values() if isinstance(kept, dict) else kept
 
 
 def _note_freed(freed: list[Freed], home: int, block: tuple[str, int]) -> None:
