@@ -63,6 +63,10 @@ def on_device(number: int, **where: Any) -> list[dict[str, Any]]:
     ]
 
 
+def optimizer_step(number: int, optimizer: int) -> dict[str, Any]:
+    return event(f"Optimizer.step#{word(optimizer)}.step", 10 * number, 5, "user_annotation")
+
+
 def memory(number: int) -> dict[str, Any]:
     about = {"Device Type": 0, "Device Id": -1, "Addr": number, "Bytes": 64, "Total Allocated": 64 * number}
     return {"ph": "i", "s": "t", "name": "[memory]", "pid": 1, "tid": 1, "ts": number + 2, "args": about}
@@ -92,20 +96,14 @@ TRACES: dict[str, tuple[int, Callable[[int], Iterable[dict[str, Any]]]]] = {
     "depth of ranges": (10_000, lambda count: nested(count, word, "user_annotation")),
     "depth of modules": (5_000, lambda count: nested(count, lambda n: f"nn.Module: Net_{n}", "python_function")),
     "depth of a label": (100_000, lambda n: [event("torchprof:" + ".".join(["a"] * n), 1, 9, "user_annotation")]),
-    "arguments of an event": (100_000, lambda count: [event("aten::mm", 1, 9, **{f"k{n}": n for n in range(count)})]),
+    "arguments of an event": (200_000, lambda count: [event("aten::mm", 1, 9, **{f"k{n}": n for n in range(count)})]),
     "shapes of an event": (
         30_000,
         lambda count: [event("aten::mm", 1, 9, **{"Input Dims": [[n, 2] for n in range(count)]})],
     ),
     "values nan of an event": (100_000, lambda count: [event("aten::mm", 1, 9, values=[math.nan] * count)]),
-    "values that are none": (20_000, flat(lambda n: event("aten::mm", 10 * n, 5, broken="NONE"))),
-    "optimizers": (
-        2_000,
-        lambda count: [
-            event(f"Optimizer.step#{word(n)}.step", 10 * n, 5, "user_annotation")
-            for n in (*range(count), *range(count))
-        ],
-    ),
+    "broken events": (10_000, flat(lambda n: event("aten::mm", 10 * n, 5, **({"x": "NONE"} if n % 2 else {})))),
+    "optimizers": (2_000, lambda count: [optimizer_step(n, n % count) for n in range(2 * count)]),
     "length of a name": (300_000, lambda count: [event("x" * count, 1, 9), event("y/" * (count // 2), 11, 9)]),
     "numbers in a name": (
         100_000,

@@ -188,6 +188,7 @@ def _of_optimizers(ranges: Sequence[NamedRange], last: OpenPass) -> _Passes:
         if not event.name.startswith(OPTIMIZER_STEP):
             had_backward = True
         elif event in are_steps:
+            are_steps.discard(event)  # a trace may have it twice
             while coming and begins.get(coming[-1], -1) < number:
                 name = coming.pop()
                 if name not in last.optimizers:
