@@ -96,7 +96,7 @@ TRACES: dict[str, tuple[int, Callable[[int], Iterable[dict[str, Any]]]]] = {
     "depth of ranges": (10_000, lambda count: nested(count, word, "user_annotation")),
     "depth of modules": (5_000, lambda count: nested(count, lambda n: f"nn.Module: Net_{n}", "python_function")),
     "depth of a label": (100_000, lambda n: [event("torchprof:" + ".".join(["a"] * n), 1, 9, "user_annotation")]),
-    "arguments of an event": (200_000, lambda count: [event("aten::mm", 1, 9, **{f"k{n}": n for n in range(count)})]),
+    "arguments of an event": (100_000, lambda count: [event("aten::mm", 1, 9, **{f"k{n}": n for n in range(count)})]),
     "shapes of an event": (
         30_000,
         lambda count: [event("aten::mm", 1, 9, **{"Input Dims": [[n, 2] for n in range(count)]})],
