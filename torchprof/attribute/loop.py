@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from itertools import pairwise
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -157,31 +158,31 @@ _Passes = tuple[list[int], int, OpenPass]  # where passes end, on which thread, 
 
 def _of_optimizers(ranges: Sequence[NamedRange], last: OpenPass) -> _Passes:
     """The passes that steps of optimizers end. ``last``: the pass that was open at the start. For example, with B for
-    backward, passes end at the bars in ``B B SGD Adam | B Adam SGD | B SGD …``."""
+    backward, passes end at the bars in ``B B SGD Adam | B Adam SGD | B SGD …``.
+
+    An optimizer is in the loop from a period before its first step until a period after its last: only then a pass
+    waits for its step. The period is the most steps (of all) from one of its steps to the next. After a single step it
+    is at least the number of steps before it, and of those up to the end of the recording.
+    """
     steps = _outermost(event for event in ranges if event.name.startswith(OPTIMIZER_STEP))
-    number = last.steps
-    # The numbers of the steps of each optimizer; one inside another makes none.
-    numbers = lists_by_key((event.name, place) for place, event in enumerate(steps, number))
-    known = {**last.optimizers}
-    # A new optimizer belongs to the loop from a period before its first step on, which lasts to the end at least.
-    end = number + len(steps)
-    begins = {name: 2 * at[0] - (*at[1:], end + 1)[0] for name, at in numbers.items() if name not in known}
-    coming = sorted(numbers, key=lambda name: begins.get(name, -1), reverse=True)
-    in_loop, missing = {*known}, {*last.missing}
-    waiting = [*missing]  # as a stack: each is looked at once in a pass
-
-    def with_period(name: str) -> tuple[int, int]:
-        before, period = known[name]
-        return before, period or before - last.steps + 1  # after a single step: as many as were made with it
-
-    def waits_for(name: str) -> bool:
-        if name in numbers and number < numbers[name][-1]:
-            return number > begins.get(name, -1)
-        before, period = with_period(name)
-        return number - before < period
-
+    numbers = lists_by_key((event.name, number) for number, event in enumerate(steps, last.steps))
+    end = last.steps + len(steps)
+    optimizers: dict[str, tuple[int, int]] = {}
+    in_loop: dict[str, range] = {}  # by name, while which steps
+    for name in {**last.optimizers, **numbers}:
+        before, period = last.optimizers.get(name, (-1, 0))
+        made = [*([before] if period else []), *numbers[name]]
+        gaps = [after - number for number, after in pairwise(made)]
+        since = last.steps if period else made[0] - (gaps or [end - made[0] + 1])[0] + 1
+        period = max([period, *gaps]) or made[0] - last.steps + 1
+        optimizers[name] = made[-1], period
+        in_loop[name] = range(since, made[-1] + period)
+    coming = sorted(in_loop, key=lambda name: in_loop[name].start, reverse=True)
+    known: list[str] = []  # those that have come
+    waiting: list[str] = []  # of these, as a stack, those that may be waited for: each is looked at once in a pass
+    done = {*last.optimizers} - last.missing
     ends: list[int] = []
-    had_backward = last.had_backward
+    had_backward, number = last.had_backward, last.steps
     are_steps = set(steps)
     # In the order of their ends: the closure of an optimizer runs backward inside its step.
     for event in sorted(ranges, key=lambda event: event.end_ns):
@@ -189,26 +190,24 @@ def _of_optimizers(ranges: Sequence[NamedRange], last: OpenPass) -> _Passes:
             had_backward = True
         elif event in are_steps:
             are_steps.discard(event)  # a trace may have it twice
-            while coming and begins.get(coming[-1], -1) < number:
-                name = coming.pop()
-                if name not in last.optimizers:
-                    missing.add(name)
-                    waiting.append(name)
-                in_loop.add(name)
-            before, period = known.get(event.name, (number, 0))
-            known[event.name] = number, max(period, number - before)
-            in_loop.add(event.name)
-            missing.discard(event.name)
-            while waiting and (waiting[-1] not in missing or not waits_for(waiting[-1])):
-                missing.discard(waiting.pop())
+            while coming and in_loop[coming[-1]].start <= number:
+                waiting.append(coming[-1])
+                known.append(coming.pop())
+            done.add(event.name)
+            while waiting and (waiting[-1] in done or number not in in_loop[waiting[-1]]):
+                waiting.pop()
             if (had_backward or not last.ever_backward) and not waiting:
                 ends.append(event.end_ns)
-                in_loop = {name for name in in_loop if name == event.name or waits_for(name)}
-                missing, waiting, had_backward = {*in_loop}, [*in_loop], False
+                known = [name for name in known if number in in_loop[name]]
+                waiting, done, had_backward = [*known], set(), False
             number += 1
-    known = {name: with_period(name) for name in in_loop if name in known}
-    open_pass = last._replace(optimizers=known, steps=number, missing=frozenset(missing), had_backward=had_backward)
-    return ends, _thread_of(steps), open_pass
+    kept = {name: optimizers[name] for name in (*known, *coming) if in_loop[name].stop >= end}
+    missing = frozenset(kept.keys() - done)
+    return (
+        ends,
+        _thread_of(steps),
+        last._replace(optimizers=kept, steps=end, missing=missing, had_backward=had_backward),
+    )
 
 
 def _named_by_marks(ranges: Iterable[NamedRange], known: Iterable[str]) -> list[NamedRange]:

@@ -166,8 +166,7 @@ class Allocations:
         columns, first = group.columns, group.first
         if self._no_graph_yet is not None and columns.sequence:
             for index in range(first, group.after):
-                kind = columns.kinds[columns.number[index]]
-                if columns.sequence[index] < 0 or kind.kind is not Kind.OP:
+                if columns.sequence[index] < 0 or columns.kinds[columns.number[index]].kind is not Kind.OP:
                     continue
                 if not _is_in_a_cast(group, index - first):
                     self._on_graph(columns.start[index])

@@ -375,7 +375,7 @@ def mark_optimizer(optimizer: Any, *_: Any) -> None:
     """torch calls this inside the range of each step of an optimizer."""
     if not is_observed():
         return
-    with suppress(TypeError):  # its class is not hashable, or takes no weak references: then its class has to do
+    with suppress(TypeError):  # an object that cannot be a weak key has no mark: its class counts
         if optimizer not in OptimizerMarks.numbers:
             OptimizerMarks.numbers[optimizer] = next(OptimizerMarks.next_number)
         with record(f"{OPTIMIZER_MARK}{OptimizerMarks.numbers[optimizer]}"):

@@ -255,7 +255,8 @@ def _states_of_optimizers(models: Iterable[nn.Module]) -> Iterator[tuple[str, to
     """The tensors that all optimizers of torch keep for parameters of these models."""
     params = {id(param) for model in models for param in model.parameters()}
     for optimizer in instances_of(torch.optim.Optimizer):
-        waiting: list[Any] = [kept for param, kept in optimizer.state.items() if id(param) in params]
+        states = getattr(optimizer, "state", {})  # a subclass may not have made it yet
+        waiting: list[Any] = [kept for param, kept in [*states.items()] if id(param) in params]
         while waiting:
             kept = waiting.pop()
             if isinstance(kept, torch.Tensor):

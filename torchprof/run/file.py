@@ -135,9 +135,9 @@ MOST_UNPACKED = "TORCHPROF_MOST_UNPACKED"
 """The environment variable with the most bytes that a file may have when it is unpacked."""
 _MOST_BYTES = 8 * 2**30
 _BYTES_AT = {b",": 48, b"[": 64, b"{": 232}
-"""What begins at a sign of JSON takes in memory, without its text: a number some 40 bytes, an object of one key 232."""
+"""Bytes of memory for each such character of JSON, without the text: for a value of a list, a list, and an object."""
 BYTES_OF_JSON = 32
-"""What a character of JSON takes in memory, at most, but for lists inside one another."""
+"""Bytes of memory for a character of JSON that is mostly lists and objects."""
 _PIECE = 1 << 20
 
 

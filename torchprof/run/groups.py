@@ -12,6 +12,7 @@ _What = TypeVar("_What", bound=Hashable)
 
 
 def lists_by_key(pairs: Iterable[tuple[_Key, _Value]]) -> defaultdict[_Key, list[_Value]]:
+    """The values of each key, in a list."""
     lists: defaultdict[_Key, list[_Value]] = defaultdict(list)
     for key, value in pairs:
         lists[key].append(value)
@@ -19,6 +20,7 @@ def lists_by_key(pairs: Iterable[tuple[_Key, _Value]]) -> defaultdict[_Key, list
 
 
 def sets_by_key(pairs: Iterable[tuple[_Key, _What]]) -> defaultdict[_Key, set[_What]]:
+    """The different values of each key."""
     sets: defaultdict[_Key, set[_What]] = defaultdict(set)
     for key, value in pairs:
         sets[key].add(value)
@@ -26,6 +28,7 @@ def sets_by_key(pairs: Iterable[tuple[_Key, _What]]) -> defaultdict[_Key, set[_W
 
 
 def sums_by_key(pairs: Iterable[tuple[_Key, int]]) -> Counter[_Key]:
+    """The sum of the values of each key; 0 for other keys."""
     sums: Counter[_Key] = Counter()
     for key, value in pairs:
         sums[key] += value

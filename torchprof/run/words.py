@@ -81,8 +81,8 @@ class FrameKind(str, Enum):
 
 MOST_NESTED = 128
 """The most ranges and operators inside one another, and the most levels of layers in a trace. What is deeper belongs to
-the last of them: each row has the names of all that is around it, and with any depth their size would be the square of
-that of the recording."""
+what is around it. Each row lists all names around it: without a limit, their size would grow with the square of the
+depth."""
 INTERRUPTIONS = frozenset({FrameKind.GC, FrameKind.PROFILER, FrameKind.START_UP})
 """The kinds of what can interrupt anything, and belongs to no layer."""
 RANGES = frozenset({FrameKind.LABEL, FrameKind.REGION, FrameKind.KERNELS, FrameKind.WAIT, *INTERRUPTIONS})

@@ -250,7 +250,8 @@ def _places(parents: Mapping[str, tuple[str, ...]]) -> tuple[dict[str, list[tupl
                 children = [child for child in reversed(inside[path[-1]]) if child not in path]
                 if len(path) < MOST_NESTED:
                     waiting.extend((*path, child) for child in children)
-                while len(path) == MOST_NESTED and children:
+                    continue
+                while children:
                     if (child := children.pop()) not in deep:
                         deep[child] = None
                         children += inside[child]
