@@ -1374,6 +1374,19 @@ def test_what_an_optimizer_frees_before_its_step_ends_is_a_temporary_of_it(fused
     assert largest <= 64 if fused else largest == 512 * 512 * 4
 
 
+@pytest.mark.parametrize(("name", "says"), [("Adam", True), ("RMSprop", False)])
+def test_temporaries_of_an_optimizer_are_a_finding_if_it_has_a_fused_step(name: str, says: bool) -> None:
+    model = nn.Linear(2048, 1024, bias=False)
+    optimizer = getattr(torch.optim, name)(model.parameters(), foreach=False)
+    with torchprof.Profile(model, profile_memory=True) as prof:
+        for _ in range(3):
+            model(torch.rand(2, 2048)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    text = " ".join(prof.run.report("advice").split())
+    assert ("temporaries of the optimizer (Adam)" in text, "(…, fused=True)`, which has none" in text) == (says, says)
+
+
 @pytest.mark.parametrize(
     ("make", "copies"),
     [

@@ -109,6 +109,14 @@ def gradients_zeroed(evidence: Evidence) -> Iterator[Advice]:
     )
 
 
+def could_be_fused(evidence: Evidence) -> list[str]:
+    """The classes of optimizers that have a fused step on the device, and do not use it."""
+    have = _HAVE_FUSED["cpu" if evidence.device == "cpu" else "cuda"]
+    steps = _steps_by_class(evidence).items()
+    of_have = [(name, done) for name, done in steps if name in have and not done.cannot_be_fused]
+    return [name for name, done in of_have if not any(op.startswith(FUSED) for op in done.calls)]
+
+
 def _steps_by_class(evidence: Evidence) -> dict[str, _Steps]:
     """The steps of optimizers, by the name of their class."""
     by_class: defaultdict[str, _Steps] = defaultdict(_Steps)
