@@ -97,9 +97,15 @@ def test_traces_go_into_a_job_folder_one_by_one(here: Path, cli: Any) -> None:
 def test_of_many_ranks_only_some_are_loaded(ranks: list[Run], cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if 8 ranks were more than are loaded at once. Rank 5 is slow; rank 3 is the fourth of eight."""
     cli("show runs -o job/")
-    read, run_of_rank = [], job_folder._run_of_rank
+    read: list[Path] = []
+    read_rank = job_folder._read_rank
+
+    def noted(file: Path, **part: Any) -> Run:
+        read.extend([] if part else [file])  # those that are read whole
+        return read_rank(file, **part)
+
     monkeypatch.setattr("torchprof.cli.show.MOST_RANKS", 7)
-    monkeypatch.setattr(job_folder, "_run_of_rank", lambda file: read.append(file) or run_of_rank(file))
+    monkeypatch.setattr(job_folder, "_read_rank", noted)
     out, err = cli("show job -o some.json --report tree")
     assert err == "Written: some.json.\n"
     loaded = torchprof.load("some.json")

@@ -68,9 +68,9 @@ def _leave(samples: _Samples, ranges: list[_Range]) -> None:
             samples[inner.layer, inner.phase, device].append((inner.start_ns, top - base))
 
 
-def _is_in_a_cast(group: OpGroup, index: int) -> bool:
-    """Whether an event of a group is a cast of autocast, or is inside one: a cast with gradients inside an operator
-    without."""
+def _is_of_autocast(group: OpGroup, index: int) -> bool:
+    """Whether an event of a group is a cast of autocast, or inside one: a cast with gradients, in an operator without
+    gradients."""
     columns, parents, was_cast = group.columns, group.tree.parents, False
     while columns.sequence and index >= 0:
         number = group.first + index
@@ -79,17 +79,17 @@ def _is_in_a_cast(group: OpGroup, index: int) -> bool:
             return True
         was_cast = has_gradients and kind.name in CASTS
         index = parents[index]
-    return _is_of_a_cast(group.outer, was_cast)
+    return _is_range_of_autocast(group.outer, was_cast)
 
 
-def _is_of_a_cast(range_: Attributed | None, was_cast: bool = False) -> bool:
+def _is_range_of_autocast(opened: Attributed | None, was_cast: bool = False) -> bool:
     """The same of a range. ``was_cast``: whether what is directly in it is a cast with gradients."""
-    while range_ is not None and range_.event.kind is Kind.OP:
-        has_gradients = range_.event.sequence >= 0
+    while opened is not None and opened.event.kind is Kind.OP:
+        has_gradients = opened.event.sequence >= 0
         if was_cast and not has_gradients:
             return True
-        was_cast = has_gradients and range_.event.name in CASTS
-        range_ = range_.outer
+        was_cast = has_gradients and opened.event.name in CASTS
+        opened = opened.outer
     return False
 
 
@@ -163,30 +163,38 @@ class Allocations:
         self._ranges.close_all()
 
     def _on_group(self, group: OpGroup) -> None:
-        columns, first = group.columns, group.first
-        if self._no_graph_yet is not None and columns.sequence:
-            for index in range(first, group.after):
-                if columns.sequence[index] < 0 or columns.kinds[columns.number[index]].kind is not Kind.OP:
-                    continue
-                if not _is_in_a_cast(group, index - first):
-                    self._on_graph(columns.start[index])
-                    break
+        columns, first, sequences = group.columns, group.first, group.columns.sequence
         in_op = group.place.kind == _OP
+        has_casts = False
+        if self._no_graph_yet is not None and sequences and (in_op or max(sequences[first : group.after]) >= 0):
+            has_casts = True  # perhaps, until an operator with gradients is found
+            for index in range(first, group.after):
+                if sequences[index] < 0 or columns.kinds[columns.number[index]].kind is not Kind.OP:
+                    continue
+                if not _is_of_autocast(group, index - first):
+                    self._on_graph(columns.start[index])
+                    has_casts = False
+                    break
         for index, (start, path, device, address, nbytes) in zip(group.tree.memory, group.memory()):
             self._on_memory(start, group.thread, group.place, path > 0 or in_op, device, address, nbytes)
-            if self._no_graph_yet is not None and nbytes > 0 and address and _is_in_a_cast(group, index):
+            if has_casts and nbytes > 0 and address and _is_of_autocast(group, index):
                 self._blocks.casts.add(self._blocks.live[device, address])
 
     def _on_event(self, item: Attributed) -> None:
         event, place = item.event, item.place
         if (kind := event.kind) is Kind.OP:
             # A sequence number: gradients are enabled.
-            if self._no_graph_yet is not None and event.sequence >= 0 and not _is_of_a_cast(item):
+            if self._no_graph_yet is not None and event.sequence >= 0 and not _is_range_of_autocast(item):
                 self._on_graph(event.start_ns)
         elif kind is Kind.MEMORY:
             in_op = place.frame is not None and place.frame.kind == _OP
             self._on_memory(event.start_ns, event.thread, place, in_op, event.device, event.correlation, event.nbytes)
-            if self._no_graph_yet is not None and event.nbytes > 0 and event.correlation and _is_of_a_cast(item.outer):
+            if (
+                self._no_graph_yet is not None
+                and event.nbytes > 0
+                and event.correlation
+                and _is_range_of_autocast(item.outer)
+            ):
                 self._blocks.casts.add(self._blocks.live[event.device, event.correlation])
         elif kind is Kind.NODE or kind is Kind.BACKWARD_FUNCTION:
             if place.is_node:

@@ -197,10 +197,8 @@ class Labels:
     _open_triggers: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self._changes = (
-            *(RecursionLimit(), CollectionRanges(), EngineRanges(), OptimizerMarks()),
-            *(PipelineRanges(), WaitRanges()),
-        )
+        changes = RecursionLimit, CollectionRanges, EngineRanges, OptimizerMarks, PipelineRanges, WaitRanges
+        self._changes: list[SharedChange] = [change() for change in changes]
 
     def attach(self) -> None:
         self.home = get_ident()

@@ -44,6 +44,8 @@ SCHEMA = 4
 """The version of the format. It increases when an older reader would misread a newer file."""
 _FORMAT = "torchprof-run"
 _WITH_IDLE_TIME = 3  # the first schema whose rows have the time in which nothing ran
+_OF_DAMAGE = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
+"""What reading a damaged file may raise."""
 _json = json.JSONEncoder(separators=(",", ":"), default=array.tolist).encode
 
 
@@ -216,7 +218,7 @@ def _run_of_document(
     try:
         run = _checked_run(reduced(document) if reduced else document)
         return run if schema >= _WITH_IDLE_TIME else _with_idle_time(run)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError) as error:
+    except _OF_DAMAGE as error:
         why = f"{type(error).__name__} {error!s:.300}"
         raise TorchprofError(f"{path} is a damaged run file: {why}.") from error
 
@@ -399,9 +401,6 @@ def _damaged(path: str) -> Iterator[None]:
         yield
     except TorchprofError:
         raise
-    except (
-        *(_pyarrow().ArrowException, OSError, ValueError, TypeError, AttributeError),
-        *(LookupError, OverflowError),
-    ) as error:
+    except (_pyarrow().ArrowException, OSError, *_OF_DAMAGE) as error:
         why = f"{type(error).__name__} {error!s:.300}"
         raise TorchprofError(f"{path} is a damaged Parquet file: {why}.") from error

@@ -155,7 +155,7 @@ class JobFolder:
         if missing or not wanted:
             which = ranks_in_words(missing) if missing else "ranks to read"
             raise TorchprofError(f"{self._path} has no {which}. It has {ranks_in_words(known) if known else 'none'}.")
-        return self._merged(wanted, _run_of_rank, 1, left_out)
+        return self._merged(wanted, _read_rank, 1, left_out)
 
     def comparison(self, *, layers: bool = False, processes: int = 1, left_out: LeftOut | None = None) -> Run:
         """What is compared between ranks, ``Run.to_compare`` of all of them, merged: its report "ranks" names the
@@ -407,10 +407,6 @@ def table_of_rank(run: Run) -> ParquetTable:
         _WHOLE: (BYTES, zipped_json(run, _LEVEL)),
     }
     return {name: (kind, [value]) for name, (kind, value) in line.items()}
-
-
-def _run_of_rank(file: Path) -> Run:
-    return _read_rank(file)
 
 
 def _read_rank(file: Path, read: Callable[[bytes, str], Run] = run_of, column: str = _WHOLE) -> Run:
