@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -28,13 +29,14 @@ from tabulate import tabulate
 
 import torchprof
 from torchprof.advise import Advice, advise
+from torchprof.types import Memory
 
 _SCRIPTS = Path(__file__).parent / "scripts"
 _LINES, _COLUMNS = 24, 100
 _OF_OTHERS = 25
 _TIMEOUT_S = 180
 _FALSE = 0.03  # a finding of more than this share in a script without a fault is false
-_KEYS = ("place", "cause", "remedy")
+KEYS = ("place", "cause", "remedy")
 _QUICK = ("slow_getitem", "attention_by_hand")
 _GOALS = {"place": 1.0, "cause": 0.95, "remedy": 0.9}
 
@@ -74,7 +76,7 @@ print(prof)
 class Fault(NamedTuple):
     """A script, and the patterns of what is wrong in it."""
 
-    name: str
+    path: Path
     place: str
     cause: str
     remedy: str
@@ -82,24 +84,29 @@ class Fault(NamedTuple):
     @classmethod
     def of(cls, path: Path) -> Fault:
         found = dict(re.findall(r"^# (place|cause|remedy): (.+)$", path.read_text(), re.M))
-        return cls(path.stem, *(found[key] for key in _KEYS))
+        return cls(path, *(found[key] for key in KEYS))
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
 
     def seen_in(self, text: str) -> dict[str, bool]:
         """Which of place, cause and remedy a text names."""
         plain = " ".join(text.split())
-        return {key: re.search(getattr(self, key), plain) is not None for key in _KEYS}
+        return {key: re.search(getattr(self, key), plain) is not None for key in KEYS}
 
 
 class Seen(NamedTuple):
-    """What torchprof says about a script: its output, and its findings."""
+    """What torchprof says about a script: its output, its findings, and the peaks of its memory."""
 
     text: str
     findings: list[Advice]
     recorded_ns: int
+    memory: Sequence[Memory]
 
 
-def faults() -> list[Fault]:
-    return [Fault.of(path) for path in sorted(_SCRIPTS.glob("*.py"))]
+def faults(scripts: Path = _SCRIPTS) -> list[Fault]:
+    return [Fault.of(path) for path in sorted(scripts.glob("*.py")) if not path.stem.startswith("clean_")]
 
 
 def screen(text: str, lines: int = _LINES) -> str:
@@ -121,11 +128,11 @@ def ran(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def by_torchprof(folder: Path, *arguments: str) -> Seen:
-    out = ran(folder, "-m", "torchprof", "run", "-o", "run.json", "train.py", *arguments).stdout
+def by_torchprof(folder: Path, *arguments: str, options: Sequence[str] = ()) -> Seen:
+    out = ran(folder, "-m", "torchprof", "run", *options, "-o", "run.json", "train.py", *arguments).stdout
     run = torchprof.load(folder / "run.json")
     text = out[out.index("torchprof: train.py ended") :]
-    return Seen(text, advise(run), sum(meta.wall_ns for meta in run.metas))
+    return Seen(text, advise(run), sum(meta.wall_ns for meta in run.metas), run.memory)
 
 
 def _by_module(module: str, *options: str) -> Callable[[Path], str]:
@@ -154,9 +161,10 @@ def _share(one: Advice, seen: Seen) -> float:
     return (one.gain_ns or 0) / seen.recorded_ns
 
 
-def _in_folder(fault: Fault) -> Iterator[Path]:
+@contextmanager
+def in_folder(script: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as name:
-        shutil.copy(_SCRIPTS / f"{fault.name}.py", Path(name) / "train.py")
+        shutil.copy(script, Path(name) / "train.py")
         yield Path(name)
 
 
@@ -169,7 +177,7 @@ def judged(fault: Fault, folder: Path, rounds: int) -> dict[str, str | float]:
         for number, one in enumerate(seen.findings, 1)
         if re.search(fault.cause, one.finding) and re.search(fault.remedy, one.remedy)
     ]
-    row: dict[str, str | float] = {"fault": fault.name, **{key: _mark(named[key]) for key in _KEYS}}
+    row: dict[str, str | float] = {"fault": fault.name, **{key: mark(named[key]) for key in KEYS}}
     row["rank"] = right[0] if right else "–"
     row["said"] = f"{_share(seen.findings[right[0] - 1], seen):.0%}" if right else "–"
     plain, fixed = seconds(folder, rounds)
@@ -180,11 +188,11 @@ def judged(fault: Fault, folder: Path, rounds: int) -> dict[str, str | float]:
     )
     for name, way in OTHERS.items():
         named = fault.seen_in(screen(way(folder), _OF_OTHERS))
-        row[name] = "".join(key[0] if named[key] else "·" for key in _KEYS)
+        row[name] = "".join(key[0] if named[key] else "·" for key in KEYS)
     return row
 
 
-def _mark(named: bool) -> str:
+def mark(named: bool) -> str:
     return "yes" if named else "no"
 
 
@@ -198,19 +206,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = options.names or (_QUICK if options.quick else [fault.name for fault in faults()])
     rows = []
     for fault in faults():
-        for folder in _in_folder(fault) if fault.name in names else ():
+        if fault.name not in names:
+            continue
+        with in_folder(fault.path) as folder:
             rows.append(judged(fault, folder, 1 if options.quick else options.rounds))
             print(f"{fault.name}: {rows[-1]}", file=sys.stderr)
             if options.screens:
                 print(screen(by_torchprof(folder).text), end="\n\n")
     print(tabulate(rows, headers="keys", tablefmt="github"))
     missed = False
-    for key in _KEYS:
+    for key in KEYS:
         share = sum(row[key] == "yes" for row in rows) / len(rows)
         missed |= share < _GOALS[key]
         print(f"{key}: {share:.0%} (goal {_GOALS[key]:.0%})")
     for name in OTHERS:
-        print(f"{name}: " + ", ".join(f"{key} {sum(key[0] in str(row[name]) for row in rows)}" for key in _KEYS))
+        print(f"{name}: " + ", ".join(f"{key} {sum(key[0] in str(row[name]) for row in rows)}" for key in KEYS))
     wrong = sum(bool(row["false"]) for row in rows)
     print(f"scripts without a fault in which something above {_FALSE:.0%} is found: {wrong} of {len(rows)} (goal 0)")
     return 1 if (missed or wrong) and not options.quick else 0

@@ -15,7 +15,7 @@ from torchprof import Profile
 from torchprof.advise import Advice, advise
 from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.run import Run
-from torchprof.run.timeline import Held, Memory
+from torchprof.run.timeline import Held, Holder, Memory
 from torchprof.run.words import BACKWARD, NOT_SELECTED, OUTSIDE
 
 MB = 2**20
@@ -69,11 +69,14 @@ def test_a_real_layer_with_large_temporaries_is_reported() -> None:
     assert "was allocated here: 8.00 MB temporaries of forward." in advice.finding and "torch.chunk" in advice.remedy
 
 
-def test_a_real_model_of_equal_layers_is_not_reported() -> None:
+def test_a_real_model_of_equal_layers_is_reported_as_one() -> None:
     with Profile(model := model_with(nn.Identity()), profile_memory=True) as prof:
         model(torch.ones(32768, 64)).sum().backward()  # 8 MB in each layer
     assert prof.run.memory[0].peak_bytes > 8 * 2**23
-    assert of(prof.run) == []
+    [advice] = of(prof.run)
+    assert advice.layer == "Sequential.*"
+    assert advice.gain_bytes == 7 * 2**23  # the output of the last layer is the eighth, and not saved
+    assert "torch.utils.checkpoint" in advice.remedy
 
 
 def held(*blocks: Held, before: int = 0, calls: int = 10, rows: Any = (), **fields: Any) -> Run:
@@ -167,3 +170,52 @@ def test_a_small_peak_is_not_reported() -> None:
     assert of(replace(run, memory=(replace(run.memory[0], peak_bytes=MB + MB // 2),))) == []
     more = held(Held(1, FORWARD, "activations", MB, 1))
     assert len(of(replace(more, memory=(replace(more.memory[0], peak_bytes=MB + MB // 2),)))) == 1
+
+
+# What was live at the start
+
+
+def found(run: Run, rule: str) -> list[Advice]:
+    return [advice for advice in advise(run) if advice.rule == rule]
+
+
+def with_before(rule: str, *before: tuple[str, int], others: Holder | None = None) -> list[Advice]:
+    """The findings of a rule on a run with a peak of 30 MB above what was live at the start, in MB by kind."""
+    run = held(Held(1, BACKWARD, "gradients", 30 * MB, 1))
+    memory = replace(run.memory[0], before=tuple((kind, size * MB) for kind, size in before), others=others)
+    return found(replace(run, memory=(memory,)), rule)
+
+
+@pytest.mark.parametrize(("size", "is_found"), [(39, False), (41, True)])
+def test_optimizer_state_is_named_from_two_fifths_of_the_peak_on(size: int, is_found: bool) -> None:
+    advice = with_before("optimizer_state_at_the_peak", ("parameters", 70 - size), ("optimizer state", size))
+    assert [each.gain_bytes for each in advice] == [size * MB] * is_found
+    assert all(each.cause == "41% of what is live at the peak of cpu are optimizer state." for each in advice)
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "words"),
+    [
+        ("other tensors", 59, ""),
+        (
+            "other tensors",
+            61,
+            "loaded or made before the start: the list `pictures` (train.py), with 9 tensors of float32",
+        ),
+        ("other parameters", 14, ""),
+        ("other parameters", 16, "such as a copy of the model: the list `pictures`"),
+    ],
+)
+def test_other_tensors_are_named_if_they_are_a_large_part(kind: str, size: int, words: str) -> None:
+    others = Holder("pictures", "train.py", "list", 9, size * MB, "float32")
+    advice = with_before("others_at_the_peak", ("parameters", 70 - size), (kind, size), others=others)
+    assert [each.gain_bytes for each in advice] == [size * MB] * bool(words)
+    assert all(words in each.cause for each in advice)
+
+
+def test_results_of_earlier_calls_are_not_of_a_call() -> None:
+    """A layer whose calls allocate 1 MB has 20 MB: 19 MB are of earlier calls. A smaller batch does not change that."""
+    run = held(Held(1, FORWARD, "activations", 20 * MB, 20))
+    assert of(run)
+    of_a_call = {SampleKey(1, FORWARD, 0, "cpu", "peak_bytes"): Spread.of([(0, MB)])}
+    assert of(replace(run, samples={**run.samples, **of_a_call})) == []

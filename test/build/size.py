@@ -85,8 +85,8 @@ FEATURES = {
     ),
     "memory": Feature(
         "memory by layer, its peak, what is live",
-        "analyze/memory measure/memory run/timeline:Memory run/timeline:Held",
-        "measure/test_memory",
+        "analyze/memory measure/memory record/holders run/timeline:Memory run/timeline:Held run/timeline:Growth",
+        "measure/test_memory measure/test_growth",
         "memory",
     ),
     "steps": Feature(

@@ -701,7 +701,8 @@ def test_no_spans_are_collected_without_a_request(monkeypatch: pytest.MonkeyPatc
 @st.composite
 def timelines(draw: st.DrawFn, layers: int) -> Timeline:
     """A timeline with random spans in no order: a file may contain any."""
-    lanes = draw(st.lists(st.builds(Lane, st.sampled_from(["cpu", "cuda:0"]), st.integers(1, 9)), max_size=3))
+    streams = st.none() | st.integers(0, 2**40)
+    lanes = draw(st.lists(st.builds(Lane, st.sampled_from(["cpu", "cuda:0"]), st.integers(1, 9), streams), max_size=3))
     names = draw(st.lists(st.text(max_size=5), max_size=3))
     one = st.tuples(
         st.integers(0, 2**50),

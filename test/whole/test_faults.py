@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import shutil
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.faults.__main__ import by_torchprof
+from benchmarks.memory_faults.__main__ import peak_bytes, whole_peak
 from torchprof.advise import Advice, advise
 from torchprof.advise.evidence import Evidence
 from torchprof.first_screen.verdict import first_findings
@@ -20,6 +23,7 @@ from torchprof.profile.program import Program
 from torchprof.run.run import Run
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks" / "faults" / "scripts"
+MEMORY_SCRIPTS = Path(__file__).parents[2] / "benchmarks" / "memory_faults" / "scripts"
 EXAMPLES = Path(__file__).parents[2] / "examples" / "scripts"
 RULES = {
     "anomaly_detection": "anomaly_detection_on",
@@ -123,3 +127,17 @@ def test_a_model_that_main_frees_has_the_same_layers_and_calls(
 ) -> None:
     at_top, freed = (recorded(path, monkeypatch) for path in (script, in_main(script, here)))
     assert facts_of(freed) == facts_of(at_top)
+
+
+# Memory
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"), [("autocast_cache", "weight_casts_at_the_peak"), ("copy_of_the_model", "others_at_the_peak")]
+)
+def test_the_peak_of_a_script_is_that_of_torchs_events(name: str, rule: str, tmp_path: Path) -> None:
+    """With what was live at the start, also if only C++ code has it. ``torchprof run`` sets the first step aside."""
+    shutil.copy(MEMORY_SCRIPTS / f"{name}.py", tmp_path / "train.py")
+    seen = by_torchprof(tmp_path, options=["--memory"])
+    assert rule in {each.rule for each in seen.findings}
+    assert whole_peak(seen) == pytest.approx(peak_bytes(tmp_path), rel=0.01)

@@ -111,7 +111,7 @@ class Evidence:
     def peak_bytes(self) -> int:
         """The live bytes at the peaks, over all devices and ranks, with what the model had allocated before, if that is
         known; 0 if memory was not recorded. Gains in memory are shares of it."""
-        return sum(memory.peak_bytes + sum(size for _, size in memory.before or ()) for memory in self.run.memory)
+        return sum(memory.bytes_at_peak for memory in self.run.memory)
 
     @cached_property
     def device(self) -> str:

@@ -117,6 +117,11 @@ def could_be_fused(evidence: Evidence) -> list[str]:
     return [name for name, done in of_have if not any(op.startswith(FUSED) for op in done.calls)]
 
 
+def optimizers_of(evidence: Evidence) -> list[str]:
+    """The classes of the optimizers that stepped."""
+    return [*_steps_by_class(evidence)]
+
+
 def _steps_by_class(evidence: Evidence) -> dict[str, _Steps]:
     """The steps of optimizers, by the name of their class."""
     by_class: defaultdict[str, _Steps] = defaultdict(_Steps)

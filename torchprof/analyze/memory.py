@@ -18,7 +18,7 @@ from torchprof.run.groups import lists_by_key
 from torchprof.run.layers import Layers
 from torchprof.run.measures import Cost, Measure, SampleKey, Spread
 from torchprof.run.run import Run
-from torchprof.run.timeline import KINDS, Memory, Timeline
+from torchprof.run.timeline import KINDS, Holder, Memory, Timeline
 from torchprof.run.words import FORWARD, NO_LAYERS, NOT_SELECTED, OUTSIDE, PHASES, phase_of
 
 _LIVE_SHOWN = 10
@@ -84,6 +84,8 @@ def _below_tables(run: Run, used: Sequence[_MemoryUse]) -> Iterator[Part]:
             f"Allocated, Freed and Net are sums over {over}. Of one call are Peak (the largest of all calls), "
             "Activations (the first call) and Saved for backward (the mean of the calls)."
         )
+    if any(memory.growth is None for memory in run.memory):
+        yield "Whether memory grows call by call is unknown: at least 8 calls of a model in one cycle tell."
     if run.memory and run.timeline is None:
         yield "To see memory over time, record with_timeline=True (Profile, from_trace)."
     if run.timeline is not None and len(run.metas) > 1:
@@ -130,12 +132,52 @@ def about_peak(run: Run, memory: Memory, samples: _Samples, depth: int | None, s
         yield _by_kind(memory)
     if memory.held:
         yield _by_layer(run, memory, depth, shown)
+    yield from _growth(run, memory, shown)
     if memory.allocator:
         headings = [f"torch's allocator of {device}", "At the start", "At the end"]
         rows = [(name, format_memory(start), format_memory(end)) for name, start, end in memory.allocator]
         yield ReportTable.of_cells(headings, rows).of("allocator", device=memory.device, rank=memory.rank)
+    if (others := memory.others) is not None:
+        yield f"Of the other tensors at the start, {format_memory(others.nbytes)} are in {holder_in_words(others)}."
     if memory.before is None:
         yield "Memory from before the recording is unknown, and its frees: the peak may be lower than shown."
+
+
+def growth_in_words(memory: Memory) -> str:
+    """What stays of each call, and what keeps it, without a period."""
+    calls = max((growth.calls for growth in memory.growth or ()), default=0)
+    text = f"{format_memory(round(memory.growth_per_call or 0))} of each of {calls:,} calls stay"
+    if (holder := memory.holder) is None:
+        return text
+    if holder.kind == "tensor":
+        return f"{text} in the autograd graph of `{holder.name}` ({holder.where})"
+    return f"{text} in {holder_in_words(holder)}"
+
+
+def holder_in_words(holder: Holder) -> str:
+    """What keeps memory: "the list `history` (train.py), with 28 tensors of float32"."""
+    number = "" if holder.kind == "tensor" else f"{holder.tensors:,} tensor{'s' * (holder.tensors != 1)} of "
+    graphs = f" and {'its' if holder.tensors == 1 else 'their'} autograd graph{'s' * (holder.tensors != 1)}"
+    return (
+        f"the {holder.kind} `{holder.name}` ({holder.where}), with {number}{holder.dtype}{graphs * holder.with_graph}"
+    )
+
+
+def _growth(run: Run, memory: Memory, shown: int) -> Iterator[Part]:
+    """What stays call by call: a sentence, and a table of where it is made."""
+    if memory.growth is None:
+        return
+    if not memory.growth:
+        yield "No memory stays allocated call by call."
+        return
+    yield f"{growth_in_words(memory)}."
+    rows = []
+    for growth in memory.growth[:shown]:
+        place = [name_of_layer(run, growth.layer), phase_cell(phase_of(growth.layer, growth.phase)), growth.kind]
+        sizes = map(format_memory, (round(growth.nbytes / growth.calls), growth.least, growth.most, growth.nbytes))
+        rows.append(TableRow([*place, *sizes, format_number(growth.calls)], layer=growth.layer))
+    headings = ["Grows in", "Phase", "Kind", "A call (mean)", "Least", "Most", "In all", "Calls"]
+    yield ReportTable(headings, rows).of("growth", device=memory.device, rank=memory.rank)
 
 
 def _where_reached(run: Run, memory: Memory, samples: _Samples) -> str:
@@ -158,6 +200,7 @@ def _by_kind(memory: Memory) -> ReportTable:
         sizes[kind] += held.nbytes
         blocks[kind] += held.blocks
     before = dict(memory.before or ())
+    has_unknown = memory.before is not None and memory.device == "cpu"  # its allocator does not tell what is live
     rows: list[TableRow] = []
     for kind in sorted({*sizes, *before}, key=lambda kind: (-sizes[kind], kind)):
         is_freed = kind == _FREED_SINCE
@@ -166,8 +209,11 @@ def _by_kind(memory: Memory) -> ReportTable:
         share = "" if is_freed else _share(sizes[kind], memory)
         count = format_number(blocks[kind]) if blocks[kind] else ""
         rows.append(TableRow([kind, format_memory(sizes[kind]), share, count, at_start], is_part=not is_freed))
+    if has_unknown and "unknown" not in sizes:
+        rows.append(TableRow(["unknown", "", "", "", UNKNOWN]))
     share = "" if _FREED_SINCE in sizes else format_share(1)
-    rows.append(TableRow(["all", format_memory(memory.peak_bytes), share, "", ""], is_part=False))
+    at_start = Figure.of_sum(sum(before.values()), memory.before is not None and not has_unknown).text(format_memory)
+    rows.append(TableRow(["all", format_memory(memory.peak_bytes), share, "", at_start], is_part=False))
     table = ReportTable(["Kind", "At the peak", "Share", "Blocks", "Live at the start"], rows)
     return table.of("live_by_kind", device=memory.device, rank=memory.rank)
 

@@ -103,11 +103,13 @@ def _step_metrics(run: Run) -> Iterator[_Metric]:
 
 
 def _memory_metrics(run: Run) -> Iterator[_Metric]:
-    """The highest peaks above the start, of the CPU and of any one device, over all ranks."""
+    """The highest peaks above the start, and what stays of a call, of the CPU and of any one device, over all ranks."""
     for name, is_cpu in (("cpu", True), ("device", False)):
-        peaks = [memory.peak_bytes for memory in run.memory if (memory.device == "cpu") is is_cpu and memory.peak_bytes]
-        if peaks:
+        memories = [memory for memory in run.memory if (memory.device == "cpu") is is_cpu]
+        if peaks := [memory.peak_bytes for memory in memories if memory.peak_bytes]:
             yield f"memory/{name}/peak_bytes", Figure(max(peaks))
+        if growths := [memory.growth_per_call for memory in memories if memory.growth_per_call is not None]:
+            yield f"memory/{name}/growth_bytes_per_call", Figure(max(growths))
 
 
 def _model_metrics(models: Sequence[Figures]) -> Iterator[_Metric]:

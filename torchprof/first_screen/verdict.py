@@ -41,6 +41,7 @@ def verdict(run: Run, width: int | None = None, findings: Sequence[Advice] | Non
 
 # What ran
 
+_LEAST_GROWTH = 0.02  # of the peak: less is not in the headline
 _CALLS_FOR_PERCENTILES = 20  # with fewer calls, less than one is beyond the 95th
 
 
@@ -138,7 +139,9 @@ def _peak(run: Run) -> Iterator[str]:
     by_layer = sums_by_key((held.layer, max(held.nbytes, 0)) for held in memory.held)
     text = f"{memory.device} peak +{format_memory(memory.peak_bytes)}"
     [(largest, nbytes)] = by_layer.most_common(1) or [(OUTSIDE, 0)]
-    yield f"{text}, {nbytes / by_layer.total():.0%} of it in {name_of_layer(run, largest)}" if nbytes else text
+    text += f", {nbytes / by_layer.total():.0%} of it in {name_of_layer(run, largest)}" if nbytes else ""
+    has_grown = sum(growth.nbytes for growth in memory.growth or ()) >= _LEAST_GROWTH * memory.peak_bytes
+    yield f"{text}, grows by {format_memory(round(memory.growth_per_call or 0))} a call" if has_grown else text
 
 
 # The parts of the time

@@ -21,7 +21,7 @@ from torchprof.measure.busy import DeviceTimes
 from torchprof.measure.fold import fold
 from torchprof.measure.lockstep import Locksteps
 from torchprof.measure.memory import Allocations
-from torchprof.measure.memory_blocks import NOT_MEASURED, add_frees, allocators_between
+from torchprof.measure.memory_blocks import NOT_MEASURED, LiveBlocks, add_frees, allocators_between
 from torchprof.measure.pipelines import Pipelines
 from torchprof.measure.recording import CycleEnd, LayerPlan, Observations, Observer, OpenStep, Options, Recording
 from torchprof.measure.steps import Steps, with_marks
@@ -83,7 +83,8 @@ def assemble(recording: Recording, plan: LayerPlan, options: Options) -> Run:
         busy_ns.pop("cpu", None)
     parts = _results([*observers, *observers_of_steps], samples)
     parts["samples"] |= dict(_without_gradients(recording, plan))
-    _note_end(recording, parts.pop("open", None))
+    live = next((observer.live for observer in observers if isinstance(observer, Allocations)), {})
+    _note_end(recording, parts.pop("open", None), live)
     _note_observations(recording, plan, attribution)
     around = [sum(len(step.frames) for step in within) for within in rows.within]
     chains = zip(rows.columns["frames"], rows.columns["within"])
@@ -250,6 +251,9 @@ def _observers(recording: Recording, plan: LayerPlan, options: Options, columns:
             before=None if start is NOT_MEASURED else start.sizes,
             with_timeline=options.with_timeline,
             allocators=allocators_between(start, end),
+            holder_of=recording.holder_of,
+            others=start.holders,
+            live=recording.before.live if recording.before is not None else None,
         )
     if options.with_timeline:
         yield OpenSpans(layers, plan.selected, source.start_ns, recording.from_first_mark, rank=rank)
@@ -311,11 +315,11 @@ def _without_gradients(recording: Recording, plan: LayerPlan) -> Iterator[tuple[
         yield SampleKey(layer, FORWARD, recording.origin.rank, "cpu", "no_grad_ns"), Spread.of(of_layer)
 
 
-def _note_end(recording: Recording, open_step: dict[str, Any] | None) -> None:
+def _note_end(recording: Recording, open_step: dict[str, Any] | None, live: LiveBlocks) -> None:
     """Keep the end of a cycle for the next one. ``open_step``: the fields of the step that is open there."""
     if recording.before is not None:
         step = None if open_step is None else OpenStep(Layers.of(recording.layers), **open_step)
-        recording.observations.end = CycleEnd(recording.source.loop, step)
+        recording.observations.end = CycleEnd(recording.source.loop, step, live)
 
 
 def _note_observations(recording: Recording, plan: LayerPlan, attribution: Attribution) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from typing import Any
@@ -13,18 +14,20 @@ from torchprof.attribute.events import Attributed, Kind, OpenRanges, Place
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.measure.memory_blocks import (
     ACTIVATIONS,
+    FEWEST_CALLS,
     GRADIENTS,
     INPUTS,
     NONE,
     OPTIMIZER_STATE,
     TEMPORARIES,
     Blocks,
+    LiveBlocks,
     Stage,
 )
 from torchprof.run.groups import lists_by_key
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.measures import SampleKey, Spread
-from torchprof.run.timeline import Held, Memory
+from torchprof.run.timeline import Held, Holder, Memory
 from torchprof.run.torch_names import CASTS
 from torchprof.run.words import BACKWARD, FORWARD, OPTIMIZER_RANGE, OUTSIDE, FrameKind
 
@@ -93,6 +96,10 @@ def _is_range_of_autocast(opened: Attributed | None, was_cast: bool = False) -> 
     return False
 
 
+HolderOf = Callable[[Mapping[tuple[str, int], int]], "Holder | None"]
+"""Finds what in Python keeps blocks, given the number of a call by device and address."""
+
+
 class Allocations:
     """Observes memory events, and the calls, nodes and optimizer steps that they happen in.
 
@@ -127,11 +134,20 @@ class Allocations:
         before: Mapping[str, tuple[tuple[str, int], ...]] | None = None,
         with_timeline: bool = False,
         allocators: Mapping[str, tuple[tuple[str, int, int], ...]] | None = None,
+        holder_of: HolderOf | None = None,
+        others: Mapping[str, Holder | None] | None = None,
+        live: LiveBlocks | None = None,
     ) -> None:
         """``parameters``: (device, address) of the model's parameters and buffers at the end. ``start_ns``: when the
         recording began, if no mark was recorded. ``before``: by device, (kind, bytes) of the model's live memory at the
-        start; None if it was not measured. ``allocators``: by device, ``Memory.allocator``."""
+        start; None if it was not measured. ``allocators``: by device, ``Memory.allocator``. ``holder_of``: finds
+        what keeps blocks that stay. ``others``: by device, ``Memory.others``. ``live``: blocks that
+        earlier cycles recorded."""
         self._allocators = allocators or {}
+        self._holder_of, self._others = holder_of, others or {}
+        self.live: dict[tuple[str, int], tuple[str, int]] = {**(live or {})}
+        """After ``result``: the live blocks that were recorded in this cycle and before."""
+        self._outermost: list[int] = []  # for each outermost forward call, the number of the first event in it
         self._rank = rank
         self._before = before
         self._with_timeline = with_timeline
@@ -177,8 +193,12 @@ class Allocations:
                     break
         for index, (start, path, device, address, nbytes) in zip(group.tree.memory, group.memory()):
             self._on_memory(start, group.thread, group.place, path > 0 or in_op, device, address, nbytes)
-            if has_casts and nbytes > 0 and address and _is_of_autocast(group, index):
-                self._blocks.casts.add(self._blocks.live[device, address])
+            if nbytes > 0 and address:
+                if has_casts and _is_of_autocast(group, index):
+                    self._blocks.casts.add(self._blocks.live[device, address])
+                if group.place.layer == OUTSIDE and (around := group.tree.parents[index]) >= 0:
+                    name = columns.kinds[columns.number[first + around]].name
+                    self._blocks.note_joined(name, device, address)
 
     def _on_event(self, item: Attributed) -> None:
         event, place = item.event, item.place
@@ -189,13 +209,11 @@ class Allocations:
         elif kind is Kind.MEMORY:
             in_op = place.frame is not None and place.frame.kind == _OP
             self._on_memory(event.start_ns, event.thread, place, in_op, event.device, event.correlation, event.nbytes)
-            if (
-                self._no_graph_yet is not None
-                and event.nbytes > 0
-                and event.correlation
-                and _is_range_of_autocast(item.outer)
-            ):
-                self._blocks.casts.add(self._blocks.live[event.device, event.correlation])
+            if event.nbytes > 0 and event.correlation:
+                if self._no_graph_yet is not None and _is_range_of_autocast(item.outer):
+                    self._blocks.casts.add(self._blocks.live[event.device, event.correlation])
+                if place.layer == OUTSIDE:
+                    self._blocks.note_joined(place.name, event.device, event.correlation)
         elif kind is Kind.NODE or kind is Kind.BACKWARD_FUNCTION:
             if place.is_node:
                 self._on_node(item)
@@ -218,6 +236,7 @@ class Allocations:
             self._end_pass()  # frees of the engine between two nodes do not count: they are in no op
         blocks = self._blocks
         block = blocks.live.pop((device, address), NONE) if address else NONE
+        self.live.pop((device, address), None)
         if size > 0 and block != NONE:
             self._live_bytes[device] -= blocks.free_before_reuse(time, device, block)
         number = len(blocks.times)
@@ -277,6 +296,7 @@ class Allocations:
             if place.phase == FORWARD:
                 self._begin_next(start, INPUTS)
                 self._no_graph_yet = stage
+                self._outermost.append(len(self._blocks.times))
         call = NONE
         if place.phase == FORWARD:
             call = len(self._calls)
@@ -346,6 +366,8 @@ class Allocations:
         that were allocated before the start and freed before the peak."""
         ends = self._blocks.ends()
         kinds = self._blocks.kinds(ends, self._passes, self._parameters)
+        for address, block in self._blocks.live.items():
+            self.live[address] = kinds[block], self._blocks.sizes[self._blocks.born[block]]
         devices = sorted({*self._live_bytes, *(self._before or ())})
         memory = tuple(self._memory_on(device, kinds) for device in devices)
         samples = {
@@ -361,16 +383,28 @@ class Allocations:
 
     def _memory_on(self, device: str, kinds: Sequence[str]) -> Memory:
         before = None if self._before is None else self._before.get(device, ())
-        allocator = self._allocators.get(device, ())
+        memory = Memory(device, self._rank, before=before, allocator=self._allocators.get(device, ()))
+        memory = replace(memory, others=self._others.get(device))
         if device not in self._peaks:
-            return Memory(device, self._rank, before=before, allocator=allocator)
+            return memory
         peak, index, _ = self._peaks[device]
         held = self._blocks.live_at(index, device, kinds)
         if rest := peak - sum(nbytes for nbytes, _ in held.values()):
             held[OUTSIDE, FORWARD, "unknown"][0] = rest
         largest = sorted((Held(*key, *value) for key, value in held.items()), key=lambda row: (-row.nbytes, row))
         peak_at_ns = self._blocks.times[index] - self._zero
-        return Memory(device, self._rank, peak, peak_at_ns, tuple(largest), before, allocator)
+        memory = replace(memory, peak_bytes=peak, peak_ns=peak_at_ns, held=tuple(largest))
+        if len(self._outermost) < FEWEST_CALLS or not self._blocks.places:
+            return memory
+        grown = self._blocks.growth(device, kinds, self._outermost)
+        stay = {block for _, blocks in grown for block in blocks}
+        calls = {
+            address: bisect_right(self._outermost, self._blocks.born[block])
+            for address, block in self._blocks.live.items()
+            if block in stay
+        }
+        holder = self._holder_of(calls) if calls and self._holder_of else None
+        return replace(memory, growth=tuple(growth for growth, _ in grown), holder=holder)
 
     @property
     def _zero(self) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import accumulate, islice, pairwise
 from math import inf
 from typing import Any, NamedTuple
 from weakref import finalize
@@ -15,25 +15,33 @@ from weakref import finalize
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.event_names import MEMORY
 from torchprof.attribute.events import Event, Kind, Place
-from torchprof.run.timeline import KINDS, Timeline
+from torchprof.run.timeline import KINDS, Growth, Holder, Timeline
+from torchprof.run.torch_names import JOINS
 from torchprof.run.words import FORWARD, OUTSIDE, PHASES
 
 PARAMETERS, GRADIENTS, ACTIVATIONS, OPTIMIZER_STATE, INPUTS, TEMPORARIES, OPTIMIZER_TEMPORARIES, WEIGHT_CASTS = KINDS
+OTHERS = OTHER_PARAMETERS, OTHER_TENSORS = "other parameters", "other tensors"
+"""The kinds of what is live at the start and is not of the models and their optimizers: parameters of other
+modules, and all other tensors that Python code has."""
 NONE = -1  # in place of the number of a block or of a call: there is none
 _UNKNOWN_THREAD = -1  # a number that no thread has: an event with it is inside no range
 
 
 # The live memory at one moment
 
+LiveBlocks = Mapping[tuple[str, int], tuple[str, int]]
+"""(device, address) of a live block → its kind and bytes."""
+
 
 @dataclass(frozen=True)
 class LiveMemory:
     """The live memory at one moment.
 
-    ``sizes``: by device, (kind, bytes) of the model's parameters, buffers and gradients. ``addresses``: (device,
-    address) of the parameters and buffers. ``allocator``: by device, figures of torch's caching allocator in bytes; the
-    CPU has none. ``blocks``: the bytes of each storage of the CPU, by device and address. ``freed``: those of them that
-    were freed since then, in the order of time, as far as ``watches`` noted them.
+    ``sizes``: by device, (kind, bytes) of the model's parameters, buffers and gradients, of the state of its
+    optimizers, and of ``OTHERS``. ``addresses``: (device, address) of the parameters and buffers; ``others``: of the
+    others; ``holders``: by device, what keeps most of these. ``allocator``: by device, figures of torch's caching
+    allocator in bytes; the CPU has none. ``blocks``: the bytes of each storage of the CPU, by device and address.
+    ``freed``: those of them that were freed since then, in the order of time, as far as ``watches`` noted them.
     """
 
     sizes: Mapping[str, tuple[tuple[str, int], ...]]
@@ -42,6 +50,8 @@ class LiveMemory:
     blocks: Mapping[tuple[str, int], int] = field(default_factory=dict)
     freed: list[Freed] = field(default_factory=list)
     watches: list[finalize[Any, Any]] = field(default_factory=list)
+    others: frozenset[tuple[str, int]] = frozenset()
+    holders: Mapping[str, Holder | None] = field(default_factory=dict)
 
     def stop_watching(self) -> None:
         for watch in self.watches:
@@ -148,7 +158,8 @@ class Blocks:
     Some columns have an entry for each event: ``times``, ``sizes``, ``devices`` and ``numbers``, that of its block. The
     others have one for each block: its ``places``, ``stages`` and ``calls``, and the numbers of its events in ``born``
     and ``died``. ``live``: those live now, by device and address. ``frees_without_address``: events by device and size.
-    ``casts``: those that a cast with gradients made, in a call that had none so far.
+    ``casts``: those that a cast with gradients made, in a call that had none so far. ``joined``: those that
+    ``torch.cat`` made outside of layers.
     """
 
     def __init__(self) -> None:
@@ -163,6 +174,7 @@ class Blocks:
         self.died = array("q")
         self.live: dict[tuple[str, int], int] = {}
         self.casts: set[int] = set()
+        self.joined: set[int] = set()
         self.frees_without_address: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
 
     def add_event(self, time: int, size: int, device: str, block: int) -> None:
@@ -184,6 +196,11 @@ class Blocks:
         self.sizes.append(size)
         self.devices.append(device)
         self.numbers.append(block)
+
+    def note_joined(self, op: str, device: str, address: int) -> None:
+        """An operator allocated a block outside of layers."""
+        if op in JOINS:
+            self.joined.add(self.live[device, address])
 
     def free_before_reuse(self, time: int, device: str, block: int) -> int:
         """The address of a block is used again: it was freed before. Either the address of the free is unknown, as of
@@ -237,6 +254,28 @@ class Blocks:
                 of_kind[1] += 1
         return sums
 
+    def growth(self, device: str, kinds: Sequence[str], calls: Sequence[int]) -> list[tuple[Growth, list[int]]]:
+        """What stays call by call on a device, the most first, with its blocks. ``calls``: for each outermost forward
+        call, the number of the first event in it. A call lasts until the next one begins."""
+        spans: defaultdict[tuple[int, str, str], list[tuple[int, int, int, int]]] = defaultdict(list)
+        for block, (born, died) in enumerate(zip(self.born, self.died)):
+            first = bisect_right(calls, born) - 1
+            last = bisect_right(calls, died) - 1 if died != NONE else len(calls)
+            if last > max(first, 0) and self.devices[born] == device:
+                place = self.places[block]
+                spans[place.layer, place.phase, kinds[block]].append((first, last, self.sizes[born], block))
+        grown = []
+        for (layer, phase, kind), of_kind in spans.items():
+            by_call = bytes_that_stay([span[:3] for span in of_kind], len(calls))
+            joined = [span[:3] for span in of_kind if span[3] in self.joined]
+            if by_call is None and joined:
+                by_call = bytes_that_stay(joined, len(calls), are_copied=True)
+            if by_call is not None:
+                values = by_call.values()
+                growth = Growth(layer, phase, kind, sum(values), len(values), min(values), max(values))
+                grown.append((growth, [block for first, _, _, block in of_kind if by_call.get(first)]))
+        return sorted(grown, key=lambda each: -each[0].nbytes)
+
     def saved_by(
         self, outermost_calls: Sequence[Stage], ends: Sequence[float], passes: Sequence[Stage]
     ) -> dict[str, list[int]]:
@@ -273,3 +312,59 @@ class Blocks:
             columns["phase"].append(PHASES.index(place.phase if place else FORWARD))
             columns["kind"].append(KINDS.index(kinds[block]) if place else NONE)
         return Timeline(tuple(numbers), columns, max(0, len(self.times) - limit), rank=rank)
+
+
+_FEWEST_IN_A_ROW, _FEWEST_GROWING = 6, 4
+"""Memory grows if it does so in a row of at least so many calls, in so many of them."""
+FEWEST_CALLS = _FEWEST_IN_A_ROW + 2
+"""With fewer calls it is unknown whether memory grows."""
+_FEWEST_COPIED = 8  # of memory that is copied to a larger block in each call
+_LEAST_STAYS = 0.8  # of what the calls allocate and do not free: otherwise they replace older memory
+
+
+def bytes_that_stay(
+    spans: Sequence[tuple[int, int, int]], calls: int, are_copied: bool = False
+) -> dict[int, int] | None:
+    """The bytes that stay of each call of a row of calls in which memory grows steadily; None if it does not.
+
+    ``spans``: of each block the call that allocates it, that in which it is freed, or ``calls`` if it is not, and its
+    bytes. ``are_copied``: whether each has the content of the one before it, as with ``torch.cat``.
+
+    The row goes from where the least was live, after the second call, to where the most was. Its blocks that are live
+    at its end are what stays. In each third of the row it is at least half as much as in the mean, and the total rises
+    by as much: a cache that is full, and a loop that replaces what it keeps, do not grow. Of blocks that are copied, it
+    is the rise of the total, which never falls.
+
+    Example: 3 bytes stay of each of 9 calls, which are freed then: {2: 3, 3: 3, …, 8: 3}.
+    """
+    changes = Counter[int]()
+    for first, last, nbytes in spans:
+        changes[max(first, 1)] += nbytes
+        changes[max(last, 1)] -= nbytes
+    changing = [1, *(call for call in sorted(changes) if 1 < call < calls)]
+    levels = [*zip(changing, accumulate(changes[call] for call in changing))]  # live at the end of a call, and later
+    top = max(range(len(levels)), key=lambda at: levels[at][1])
+    low = min(range(top + 1), key=lambda at: (levels[at][1], -at))
+    least, half = levels[low][1], (levels[low][1] + levels[top][1]) / 2
+    drop = next((at for at in range(top + 1, len(levels)) if levels[at][1] <= half), len(levels))
+    start = changing[low + 1] - 1 if low < top else changing[low]
+    end = changing[drop] - 1 if drop < len(levels) else calls - 1
+    stays = dict.fromkeys(range(start + 1, end + 1), 0)
+    if are_copied:
+        rises = {call: level - before for (_, before), (call, level) in pairwise(levels[low:drop])}
+        is_steady = min(rises.values(), default=0) >= 0 and _is_steady(stays := stays | rises, _FEWEST_COPIED)
+        return stays if is_steady else None
+    for first, last, nbytes in spans:
+        if start < first <= end < last:
+            stays[first] += nbytes
+    replaces = levels[drop - 1][1] - least < _LEAST_STAYS * sum(stays.values())
+    return stays if not replaces and _is_steady(stays, _FEWEST_IN_A_ROW) else None
+
+
+def _is_steady(by_call: Mapping[int, int], fewest: int) -> bool:
+    """Whether bytes come steadily, in enough calls: each third of the calls has half of its part, or more."""
+    values = [*by_call.values()]
+    if len(values) < fewest or sum(map(bool, values)) < _FEWEST_GROWING:
+        return False
+    cuts = [len(values) * third // 3 for third in range(4)]
+    return all(sum(values[low:high]) / (high - low) >= sum(values) / len(values) / 2 for low, high in pairwise(cuts))

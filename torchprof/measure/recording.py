@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from torchprof.attribute.compiled_graphs import CompiledGraphs
@@ -16,7 +17,8 @@ from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Attributed, Event, Site
 from torchprof.attribute.loop import Loop
 from torchprof.attribute.op_groups import OpGroup
-from torchprof.measure.memory_blocks import NOT_MEASURED, LiveMemory
+from torchprof.measure.memory import HolderOf
+from torchprof.measure.memory_blocks import NOT_MEASURED, LiveBlocks, LiveMemory
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import GroupOfRanks, LockstepKey
 from torchprof.run.measures import SampleKey
@@ -41,6 +43,7 @@ class Recording:
     - ``regions``: all compiled code of the process, and ``compilations`` when it was compiled. ``under_compile``: what
       was to be compiled of the models.
     - ``python_samples``: (time, source line, number of sampling intervals) of each; None if Python was not sampled.
+    - ``holder_of``: finds what keeps blocks of memory, as in ``Allocations``; None for a recording of another process.
 
     ``began_ns``: the end of the recording's first mark. This time, the samples, and the frees noted in ``start`` are
     on the clock of ``time.perf_counter_ns``, which never jumps. Events may be on another clock.
@@ -64,6 +67,7 @@ class Recording:
     before: CycleEnd | None = None
     python_samples: Iterable[tuple[int, SourceLine, int]] | None = None
     began_ns: int = 0
+    holder_of: HolderOf | None = None
 
 
 class EventSource(Protocol):
@@ -251,11 +255,12 @@ class OpenStep:
 
 
 class CycleEnd(NamedTuple):
-    """Where a cycle of a recording without gaps ends: the ``loop`` so far, and the ``step`` that is open, if any. The
-    default is the start of the recording."""
+    """Where a cycle of a recording without gaps ends: the ``loop`` so far, the ``step`` that is open, if any, and the
+    ``live`` blocks of memory that were recorded. The default is the start of the recording."""
 
     loop: Loop = Loop()
     step: OpenStep | None = None
+    live: LiveBlocks = MappingProxyType({})
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from torchprof.measure.recording import CycleEnd, Observations, Options, Recordi
 from torchprof.measure.warnings import about_clock
 from torchprof.record.compiled.dynamo_code import StackWarning, compilations, compiled_regions, forwards_under_compile
 from torchprof.record.compiled.inductor import CalledGraphs, Provenance
+from torchprof.record.holders import holder_of, holder_of_others
 from torchprof.record.labels import Labels, Target, label_of
 from torchprof.record.plan import Plan
 from torchprof.record.python_lines import Sampler
@@ -68,9 +69,16 @@ class Cycle:
     """
 
     def __init__(
-        self, setup: Setup, *, with_stack: bool = False, last_job: Job | None = None, last_end: CycleEnd | None = None
+        self,
+        setup: Setup,
+        *,
+        with_stack: bool = False,
+        last_job: Job | None = None,
+        last_end: CycleEnd | None = None,
+        is_first: bool = True,
     ) -> None:
-        """``last_job``: the job as the last cycle saw it. ``last_end``: where that ended, if this one begins there."""
+        """``last_job``: the job as the last cycle saw it. ``last_end``: where that ended, if this one begins there.
+        ``is_first``: whether to find out what keeps the other tensors, which takes a while."""
         asked = setup.asked
         self.observations = Observations()
         self.job = this_job(setup.plan.models, last_job)
@@ -87,7 +95,7 @@ class Cycle:
         self._stack_warning = StackWarning()
         self._sampler: Sampler | None = None
         self._called_graphs = CalledGraphs()
-        self._last_end = last_end
+        self._last_end, self._is_first = last_end, is_first
         if last_end is not None:
             self.session.loop_before = last_end.loop
 
@@ -96,7 +104,10 @@ class Cycle:
         setup = self._setup
         try:
             if setup.asked.profile_memory:
-                self._start_memory = live_memory(setup.plan.models, watch=True)
+                recorded = self._last_end.live if self._last_end is not None else {}
+                start = live_memory(setup.plan.models, watch=True, recorded=recorded)
+                holders = {device: holder_of_others(start, device) for device in start.sizes if self._is_first}
+                self._start_memory = dataclasses.replace(start, holders=holders)
             if setup.is_program:
                 self._sampler = Sampler(get_ident())
             self._called_graphs.on()
@@ -168,6 +179,7 @@ class Cycle:
             from_first_mark=setup.from_first_mark,
             python_samples=None if self._sampler is None else self._sampler.samples(),
             began_ns=session.began_ns,
+            holder_of=holder_of,
         )
         asked = dataclasses.replace(setup.asked, with_stack=session.with_stack)
         return assemble(recording, setup.plan.layer_plan(), asked)

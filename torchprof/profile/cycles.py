@@ -66,7 +66,8 @@ class Cycles:
 
     def _new(self, with_stack: bool = False) -> Cycle:
         job = None if self.last is None else self.last.job
-        return Cycle(self.setup, with_stack=with_stack, last_job=job, last_end=self.end_of_last)
+        is_first = self.run is None
+        return Cycle(self.setup, with_stack=with_stack, last_job=job, last_end=self.end_of_last, is_first=is_first)
 
     def begin_recording(self) -> None:
         """Begin the recording of a cycle that was just started. Call it last, right before the user's code."""

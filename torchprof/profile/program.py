@@ -222,7 +222,8 @@ class Program:
             self._end_cycle()
             start_up.first, self._cycles.run = self._cycles.run, None
             start_up.calls = self._calls - 1
-            self._cycles.end_of_last = CycleEnd()  # the step that is open there is not whole in the run
+            live = self._cycles.end_of_last.live if self._cycles.end_of_last is not None else {}
+            self._cycles.end_of_last = CycleEnd(live=live)  # the step that is open there is not whole in the run
         self._start_cycle()
 
     def _start_cycle(self) -> None:

@@ -17,6 +17,7 @@ from torchprof.record.compiled.dynamo_code import is_under_compile
 from torchprof.record.labels import Target
 from torchprof.record.modules import (
     class_name,
+    inner_tensors,
     is_exported,
     root_name,
     user_class_of,
@@ -139,7 +140,7 @@ def layers_of(
             class_name(core),
             **_sizes(alive, params),
             buffers=sum(buffer.numel() for buffer in buffers),
-            buffer_bytes=sum(map(_bytes_of, buffers)),
+            buffer_bytes=sum(_bytes_of(part) for buffer in buffers for part in _stored(buffer)),
             settings=_settings(core),
             tied=tied,
             training=is_in_train_mode(core),
@@ -176,22 +177,43 @@ def _uncounted_tensors(
     return params, [buffer for buffer in buffers if not is_lazy(buffer)], tied
 
 
-def _sizes(modules: Iterable[nn.Module], params: Sequence[torch.Tensor]) -> dict[str, Any]:
-    """The fields of a layer about its parameters. None if they are lazy, or packed, as those of a quantized module."""
-    packed = any("_packed_params" in vars(module) or "_packed_params" in module._modules for module in modules)
-    if packed or any(map(is_lazy, params)):
+_PACKED = ("_packed_params", "param")  # of a linear layer or a convolution, and of a recurrent layer
+
+
+def _sizes(modules: Sequence[nn.Module], params: Sequence[torch.Tensor]) -> dict[str, Any]:
+    """The fields of a layer about its parameters; None if they are lazy, or packed so that their sizes are unknown."""
+    are_packed = (any(isinstance(vars(module).get(name), torch.ScriptObject) for name in _PACKED) for module in modules)
+    packed = [_packed_in(module) for module, is_packed in zip(modules, are_packed) if is_packed]
+    if None in packed or any(map(is_lazy, params)):
         return {"params": None, "trainable_params": None, "param_bytes": None}
-    by_type = sums_by_key((str(param.dtype).removeprefix("torch."), _bytes_of(param)) for param in params)
+    tensors = [*params, *(tensor for of_module in packed for tensor in of_module or ())]
+    parts = (part for tensor in tensors for part in _stored(tensor))
+    by_type = sums_by_key(
+        (str(part.dtype).removeprefix("torch."), part.numel() * part.element_size()) for part in parts
+    )
     return {
-        "params": sum(param.numel() for param in params),
+        "params": sum(tensor.numel() for tensor in tensors),
         "trainable_params": sum(param.numel() for param in params if param.requires_grad),
         "param_bytes": sum(by_type.values()),
         "dtype_bytes": tuple(sorted(by_type.items())),
     }
 
 
+def _packed_in(module: nn.Module) -> list[torch.Tensor] | None:
+    """The weight and the bias that a quantized module of torch packed; None if it does not tell them."""
+    try:
+        return [tensor for tensor in module._weight_bias() if tensor is not None]  # type: ignore[operator]
+    except Exception:  # a recurrent module has no such method; a packed object may be of any kind
+        return None
+
+
 def _bytes_of(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
+
+
+def _stored(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
+    """The tensors in which a tensor is stored; itself for a DTensor, of which all ranks have parts."""
+    return (tensor,) if hasattr(tensor, "_local_tensor") else inner_tensors(tensor)
 
 
 def _settings(module: nn.Module) -> str:

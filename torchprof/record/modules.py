@@ -53,6 +53,16 @@ def instances_of(kind: type) -> list[Any]:
     return [instance for instance in gc.get_referrers(*classes) if type(instance) in classes]
 
 
+def inner_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """What a tensor consists of: itself, or the tensors in a subclass that says which they are (quantized weights of
+    torchao; of a DTensor, the part that is on this rank)."""
+    if not hasattr(type(tensor), "__tensor_flatten__"):
+        yield tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
+        yield from inner_tensors(getattr(tensor, name))
+
+
 def wrapped_step(module: nn.Module) -> str | None:
     """The attribute in which a wrapper has the wrapped module (``_orig_mod``); None if it is not a wrapper."""
     steps = (WRAPPERS.get(cls.__name__) for cls in type(module).__mro__ if cls.__module__.startswith("torch."))

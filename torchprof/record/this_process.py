@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import platform
@@ -10,9 +11,10 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from threading import get_ident
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from weakref import finalize
 
@@ -21,8 +23,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from torchprof.attribute.launches import mesh_of_groups, sole_group
-from torchprof.measure.memory_blocks import Freed, LiveMemory
-from torchprof.record.modules import instances_of
+from torchprof.measure.memory_blocks import OTHER_PARAMETERS, OTHER_TENSORS, OTHERS, Freed, LiveBlocks, LiveMemory
+from torchprof.record.modules import inner_tensors, instances_of
 from torchprof.record.peak import measured_peaks
 from torchprof.run.lockstep import GroupOfRanks
 from torchprof.run.meta import MeshDim, Meta, name_of_job
@@ -210,49 +212,71 @@ _ALLOCATOR_STATISTICS = {  # torch's names of the statistics of an allocator, by
 }
 
 
-def live_memory(models: Iterable[nn.Module], watch: bool = False) -> LiveMemory:
+_MOST_OTHERS = 20_000
+"""How many tensors that are not the models' count, since each takes some microseconds; what others have is unknown."""
+_BLOCK_BYTES = 512
+"""The sizes of torch's caching allocators are multiples of it."""
+
+
+def live_memory(
+    models: Iterable[nn.Module], watch: bool = False, recorded: LiveBlocks = MappingProxyType({})
+) -> LiveMemory:
     """The memory of parameters, buffers and gradients that is allocated now. A shared storage counts once. ``watch``:
-    also that of the state of optimizers; and note when each storage of the CPU is freed, until ``stop_watching``.
-    torch's profiler does not record all of these frees, such as those of gradients by zero_grad: ``measure.assemble``
-    adds them. Of devices it records all."""
+    also the state of optimizers, all other tensors that Python code has, what else was ``recorded`` before (only C++
+    code has it), and what else the allocator of a device gave out ("unknown"); and note when each storage of the CPU
+    is freed, until ``stop_watching``. torch's profiler does not record all of these frees, such as those of gradients
+    by zero_grad: ``measure.assemble`` adds them. Of devices it records all."""
     blocks: dict[tuple[str, int], int] = {}
     freed: list[Freed] = []
     watches: list[finalize[Any, Any]] = []
     sizes: defaultdict[str, Counter[str]] = defaultdict(Counter)
     kind_of: dict[tuple[str, int], str] = {}  # by device and address
+    in_blocks = Counter[str]()  # by device
     home = get_ident()
     models = [*models]
-    for kind, tensor in chain(_tensors_of(models), _states_of_optimizers(models) if watch else ()):
-        storage = _storage(tensor)
-        device = tensor.device.type  # as the profiler's events name it
-        device = device if device == "cpu" else f"{device}:{tensor.device.index or 0}"
-        if storage is None or (block := (device, storage.data_ptr())) in kind_of:
+    for kind, tensor in chain(_tensors_of(models), _all_tensors(models) if watch else ()):
+        if (block := block_of(tensor)) is None or block in kind_of:
             continue
+        device, storage = block[0], _storage(tensor)
+        nbytes = storage.nbytes()
         kind_of[block] = kind
-        sizes[device][kind] += storage.nbytes()
+        sizes[device][kind] += nbytes
+        in_blocks[device] += -(-nbytes // _BLOCK_BYTES) * _BLOCK_BYTES
         if device == "cpu":
-            blocks[block] = storage.nbytes()
+            blocks[block] = nbytes
             if watch:  # not the tensor: views and autograd graphs may share its storage
                 watches.append(finalize(storage, _note_freed, freed, home, block))
                 watches[-1].atexit = False
+    for block, (kind, nbytes) in recorded.items():
+        if block not in kind_of:
+            device = block[0]
+            sizes[device][kind] += nbytes
+            in_blocks[device] += nbytes
+            if device == "cpu":
+                blocks[block] = nbytes
+    allocators = _allocators()
+    for device, figures in allocators.items() if watch else ():
+        if (rest := figures["allocated"] - in_blocks[device]) > 0:
+            sizes[device]["unknown"] = rest
     by_device = {device: tuple(of_device.items()) for device, of_device in sizes.items()}
     addresses = frozenset(block for block, kind in kind_of.items() if kind in ("parameters", "buffers"))
-    return LiveMemory(by_device, addresses, _allocators(), blocks, freed, watches)
+    others = frozenset(block for block, kind in kind_of.items() if kind in OTHERS)
+    return LiveMemory(by_device, addresses, allocators, blocks, freed, watches, others)
 
 
 def _tensors_of(models: Iterable[nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of models with their kinds; of a DTensor, the part that is on this rank."""
+    """The tensors of models with their kinds; of a subclass those inside."""
     for model in models:
         params = [param for param in model.parameters() if not is_lazy(param)]
         buffers = [buffer for buffer in model.buffers() if not is_lazy(buffer)]
         gradients = [param.grad for param in params if param.grad is not None]
         for kind, tensors in (("parameters", params), ("buffers", buffers), ("gradients", gradients)):
-            for tensor in tensors:
-                yield kind, getattr(tensor, "_local_tensor", tensor)
+            yield from ((kind, inner) for tensor in tensors for inner in inner_tensors(tensor))
 
 
-def _states_of_optimizers(models: Iterable[nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors that all optimizers of torch keep for parameters of these models."""
+def _all_tensors(models: Iterable[nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors that all optimizers of torch keep for parameters of these models, and then all tensors that Python
+    code has."""
     params = {id(param) for model in models for param in model.parameters()}
     for optimizer in instances_of(torch.optim.Optimizer):
         states = getattr(optimizer, "state", {})  # a subclass may not have made it yet
@@ -260,9 +284,13 @@ def _states_of_optimizers(models: Iterable[nn.Module]) -> Iterator[tuple[str, to
         while waiting:
             kept = waiting.pop()
             if isinstance(kept, torch.Tensor):
-                yield "optimizer state", getattr(kept, "_local_tensor", kept)
+                yield from (("optimizer state", inner) for inner in inner_tensors(kept))
             elif isinstance(kept, (dict, list, tuple)):
                 waiting += kept.values() if isinstance(kept, dict) else kept
+    values = (value for value in gc.get_objects() if issubclass(type(value), torch.Tensor))
+    tensors = [*islice(values, _MOST_OTHERS)]
+    yield from ((OTHER_PARAMETERS, tensor) for tensor in tensors if isinstance(tensor, nn.Parameter))
+    yield from ((OTHER_TENSORS, tensor) for tensor in tensors)
 
 
 def _note_freed(freed: list[Freed], home: int, block: tuple[str, int]) -> None:
@@ -270,13 +298,20 @@ def _note_freed(freed: list[Freed], home: int, block: tuple[str, int]) -> None:
     freed.append(Freed(time.perf_counter_ns(), get_ident() == home, block))
 
 
-def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """A tensor's storage; None if it has no address."""
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
+    """The storage of a tensor. No code of a subclass runs. Raises RuntimeError if it has none."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.untyped_storage()
+
+
+def block_of(tensor: torch.Tensor) -> tuple[str, int] | None:
+    """The device of a tensor, as the profiler's events name it, and the address of its storage; None without one."""
     try:
-        storage = tensor.untyped_storage()
-        return storage if storage.data_ptr() else None
+        address = _storage(tensor).data_ptr()
     except RuntimeError:  # sparse, fake and wrapped tensors
         return None
+    device = tensor.device.type if tensor.device.type == "cpu" else f"{tensor.device.type}:{tensor.device.index or 0}"
+    return (device, address) if address else None
 
 
 def _allocators() -> dict[str, dict[str, int]]:

@@ -56,8 +56,9 @@ def json_of_run(run: Run, *, strip: bool = False, computed: Mapping[str, Any] | 
 
 
 def stripped(run: Run) -> Run:
-    """The run without the names of files, machines and jobs, and without source lines."""
-    return replace(run, metas=tuple(meta.stripped() for meta in run.metas), rows=run.rows.without_source())
+    """The run without the names of files, machines, jobs and variables, and without source lines."""
+    metas, memory = (tuple(meta.stripped() for meta in run.metas), tuple(part.stripped() for part in run.memory))
+    return replace(run, metas=metas, memory=memory, rows=run.rows.without_source())
 
 
 def write_json(run: Run, file: BinaryIO, *, strip: bool = False, zipped: bool = False) -> None:

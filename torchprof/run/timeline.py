@@ -33,6 +33,40 @@ KINDS = (
 """What memory is used for. Activations are made in forward and still live when the call of the model has ended."""
 
 
+class Growth(NamedTuple):
+    """Memory that stays call by call: after the first two calls of models, ``calls`` more in a row allocated ``nbytes``
+    for a layer, in a phase, of a kind, that were not freed after them; between ``least`` and ``most`` in one call."""
+
+    layer: int
+    phase: str
+    kind: str
+    nbytes: int
+    calls: int
+    least: int
+    most: int
+
+    def __add__(self, cycle: Growth) -> Growth:  # type: ignore[override]
+        nbytes, calls = self.nbytes + cycle.nbytes, self.calls + cycle.calls
+        least, most = min(self.least, cycle.least), max(self.most, cycle.most)
+        return self._replace(nbytes=nbytes, calls=calls, least=least, most=most)
+
+
+class Holder(NamedTuple):
+    """What keeps memory: a variable, an attribute or an item of the name ``name`` in ``where``, a file, a function or a
+    module. ``kind``: its class, or "tensor". ``tensors``: how many of the tensors in question are in it, of ``nbytes``,
+    most of them of ``dtype``; ``with_graph``: whether they keep autograd graphs; ``are_numbers``: whether each has one
+    element."""
+
+    name: str
+    where: str
+    kind: str
+    tensors: int
+    nbytes: int
+    dtype: str
+    with_graph: bool = False
+    are_numbers: bool = False
+
+
 @dataclass(frozen=True)
 class Memory:
     """The memory of one device of one rank.
@@ -41,6 +75,10 @@ class Memory:
     - ``held``: what was live at the peak, the largest first.
     - ``before``: (kind, bytes) of what the model had on this device when the recording began.
     - ``allocator``: (name, bytes at the start, bytes at the end) of each counter of torch's allocator of the device.
+    - ``growth``: what stays call by call, the most first; None if there were too few calls to know. ``holder``: what
+      keeps it, if that was found.
+    - ``others``: what keeps most of the "other tensors" and "other parameters" in ``before``, if they are a large part
+      and that was found.
     """
 
     device: str
@@ -50,18 +88,51 @@ class Memory:
     held: tuple[Held, ...] = ()
     before: tuple[tuple[str, int], ...] | None = None
     allocator: tuple[tuple[str, int, int], ...] = ()
+    growth: tuple[Growth, ...] | None = None
+    holder: Holder | None = None
+    others: Holder | None = None
+
+    @property
+    def bytes_at_peak(self) -> int:
+        """All that was live at the peak, with what was live at the start, as far as it is known."""
+        return self.peak_bytes + sum(nbytes for _, nbytes in self.before or ())
+
+    @property
+    def growth_per_call(self) -> float | None:
+        """The bytes that stay of a call, in the mean; None if unknown."""
+        return None if self.growth is None else sum(growth.nbytes / growth.calls for growth in self.growth)
 
     def __add__(self, cycle: Memory) -> Memory:
-        """The higher peak of two cycles of a device, with what was live at it."""
-        return cycle if cycle.peak_bytes > self.peak_bytes else self
+        """The higher peak of two cycles of a device, with what was live at it; and what grew in both."""
+        grown: dict[tuple[Any, ...], Growth] = {}
+        for growth in (*(self.growth or ()), *(cycle.growth or ())):
+            known = grown.get(growth[:3])
+            grown[growth[:3]] = growth if known is None else known + growth
+        is_known = self.growth is not None or cycle.growth is not None
+        higher = cycle if cycle.peak_bytes > self.peak_bytes else self
+        growths = tuple(sorted(grown.values(), key=lambda growth: -growth.nbytes)) if is_known else None
+        others = higher.others or self.others or cycle.others
+        return replace(higher, growth=growths, holder=cycle.holder or self.holder, others=others)
 
     def renumbered(self, to: Sequence[int]) -> Memory:
-        return replace(self, held=tuple(storage._replace(layer=to[storage.layer]) for storage in self.held))
+        held = tuple(storage._replace(layer=to[storage.layer]) for storage in self.held)
+        growth = self.growth and tuple(each._replace(layer=to[each.layer]) for each in self.growth)
+        return replace(self, held=held, growth=growth)
+
+    def stripped(self) -> Memory:
+        """The same without the names of what keeps memory."""
+        holder, others = (
+            each and each._replace(name="(left out)", where="left out") for each in (self.holder, self.others)
+        )
+        return replace(self, holder=holder, others=others)
 
     def check(self, layers: int) -> None:
-        for storage in self.held:
+        storages: tuple[Held | Growth, ...] = (*self.held, *(self.growth or ()))
+        for storage in storages:
             demand_layer(storage, layers)
             demand(storage.kind in (*KINDS, "unknown"), f"{storage.kind!r} instead of a kind of memory")
+        for growth in self.growth or ():
+            demand(growth.calls > 0 <= growth.least <= growth.most, f"{growth!r:.200}")
 
 
 # The busy time of each device

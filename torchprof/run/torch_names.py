@@ -42,6 +42,7 @@ CONVOLUTIONS = aten(
 PRODUCT_KERNELS = frozenset({*FACTORS, *CONVOLUTIONS})
 """The operators that call the kernels of matrix products and convolutions."""
 CASTS = aten("to _to_copy")
+JOINS = aten("cat stack")
 SOFTMAX_OPS = aten("softmax _softmax")
 FORWARD_ATTENTION = aten(
     "scaled_dot_product_attention _scaled_dot_product_attention_math _scaled_dot_product_attention_math_for_mps "
