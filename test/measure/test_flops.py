@@ -19,10 +19,12 @@ from build.phases import in_column_of
 from build.snapshots import snapshot
 from build.warnings import sentences
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 from torch.func import functional_call, grad, jacrev, vmap
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.conv import _ConvNd
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_flop_formula
 
@@ -1050,3 +1052,79 @@ def test_only_the_op_that_a_recompute_stopped_in_is_not_counted(marks: int) -> N
         "aten::addmm": 4 * 8 * 16,
         "aten::relu": 0,
     }
+
+
+# Fake tensors: torch runs ops on them to learn the shapes of results
+
+
+class Loops(nn.Module):
+    """A higher-order operator of torch over a product of 4 × 32 and 32 × 32."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.weight = nn.Parameter(torch.rand(32, 32))
+        self.large = nn.Parameter(torch.rand(32, 512))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight
+        if self.name == "cond":
+            return torch.cond(x.sum() > 1e9, lambda x: (x @ self.large).sum(), lambda x: (x @ weight).sum(), (x[0],))
+        if self.name == "map":
+            from torch._higher_order_ops.map import map as torch_map
+
+            return torch_map(lambda row, weight: row @ weight, x, weight)
+        if self.name == "scan":
+            from torch._higher_order_ops.scan import scan
+
+            def step(carry: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+                carry = (carry + row) @ weight
+                return carry, carry.clone()
+
+            result: Tensor = scan(step, torch.zeros(4, 32), x)[1]
+            return result
+        from torch._higher_order_ops.while_loop import while_loop
+
+        zero = torch.tensor(0)
+        last: Tensor = while_loop(lambda i, _: i < 5, lambda i, row: (i + 1, row @ weight), (zero, x[0]))[1]
+        return last
+
+
+PRODUCT = 4 * 32 * 32
+
+
+@pytest.mark.skipif(RELEASE < (2, 13), reason="what these operators run differs between releases")
+@pytest.mark.parametrize("with_gradients", [False, True])
+@pytest.mark.parametrize(("name", "products"), [("cond", 1), ("map", 6), ("scan", 6), ("while_loop", 5)])
+def test_what_a_higher_order_operator_runs_on_fake_tensors_is_no_work(
+    name: str, products: int, with_gradients: bool
+) -> None:
+    model, x = Loops(name), torch.rand(6, 4, 32)
+    with torch.set_grad_enabled(with_gradients):
+        model(x)  # compiles
+        run = counted(lambda: model(x), model)
+    assert total(run) == products * PRODUCT
+
+
+def test_backward_of_cond_is_that_of_the_branch_that_ran() -> None:
+    model, x = Loops("cond"), torch.rand(6, 4, 32)
+    model(x).backward()
+    run = counted(lambda: model(x).backward(), model)
+    assert total(run, phase="backward") == 2 * PRODUCT  # the branch again, and the gradient of the weight
+
+
+class Detaches(TorchDispatchMode):
+    """A user's mode that runs each op on data, and changes the result."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result.detach() if isinstance(result, Tensor) else result
+
+
+def test_only_modes_without_data_do_no_work() -> None:
+    model, x = nn.Linear(32, 8), torch.rand(4, 32)
+    with torch.no_grad(), Detaches():
+        assert total(counted(lambda: model(x), model)) == 4 * 32 * 8
+    with FakeTensorMode():
+        model, x = nn.Linear(32, 8), torch.rand(4, 32)
+        assert total(counted(lambda: model(x), model)) == 0

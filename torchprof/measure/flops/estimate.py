@@ -33,6 +33,8 @@ _DISPATCHED = "PythonSubclass"
 tensor, and the ops inside those of the part on this rank. Torch before 2.11 records no such range."""
 _IN_MODE = "PythonDispatchMode"
 """The range in which a mode runs an op in Python, such as that of fake tensors, which have no data."""
+_OF_FAKES = ("detach", "empty_strided")
+"""The ops with which torch makes a fake tensor, in the range of the mode; ``detach`` alone, of another fake tensor."""
 _ATTENTION = "aten::scaled_dot_product_attention"
 _REPLAYED = Frame(FrameKind.KERNELS, REPLAY)
 
@@ -47,7 +49,8 @@ class _Open:
     their place. ``inner``: the ops directly inside it.
 
     - ``is_batch``: its inputs are one example, and those of the ops inside it a whole batch.
-    - ``is_dispatched``: only the ops inside it count, whatever its inputs are. ``is_in_mode``: a mode runs it.
+    - ``is_dispatched``: only the ops inside it count, whatever its inputs are. ``is_in_mode``: a mode runs it;
+      ``makes``: which of ``_OF_FAKES`` are in the range of the mode. ``has_fake``: it is inside on fake tensors, too.
     - ``is_opaque``: neither its shapes nor the ops inside it give its work.
     - ``has_same``: an op of its own name is inside it; ``has_view``: one that returns a view; ``has_preparation``: one
       that prepares work of other code; ``has_work``: one that does something itself, if only to move data.
@@ -64,12 +67,22 @@ class _Open:
     is_batch: bool = False
     is_dispatched: bool = False
     is_in_mode: bool = False
+    makes: tuple[str, ...] = ()
+    has_fake: bool = False
     is_opaque: bool = False
     has_same: bool = False
     has_view: bool = False
     has_preparation: bool = False
     has_work: bool = False
     call: GraphCall | None = None
+
+    @property
+    def is_fake(self) -> bool:
+        """Whether the op runs on tensors without data, as to learn the shape of a result: it is no work. The op may be
+        inside it again, on the meta device. A mode that runs the op on data has work inside it."""
+        if self.has_fake and not self.counts and not self.is_dispatched:
+            return True
+        return "detach" in self.makes and ("empty_strided" in self.makes or not self.counts)
 
     def drop_all_but_parts(self) -> bool:
         """Whether the op calls itself on a part of its inputs, as that of a ``DTensor`` does. Then only the op inside
@@ -280,6 +293,8 @@ class Estimate:
                 # An elementwise op contains an op on the stored values; a product contains no op for its work.
                 around.is_opaque = around.work.macs > 0
                 around.work, around.counts = None, []
+        if stack and stack[-1].is_in_mode and (made := name.removeprefix("aten::")) in _OF_FAKES:
+            stack[-1].makes = (*stack[-1].makes, made)
         prepares = name.startswith(_AROUND_OTHER_CODE)
         is_view = not prepares and name in VIEWS
         for around in stack:
@@ -344,7 +359,12 @@ class Estimate:
         done = stack.pop()
         counts, work = done.counts, None if done.is_dispatched else done.work
         has_parts = done.drop_all_but_parts()
-        if done.call is not None:
+        if done.is_fake:
+            counts = []
+            self._known.add(done.place)
+            if stack and stack[-1].name == done.name:
+                stack[-1].has_fake = True
+        elif done.call is not None:
             counts, known = done.call.counts(done.place, [counts[inner.start : inner.end] for inner in done.inner])
             self._known |= known
         elif work is None:
