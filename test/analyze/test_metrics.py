@@ -253,7 +253,7 @@ def test_the_page_lists_every_name_and_no_other() -> None:
     run = replace(
         by_hand(peaks=(Peak("cuda:0", "float32", 0, 1e6, 1e6),), busy_ns=(("cuda:0", 5),)),
         samples={SampleKey(OUTSIDE, "forward", 0, "cpu", "step_ns"): Spread.of([(0, 4)])},
-        memory=(Memory("cpu", 0, 10), Memory("cuda:0", 0, 300)),
+        memory=(Memory("cpu", 0, 10, growth=()), Memory("cuda:0", 0, 300, growth=())),
     )
     metrics = run.metrics(layers=1)
     patterns = names_of_page()

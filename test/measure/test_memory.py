@@ -1195,7 +1195,7 @@ def test_the_figures_of_layers_equal_those_of_the_run() -> None:
             ):
                 assert columns[(lead + heading).capitalize()][at] == format_memory(value)
     assert columns["Activations"] == ["512 B", "2.00 KB", "2.00 KB", "512 B", ""]
-    assert columns["Saved for backward"] == ["2.00 KB", "0 B", "2.00 KB", "0 B", ""]
+    assert columns["Saved for backward in a model call"] == ["2.00 KB", "0 B", "2.00 KB", "0 B", ""]
     outside = [row.cost.cpu_allocated for row in run.rows if row.layer is None and row.phase == OTHER]
     assert columns["Allocated"][-1] == format_memory(sum(outside))
 
@@ -1232,11 +1232,32 @@ def test_saved_bytes_are_the_mean_of_the_calls_and_add_up() -> None:
                 model(x)
 
     *_, table = tables_of(profiled(model, work).run.report("memory"))
-    at = table[0].index("Saved for backward")
+    at = table[0].index("Saved for backward in a model call")
     half = format_memory(BLOCK // 2)
     assert [row[at] for row in table[1:]] == [format_memory(2 * BLOCK)] * 3 + [half] * 4 + [""]
     assert table[2][0] == "└── groups"  # a list, which is never called
     assert table[2][table[0].index("Peak")] == "–"
+
+
+def test_saved_bytes_of_a_layer_in_a_loop_add_up() -> None:
+    """A layer that is called 20 times in a call of the model: of one of these calls is what a loop of its own says."""
+
+    class Loop(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.step = nn.Tanh()
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(20):
+                x = self.step(x)
+            return x
+
+    model, x = Loop(), rows().requires_grad_()
+    run = profiled(model, lambda: [model(x).sum().backward() for _ in range(3)]).run
+    for sort_by in ("Saved for backward", "saved_for_backward"):  # the heading before, and the key
+        *_, table = tables_of(run.report("memory", sort_by=sort_by))
+        at = table[0].index("Saved for backward in a model call")
+        assert [row[at] for row in table[1:3]] == [format_memory(20 * BLOCK)] * 2
 
 
 def test_the_picture_is_the_timeline() -> None:

@@ -49,7 +49,7 @@ class Column:
     @property
     def key(self) -> str:
         """The name of this column as a sort key."""
-        return "calls" if self.what == "calls" else as_key(self.heading)
+        return {"calls": "calls", "saved": "saved_for_backward"}.get(self.what) or as_key(self.heading)
 
     @property
     def unit(self) -> Unit:
@@ -209,7 +209,7 @@ def column_called(name: str, columns: Sequence[Column]) -> Column:
     """The column of that name: its heading, or the heading in lower case with underscores. Raises TorchprofError if
     there is none, or if it was not measured."""
     for column in columns:
-        if name in (column.heading, as_key(column.heading), column.key):
+        if name == column.heading or as_key(str(name)) in (as_key(column.heading), column.key):
             if not column.measured:
                 raise TorchprofError(f"{column.heading!r} was not measured in this run: there is no order by it.")
             return column

@@ -82,7 +82,7 @@ def _below_tables(run: Run, used: Sequence[_MemoryUse]) -> Iterator[Part]:
     if any(use.is_in_layers for use in used) and (over := summed_over(run)):
         yield (
             f"Allocated, Freed and Net are sums over {over}. Of one call are Peak (the largest of all calls), "
-            "Activations (the first call) and Saved for backward (the mean of the calls)."
+            "Activations (the first call) and Saved for backward (the mean of the calls of the model: it adds up)."
         )
     if any(memory.growth is None for memory in run.memory):
         yield "Whether memory grows call by call is unknown: at least 8 calls of a model in one cycle tell."
@@ -290,7 +290,7 @@ def _columns_of(phases: Sequence[str]) -> Iterator[Column]:
         yield Column(f"{lead}peak".capitalize(), "peak", phase)
         if phase == FORWARD:
             yield Column("Activations", "activations")
-            yield Column("Saved for backward", "saved")
+            yield Column("Saved for backward in a model call", "saved")
 
 
 @dataclass(frozen=True)
@@ -347,8 +347,9 @@ class _MemoryByLayer:
 def _figures_of_calls(
     layers: Layers, samples: _Samples
 ) -> Callable[[int, Figures], dict[tuple[str, str, bool], Figure]]:
-    """A function that returns the figures of single calls of a layer (the peak in each phase, unknown if it worked
-    and has none; and what a call saved for backward), from its index and its other figures."""
+    """A function that returns figures of a layer, from its index and its other figures: its peak in a call, in each
+    phase, unknown if it worked and has none; and what it saved for backward in a call of the outermost layer around it
+    that was called."""
     peaks: defaultdict[int, dict[str, int]] = defaultdict(dict)
     saved = [0] * len(layers)
     calls: dict[int, int] = {}
@@ -359,13 +360,13 @@ def _figures_of_calls(
             saved[key.layer], calls[key.layer] = spread.sum, spread.count
     for layer in calls:  # a layer that was called before the first allocation has no sample of a peak
         peaks[layer].setdefault(FORWARD, 0)
-    for layer, above in enumerate(layers.parent):
-        if above >= 0:  # a layer that is never called itself is used in the calls of its parent
-            calls.setdefault(layer, calls.get(above, 0))
+    of_model = [
+        next((calls[above] for above in layers.lineage(layer) if above in calls), 0) for layer in range(len(layers))
+    ]
     all_saved = layers.roll_up(saved)
 
     def figures(layer: int, of_layer: Figures) -> dict[tuple[str, str, bool], Figure]:
-        count = 0 if of_layer.unknown else calls.get(layer, 0)
+        count = 0 if of_layer.unknown else of_model[layer]
         of_peaks = {
             ("peak", phase, False): figure_of(peaks[layer].get(phase))
             for phase, total in of_layer.total.items()
