@@ -19,7 +19,9 @@ from torchprof.run.words import RANGES, REPLAY, REPLAYS, Frame, FrameKind, Signa
 _DENSE_SHAPE = aten("_indices _nnz _values indices values crow_indices ccol_indices sparse_dim")
 """Only ops on sparse tensors call these. The recorded shapes are dense, and do not determine the work."""
 _PADDING = FORWARD_ATTENTION | aten("matmul bmm _native_multi_head_attention _transformer_encoder_layer_fwd")
-"""Ops that pad nested tensors, which have no shape. The shapes of the ops inside are larger than the data."""
+"""Ops that pad nested tensors, which have no shape. The shapes of the ops inside are larger than the data, except of
+products with a weight, which run on the values."""
+_ON_VALUES = aten("mm addmm _addmm_activation")
 _AROUND_OTHER_CODE = (*aten("empty new_empty resize_ detach to resolve_conj resolve_neg lift_fresh"), "detach")
 """Prefixes of ops that prepare work of code without ops: memory for a kernel; conversion to NumPy and back."""
 _PYTHON_BACKWARD = "Backward"  # suffix of the node of a user's Function; the names of torch's own end in a number
@@ -51,7 +53,7 @@ class _Open:
     - ``is_batch``: its inputs are one example, and those of the ops inside it a whole batch.
     - ``is_dispatched``: only the ops inside it count, whatever its inputs are. ``is_in_mode``: a mode runs it;
       ``makes``: which of ``_OF_FAKES`` are in the range of the mode. ``has_fake``: it is inside on fake tensors, too.
-    - ``is_opaque``: neither its shapes nor the ops inside it give its work.
+    - ``is_opaque``: neither its shapes nor the ops inside it give its work; ``pads``: but for those in ``_ON_VALUES``.
     - ``has_same``: an op of its own name is inside it; ``has_view``: one that returns a view; ``has_preparation``: one
       that prepares work of other code; ``has_work``: one that does something itself, if only to move data.
     - ``call``: of a compiled graph whose work is known.
@@ -70,6 +72,7 @@ class _Open:
     makes: tuple[str, ...] = ()
     has_fake: bool = False
     is_opaque: bool = False
+    pads: bool = False
     has_same: bool = False
     has_view: bool = False
     has_preparation: bool = False
@@ -149,6 +152,7 @@ class Estimate:
         self._is_idle: dict[str, bool] = {}  # by name: counts 0, with everything inside it
         self._is_transparent: dict[tuple[str, bool], bool] = {}  # see _explains
         self._opaque_calls: set[tuple[str, int]] = set()  # neither shapes nor the ops inside give their work
+        self._padding_calls: set[tuple[str, int]] = set()
         self._opaque: set[str] = set()  # the user's Functions whose work is not in ops
         self._known: set[int] = set()  # indices of places: their work is known, with everything inside them
         self._kernels: Counter[Place] = Counter()
@@ -328,6 +332,7 @@ class Estimate:
                 around.has_same = True
         entered = _Open(start + ns, name, signature, place.index, work)
         entered.is_opaque = is_of_graph or (work is None and (name, signature) in self._opaque_calls)
+        entered.pads = work is None and (name, signature) in self._padding_calls
         if name.startswith(CALL):
             entered.call = self._graphs.next(name)
             if entered.call is not None:
@@ -344,7 +349,7 @@ class Estimate:
             return None
         inputs = self._signatures[signature]
         if name in _PADDING and "" in inputs.dtypes[:2]:
-            self._opaque_calls.add((name, signature))
+            self._padding_calls.add((name, signature))
         if has_users_formula(name):
             work = registered_work(name, inputs)
             if work is None:  # the user's formula replaces ours, even if it gives no result
@@ -368,7 +373,9 @@ class Estimate:
             counts, known = done.call.counts(done.place, [counts[inner.start : inner.end] for inner in done.inner])
             self._known |= known
         elif work is None:
-            if not self._explains(done) and not any(count.uncounted for _, count in done.counts):
+            if any(around.pads for around in stack):  # that one is not counted as a whole
+                counts = done.counts
+            elif not self._explains(done) and not any(count.uncounted for _, count in done.counts):
                 counts = [*done.counts, (done.place, Count(0, 0, 1))]
         elif has_parts:
             for around in stack:
@@ -376,7 +383,7 @@ class Estimate:
         elif counts and done.is_less_than_inner(work):
             if stack:
                 stack[-1].is_batch = True
-        else:
+        elif done.name in _ON_VALUES or not any(around.pads for around in stack):
             counts = [(done.place, Count(work[0], work[1], 0))]
         if stack:
             around = stack[-1]
@@ -393,6 +400,8 @@ class Estimate:
         """Whether the ops inside an op without a formula are all its work."""
         if done.is_opaque:
             done.counts.clear()
+            return False
+        if done.pads:
             return False
         name = done.name
         if name.startswith(CALL):  # its kernels are no ops, or are several fused ops
