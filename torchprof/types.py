@@ -21,7 +21,19 @@ from torchprof.run.operators import Op
 from torchprof.run.rows import Around, Row, Rows
 from torchprof.run.run import Node, ReportText
 from torchprof.run.saved import JobFolder
-from torchprof.run.timeline import DeviceTime, Held, Lane, Memory, Pipeline, Spans, StageAction, StreamTime, Timeline
+from torchprof.run.timeline import (
+    DeviceTime,
+    Growth,
+    Held,
+    Holder,
+    Lane,
+    Memory,
+    Pipeline,
+    Spans,
+    StageAction,
+    StreamTime,
+    Timeline,
+)
 from torchprof.run.words import Frame, FrameKind, Signature, StepEnd
 
 if TYPE_CHECKING:
@@ -44,7 +56,9 @@ __all__ = [
     "Frame",
     "FrameKind",
     "GroupOfRanks",
+    "Growth",
     "Held",
+    "Holder",
     "JobFolder",
     "Lane",
     "LargestParts",

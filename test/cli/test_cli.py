@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from build.hand_made import row, run_of
 from build.hand_made_ranks import run_of_ranks
+from build.libraries import usable_transformers
 from build.places import ROOT
 from build.processes import run_fresh
 
@@ -508,6 +509,82 @@ def test_another_method_is_called_with_inputs_and_other_arguments(net: Path, cli
     run = torchprof.load("run.json")
     assert run.tree("forward").children[1].calls == 2 + 4
     assert run.tree("forward").total.macs == (2 + 4) * 3 * 8 * 8
+
+
+BATCHES = """
+import torch
+from torch import nn
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+
+    def forward(self, batch, scale=None):
+        values = batch.values() if isinstance(batch, dict) else batch
+        assert [*map(type, values)] == [torch.Tensor] * 2
+        return sum(self.linear(value.float()) for value in values) * (1 if scale is None else scale[0])
+
+class Reads(nn.Module):
+    def __init__(self, size=8):
+        super().__init__()
+        self.linear = nn.Linear(8, size)
+
+    def forward(self, x):
+        return self.linear(x) if x.sum().item() >= 0 else x
+"""
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["[3,8;5,8]"],
+        ["batch=[3,8; int64:5,8:0..9]"],
+        ["{img=3,8;other=5,8}"],
+        ["batch={img=3,8;ids=int64:5,8}", "scale=[1;2]"],
+    ],
+)
+def test_an_input_is_a_list_or_a_dict(given: list[str], cli: Any) -> None:
+    Path("batches.py").write_text(BATCHES, encoding="utf-8")
+    given = [text.replace("3,8", "4,8").replace("5,8", "4,8") for text in given]
+    cli("flops batches.py:Pair -o run.json", *(word for text in given for word in ("--input", text)))
+    assert torchprof.load("run.json").tree("forward").total.macs == 2 * 4 * 8 * 4
+
+
+@pytest.mark.parametrize("given", ["[3,8;a=3,8]", "{3,8;5,8}", "[3,8;5,8}", "[]", "{a=3,8;b=x}"])
+def test_a_wrong_list_or_dict_is_an_error(given: str, cli: Any) -> None:
+    Path("batches.py").write_text(BATCHES, encoding="utf-8")
+    error = cli("flops batches.py:Pair --input", given, code=2).err
+    assert "[2,8;2,8]" in error
+    assert "--input" in error
+
+
+def test_the_error_of_a_model_without_such_an_argument_says_how_to_give_a_dict(cli: Any) -> None:
+    Path("batches.py").write_text(BATCHES, encoding="utf-8")
+    assert "A model that takes a dict: --input '{img=2,8" in cli("flops batches.py:Pair --input img=2,8", code=1).err
+
+
+def test_flops_of_a_model_that_needs_values_are_counted_on_data(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("batches.py").write_text(BATCHES, encoding="utf-8")
+    out = cli("flops batches.py:Reads --input 3,8 -o run.json").out
+    run = torchprof.load("run.json")
+    assert run.tree("forward").total.macs == 3 * 8 * 8
+    assert "cpu_ns" not in run.meta.requested
+    assert "on the meta device, `return self.linear(x) if x.sum().item() >= 0 else x` (batches.py:21) failed" in out
+    monkeypatch.setattr("torchprof.cli.flops.free_bytes", lambda: iter([2 * 4 * (8 * 8 + 8) - 1]))  # half is too small
+    assert "torchprof.Profile(model, with_flops=True)" in cli("flops batches.py:Reads --input 3,8", code=2).err
+
+
+def test_a_mixture_of_experts_in_float32_is_counted(cli: Any) -> None:
+    """transformers calls a product on the meta device that torch has for bfloat16 alone."""
+    usable_transformers()
+    sizes = {"vocab_size": 100, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
+    kwargs = json.dumps({"config": {**sizes, **heads}})
+    cli("flops transformers:MixtralForCausalLM --input input_ids=int64:1,16 -o run.json --kwargs", kwargs)
+    projections, attention = 64 * (64 + 32 + 32 + 64), 2 * 16 * 16 * 64
+    experts, head = 64 * 4 + 2 * 3 * 64 * 128, 64 * 100
+    assert torchprof.load("run.json").tree("forward").total.macs == 16 * (projections + experts + head) + attention
 
 
 def test_the_device_is_where_the_model_is(net: Path, cli: Any) -> None:

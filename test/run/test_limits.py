@@ -20,7 +20,7 @@ import torchprof
 from benchmarks import fuzz
 from torchprof import TorchprofError
 from torchprof.run import saved
-from torchprof.run.file import MOST_UNPACKED, _free_bytes
+from torchprof.run.file import MOST_UNPACKED, free_bytes
 from torchprof.run.formats import NumberRanges, numbers_in_words
 from torchprof.run.lockstep import Lockstep
 from torchprof.run.whole_file import host
@@ -128,12 +128,12 @@ def test_what_unpacks_to_too_much_is_refused_while_it_is_unpacked(
 def test_the_free_memory_is_that_of_the_machine_and_of_the_container(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal:       300 kB\nMemFree:   1 kB\nMemAvailable:   200 kB\n")
     for name, text in {"max": "100000", "current": "60000", "stat": "anon 1\ninactive_file 5000\n"}.items():
-        assert [*_free_bytes(tmp_path / "meminfo", tmp_path)] == [200 * 1024]
+        assert [*free_bytes(tmp_path / "meminfo", tmp_path)] == [200 * 1024]
         (tmp_path / f"memory.{name}").write_text(text)
-    assert [*_free_bytes(tmp_path / "meminfo", tmp_path)] == [200 * 1024, 45_000]
+    assert [*free_bytes(tmp_path / "meminfo", tmp_path)] == [200 * 1024, 45_000]
     (tmp_path / "memory.max").write_text("max\n")
-    assert [*_free_bytes(tmp_path / "meminfo", tmp_path)] == [200 * 1024]
-    assert [*_free_bytes(tmp_path / "none", tmp_path)] == []
+    assert [*free_bytes(tmp_path / "meminfo", tmp_path)] == [200 * 1024]
+    assert [*free_bytes(tmp_path / "none", tmp_path)] == []
 
 
 def test_a_parquet_file_is_refused_before_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ FACTS: dict[str, dict[str, Any]] = {
     "compiler_unknown": {"reason": "no attribute 'V'"},
     "nothing_after_calls": {"warmup": 7, "calls": 6},
     "backward_incomplete": {"error": "no way back {0}."},
+    "counted_on_data": {"reason": "no way {0}."},
     "stacks_left_out": {"modules": ("Linear", "Net")},
     "no_compiled_code": {"where": "Net.forward (net.py:5)", "reason": "no way {0}."},
     "too_many_models": {"count": 64},

@@ -26,7 +26,7 @@ from torchprof.run.words import (
     is_left_over,
 )
 
-_LAST = ("label_cost", "backward_incomplete")  # stored warnings that come after the computed ones
+_LAST = ("label_cost", "backward_incomplete", "counted_on_data")  # stored warnings that come after the computed ones
 
 # Thresholds: above each, it is a warning.
 _SLOW_START = 2  # the first call over the mean of the later calls

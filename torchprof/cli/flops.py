@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torchprof.cli.models import call_of, make_model
+import torchprof
+from torchprof.cli.models import ModelCall, call_of, make_model, make_without_data
 from torchprof.cli.options import Commands, add_model_options, add_report_options, check_output, check_report
 from torchprof.cli.output import print_failure, print_run, write_files
 from torchprof.errors import TorchprofError
+from torchprof.run.file import free_bytes
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from torchprof.run.run import Run
 
 _EPILOG = """\
-SPEC and INPUT are as of `torchprof profile`. No data is made, so a model of any size will do.
+SPEC and INPUT are as of `torchprof profile`. No data is made, so a model of any size will do. A model that does not run
+without data runs on random data, on the CPU, if its parameters fit into half of the free memory.
 
 examples:
   torchprof flops torchvision.models:resnet50 --input 1,3,224,224 --summary
@@ -38,18 +49,9 @@ def execute(arguments: argparse.Namespace) -> int:
     check_report(arguments)
     import torch
 
-    from torchprof.profile.flops import flops_of_call
-
-    device = torch.device("meta")
-    with device:
-        model = make_model(arguments.spec, arguments.kwargs)
-    model.to(dtype=None if call.dtype is None else getattr(torch, call.dtype))
-    model.train(arguments.train)
-    call.method_of(model)  # checks the method
-    args, kwargs = call.arguments(device)
     try:
         with torch.set_grad_enabled(arguments.backward):
-            run = flops_of_call(model, call.method, args, kwargs)
+            run = _run_of(arguments, call)
     except TorchprofError:
         raise
     except Exception as error:
@@ -57,3 +59,45 @@ def execute(arguments: argparse.Namespace) -> int:
     code = write_files(run.export, arguments)
     print_run(run, arguments)
     return code
+
+
+def _run_of(arguments: argparse.Namespace, call: ModelCall) -> Run:
+    """The run of a call on the meta device; on data if that fails and the model fits into half of the free memory."""
+    import torch
+
+    from torchprof.profile.flops import flops_of_call, flops_on_data
+
+    model = make_without_data(arguments.spec, arguments.kwargs)
+    _set_up(model, arguments, call)
+    size = sum(param.nbytes for param in model.parameters())
+    args, kwargs = call.arguments(torch.device("meta"))
+    try:
+        return flops_of_call(model, call.method, args, kwargs)
+    except Exception as error:  # a model may raise anything
+        if size > min(free_bytes(), default=0) // 2:
+            raise
+        reason = _reason(error)
+    model = make_model(arguments.spec, arguments.kwargs)
+    _set_up(model, arguments, call)
+    args, kwargs = call.arguments("cpu")
+    return flops_on_data(model, call.method, args, kwargs, reason)
+
+
+def _set_up(model: nn.Module, arguments: argparse.Namespace, call: ModelCall) -> None:
+    import torch
+
+    model.to(dtype=None if call.dtype is None else getattr(torch, call.dtype))
+    model.train(arguments.train)
+    call.method_of(model)  # checks the method
+
+
+def _reason(error: BaseException) -> str:
+    """What failed, as the end of a sentence: the innermost line of code outside of torch and torchprof, and the first
+    line of the error."""
+    import torch
+
+    cause = error.__cause__ if isinstance(error, TorchprofError) and error.__cause__ is not None else error
+    packages = tuple(str(Path(file).parent) for file in (torch.__file__, torchprof.__file__))
+    lines = [frame for frame in traceback.extract_tb(cause.__traceback__) if not frame.filename.startswith(packages)]
+    where = f"`{lines[-1].line}` ({Path(lines[-1].filename).name}:{lines[-1].lineno}) failed: " if lines else ""
+    return f"{where}{(str(cause).splitlines() or [type(cause).__name__])[0]:.200}"

@@ -29,12 +29,14 @@ _INPUT = re.compile(
     r"(?::(?P<low>-?\d+(?:\.\d+)?)\.\.(?P<high>-?\d+(?:\.\d+)?))?"
 )
 
+_INPUTS = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<open>[\[{])(?P<items>.*)(?P<close>[\]}])")
+
 
 class ModelCall(NamedTuple):
     """How the command line calls the model: a method and its arguments, also as the ``text`` that the user wrote."""
 
     method: str
-    inputs: list[_Input]
+    inputs: list[_Input | _Inputs]
     kwargs: dict[str, Any]
     dtype: str | None
     text: str
@@ -52,7 +54,7 @@ class ModelCall(NamedTuple):
             )
         return method  # type: ignore[no-any-return]
 
-    def arguments(self, device: torch.device | str) -> tuple[list[torch.Tensor], dict[str, Any]]:
+    def arguments(self, device: torch.device | str) -> tuple[list[Any], dict[str, Any]]:
         """The positional and the keyword arguments, with tensors on that device."""
         args = [given.make(device, self.dtype) for given in self.inputs if given.name is None]
         named = {given.name: given.make(device, self.dtype) for given in self.inputs if given.name is not None}
@@ -70,12 +72,26 @@ def call_of(arguments: argparse.Namespace) -> ModelCall:
     return ModelCall(arguments.method, inputs, kwargs, arguments.dtype, text)
 
 
-def parse_input(text: str) -> _Input:
-    """Parse ``[NAME=][DTYPE:]SHAPE[:LOW..HIGH]``. Raises TorchprofError."""
+def parse_input(text: str) -> _Input | _Inputs:
+    """Parse ``[NAME=][DTYPE:]SHAPE[:LOW..HIGH]``, or a list ``[NAME=]'[…;…]'`` or a dict ``[NAME=]'{NAME=…;…}'`` of
+    these. Raises TorchprofError."""
+    if (several := _INPUTS.fullmatch(text)) is not None:
+        items = [_parse_one(part.strip()) for part in several["items"].split(";")]
+        is_dict = several["open"] == "{"
+        if several["close"] != "]}"[is_dict] or any((item.name is not None) != is_dict for item in items):
+            raise TorchprofError(
+                f"--input {text!r} is neither a list such as '[2,8;2,8]' nor a dict such as '{{a=2,8;b=2,8}}'."
+            )
+        return _Inputs(text, several["name"], items)
+    return _parse_one(text)
+
+
+def _parse_one(text: str) -> _Input:
     if (match := _INPUT.fullmatch(text)) is None:
         raise TorchprofError(
             f"--input {text!r} does not have the form [NAME=][DTYPE:]SHAPE[:LOW..HIGH]. Examples: 1,3,224,224 or "
-            "ids=int64:1,128:0..30522. What is not a tensor goes to --call-kwargs."
+            "ids=int64:1,128:0..30522; a list is '[2,8;2,8]', a dict '{img=2,8;ids=int64:2,8}'. What is not a tensor "
+            "goes to --call-kwargs."
         )
     low, high = (None if match[end] is None else float(match[end]) for end in ("low", "high"))
     if low is not None and high is not None and low >= high:
@@ -112,6 +128,19 @@ class _Input(NamedTuple):
             return torch.randint(first, end, self.shape, device=device).to(dtype)
         except (RuntimeError, TypeError) as error:
             raise TorchprofError(f"--input {self.text} cannot be made: {error}") from error
+
+
+class _Inputs(NamedTuple):
+    """The description of a list of random tensors, or of a dict, if they have names. ``name``: as in ``_Input``."""
+
+    text: str
+    name: str | None
+    items: list[_Input]
+
+    def make(self, device: torch.device | str, default_dtype: str | None) -> Any:
+        """The list or the dict."""
+        tensors = [item.make(device, default_dtype) for item in self.items]
+        return dict(zip((item.name for item in self.items), tensors)) if self.items[0].name else tensors
 
 
 def _json_object(option: str, text: str, example: str) -> dict[str, Any]:

@@ -41,6 +41,7 @@ _NUMBER = {"type": whole_number, "metavar": "N"}
 _SHARED: dict[str, dict[str, Any]] = {
     "--warmup": _NUMBER | {"help": "calls of the model that come first and are not recorded (default %(default)s)"},
     "--memory": _FLAG | {"help": "record allocations"},
+    "--timeline": _FLAG | {"help": "record allocations and what runs when; draw memory over time"},
     "--flops": _FLAG | {"help": "count parameters, MACs and FLOPs"},
     "--shapes": _FLAG | {"help": "record shapes and types: more findings, ops by shape"},
     "--paths": {"nargs": "+", "metavar": "PATH", "help": "only these layers: features.0, layer.*"},
@@ -204,5 +205,5 @@ def _check_file(file: str, of: Reported, rank: int, world_size: int, job: str) -
 
 
 def wants_timeline(arguments: argparse.Namespace) -> bool:
-    """Whether one of the files to write needs a timeline."""
-    return any(format_of(file) in ("chrome-trace", "html") for file in arguments.output)
+    """Whether the timeline was requested, or one of the files to write needs it."""
+    return arguments.timeline or any(format_of(file) in ("chrome-trace", "html") for file in arguments.output)

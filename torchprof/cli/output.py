@@ -49,13 +49,13 @@ def in_color(stream: TextIO) -> bool:
 
 
 def print_run(run: torchprof.Run, arguments: argparse.Namespace, otherwise: Callable[[], None] | None = None) -> None:
-    """Print the report or the table that the user chose; if none was chosen, call ``otherwise``, or print the overview.
-    With ``--json`` the data of the report is printed, of the overview if none was chosen."""
+    """Print the report or the table that the user chose; if none was chosen, call ``otherwise``, or print the overview,
+    with ``--timeline`` memory over time. With ``--json`` the data of that report is printed."""
     name, options = _chosen_report(arguments)
     if not name and not arguments.json and otherwise is not None:
         otherwise()
         return
-    name = name or "overview"
+    name = name or ("memory" if getattr(arguments, "timeline", False) else "overview")
     if arguments.json:
         print(json.dumps(run.report(name, **options).data))
         return
@@ -222,6 +222,8 @@ def print_failure(given: str, failure: Exception) -> int:
     """Print the error that the model raised when it was called with ``given``. Returns the exit code for it."""
     given = given or "no input (--input)"
     print(f"torchprof: the model failed on {given}: {type(failure).__name__}: {failure}", file=sys.stderr)
+    if "unexpected keyword argument" in str(failure):
+        print("A model that takes a dict: --input '{img=2,8;ids=int64:2,8}'; a list: '[2,8;2,8]'.", file=sys.stderr)
     return 1
 
 

@@ -23,6 +23,8 @@ SPEC names what makes the model: a class or a function, or the model itself.
 INPUT is [NAME=][DTYPE:]SHAPE[:LOW..HIGH]: a tensor of random numbers, once for each input of the model.
   1,3,224,224                    floating numbers from 0 to 1, passed by position
   ids=int64:1,128:0..30522       whole numbers from 0 to 30521, passed as ids=
+  '[2,8;2,8]'                    a list of two tensors; batch='[2,8;2,8]' passes it as batch=
+  '{img=2,8;ids=int64:2,8}'      a dict
 Arguments of the call that are not tensors go to --call-kwargs.
 
 examples:
@@ -52,7 +54,7 @@ def add_to(commands: options.Commands) -> None:
         "--steps", type=options.whole_number, default=1, metavar="N", help="recorded calls (default 1)"
     )
     options.add_options(recorded, "--warmup", default=1)
-    options.add_options(recorded, "--memory", "--flops", "--shapes", "--paths")
+    options.add_options(recorded, "--memory", "--timeline", "--flops", "--shapes", "--paths")
     options.add_report_options(parser)
     parser.set_defaults(execute=execute)
 
@@ -68,7 +70,7 @@ def execute(arguments: argparse.Namespace) -> int:
     prof = torchprof.Profile(
         model,
         device=arguments.device,
-        profile_memory=arguments.memory,
+        profile_memory=arguments.memory or arguments.timeline,
         paths=arguments.paths,
         record_shapes=arguments.shapes,
         with_flops=arguments.flops,

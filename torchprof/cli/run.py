@@ -67,7 +67,7 @@ def add_to(commands: Commands) -> None:
     recorded.add_argument(
         "--max-calls", type=whole_number, metavar="N", help="calls of the model to record (default: all)"
     )
-    add_options(recorded, "--memory", "--flops", "--shapes")
+    add_options(recorded, "--memory", "--timeline", "--flops", "--shapes")
     recorded.add_argument(
         "--compile-layers", action="store_true", help="assign the kernels of torch.compile to their layers"
     )
@@ -98,7 +98,7 @@ def execute(arguments: argparse.Namespace) -> NoReturn:
     script = Script(arguments.script, arguments.args, arguments.is_module)
     program = Program(
         use_cuda=torch.cuda.is_available(),
-        profile_memory=arguments.memory,
+        profile_memory=arguments.memory or arguments.timeline,
         with_flops=arguments.flops,
         record_shapes=arguments.shapes,
         with_timeline=wants_timeline(arguments),

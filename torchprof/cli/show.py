@@ -81,7 +81,7 @@ def add_to(commands: options.Commands) -> None:
         help="a tensor that --model is called with: 32,3,224,224; once for each, if the trace names no layers",
     )
     traces.add_argument("--call-kwargs", default="{}", metavar="JSON", help="arguments of that call other than tensors")
-    options.add_options(traces, "--paths")
+    options.add_options(traces, "--paths", "--timeline")
     parser.set_defaults(execute=execute, method="forward", dtype=None)
 
 

@@ -53,21 +53,36 @@ def flops_of_call(model: nn.Module, method: str, args: Sequence[Any], kwargs: Ma
         raise TorchprofError(f"flops needs a torch.nn.Module and the arguments to call it with, not {model!r:.80}.")
     twin = without_data(model)
     args, kwargs = _pytree.tree_map(shape_of, (args, kwargs), is_leaf=lambda value: isinstance(value, PackedSequence))
-    with _Untimed(twin, device="cpu", with_flops=True) as prof, torch.device("meta"):
-        try:
-            result = (twin if method == "forward" else getattr(twin, method))(*args, **kwargs)
-        except (RuntimeError, NotImplementedError) as error:
-            if not _SAYS_META.search(str(error)):
-                raise
-            raise TorchprofError(
-                f"The {method} of {type(twin).__name__} does not run on the meta device, where tensors have no values: "
-                f"{first_line(error)} {ON_DATA}"
-            ) from error
+    try:
+        with torch.device("meta"):
+            return _counted(twin, method, args, kwargs)
+    except (RuntimeError, NotImplementedError) as error:
+        if not _SAYS_META.search(str(error)):
+            raise
+        raise TorchprofError(
+            f"The {method} of {type(twin).__name__} does not run on the meta device, where tensors have no values: "
+            f"{first_line(error)} {ON_DATA}"
+        ) from error
+
+
+def flops_on_data(model: nn.Module, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str) -> Run:
+    """The same of a call with data on the CPU, which needs memory and time. ``reason``: why, for a warning."""
+    run = _counted(model, method, args, kwargs)
+    return _with_warning(run, RunWarning.of("counted_on_data", reason=reason))
+
+
+def _counted(model: nn.Module, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Run:
+    """The run of a call and, if gradients are enabled, of backward."""
+    with _Untimed(model, device="cpu", with_flops=True) as prof:
+        result = (model if method == "forward" else getattr(model, method))(*args, **kwargs)
         failure = _run_backward(result) if torch.is_grad_enabled() else None
     if failure is None:
         return prof.run
-    incomplete = RunWarning.of("backward_incomplete", error=first_line(failure))
-    return replace(prof.run, metas=(replace(prof.run.meta, warnings=(*prof.run.meta.warnings, incomplete)),))
+    return _with_warning(prof.run, RunWarning.of("backward_incomplete", error=first_line(failure)))
+
+
+def _with_warning(run: Run, warning: RunWarning) -> Run:
+    return replace(run, metas=(replace(run.meta, warnings=(*run.meta.warnings, warning)),))
 
 
 def _run_backward(result: Any) -> Exception | None:

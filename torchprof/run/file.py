@@ -151,10 +151,10 @@ def most_unpacked() -> int:
         if not stated.isdecimal():
             raise TorchprofError(f"{MOST_UNPACKED}={stated} is not a number of bytes, such as {_MOST_BYTES}.")
         return int(stated)
-    return min([_MOST_BYTES, *(free // 2 for free in _free_bytes())])
+    return min([_MOST_BYTES, *(free // 2 for free in free_bytes())])
 
 
-def _free_bytes(machine: Path = Path("/proc/meminfo"), container: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
+def free_bytes(machine: Path = Path("/proc/meminfo"), container: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
     """The bytes that this machine has free, and those that its container has, as far as Linux tells: the files are
     described in proc_meminfo(5), and in the kernel's "Control Group v2", "Memory Interface Files"."""
     with suppress(OSError, LookupError, ValueError):

@@ -59,6 +59,7 @@ _TEXTS = {
     "compiler_unknown": "The layers of kernels that torch.compile generated are unknown: the compiler of this version "
     "of torch does not report them ({reason}). torch 2.13 is supported.",
     "backward_incomplete": "Backward is incomplete: on the meta device it stopped with {error}",
+    "counted_on_data": "Counted on random data, on the CPU: on the meta device, {reason}",
     "stacks_left_out": "Source lines were not recorded: torch.compile had not compiled {modules} yet. "
     f"{TOO_MUCH_FOR_STACKS}",
     # Programs that were recorded as a whole

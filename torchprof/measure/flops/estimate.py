@@ -81,8 +81,8 @@ class _Open:
 
     @property
     def is_fake(self) -> bool:
-        """Whether the op runs on tensors without data, as to learn the shape of a result: it is no work. The op may be
-        inside it again, on the meta device. A mode that runs the op on data has work inside it."""
+        """Whether the op runs on tensors without data, as to learn the shape of a result: it does not count. The op may
+        be inside it again, on the meta device. A mode that runs the op on data has work inside it."""
         if self.has_fake and not self.counts and not self.is_dispatched:
             return True
         return "detach" in self.makes and ("empty_strided" in self.makes or not self.counts)
