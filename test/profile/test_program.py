@@ -894,3 +894,30 @@ def test_the_first_step_of_several_models_ends_where_the_first_one_is_called_aga
     linear = [row for row in run.rows if any("AddmmBackward" in frame.name for frame in row.frames)]
     layers = {row.layer.name if row.layer else "(outside)" for row in linear}
     assert layers == {"Sequential.0", "Sequential.1", "Mlp.fc1", "Mlp.fc2"}
+
+
+# Memory in use, without profile_memory
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "growth"),
+    [
+        ([100, 300, 310, 350, 390, 430], 40),  # the first two starts of cycles do not count
+        ([100, 100, 100, 120, 140, 160], 20),
+        ([100, 300, 300, 300, 400, 500], 0),  # not in each cycle
+        ([100, 300, 310, 320, 330, 340], 0),  # too little
+        ([100, 200, 300, 400], 0),  # too few cycles
+    ],
+)
+def test_memory_that_grows_from_cycle_to_cycle_is_a_warning(
+    megabytes: list[float], growth: int, model: Mlp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``growth``: by how much a call makes it grow, of the calls between the cycles."""
+    in_use = iter(megabytes)
+    monkeypatch.setattr("torchprof.profile.program.bytes_in_use", lambda: round(next(in_use) * 2**20))
+    monkeypatch.setattr("torchprof.profile.program._CYCLE_EVENTS", 1)
+    with Program() as program, torch.no_grad():
+        for _ in megabytes[1:]:
+            model(torch.rand(4, 4))
+    found = [warning.facts for warning in program.run.warnings if warning.code == "memory_grows"]
+    assert found == [{"nbytes": growth * 2**20}] * bool(growth)

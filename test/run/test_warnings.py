@@ -40,6 +40,7 @@ FACTS: dict[str, dict[str, Any]] = {
     "too_many_models": {"count": 64},
     "calls_reached": {"calls": 3},
     "start_up": {"before_ns": 3_000, "first_ns": 1_000, "calls": 2, "all_ns": 9_000},
+    "memory_grows": {"nbytes": 4096},
     "long_start": {"start_ns": 3_000, "wall_ns": 5_000},
     "calls_on_other_threads": {"classes": (("Net", 2), ("Head", 1))},
     "trace_around_unread": {"where": "behind", "file": "t.json"},

@@ -6,9 +6,10 @@ import functools
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from torchprof.record.forwards import OutermostCalls, backward_task
 from torchprof.record.labels import Labels
 from torchprof.record.plan import Plan
 from torchprof.record.session import Guard, is_observed, missing_device, record, refuse_if_profiled
+from torchprof.record.this_process import bytes_in_use
 from torchprof.record.torch_internals import optional
 from torchprof.run.merge import add_cycle
 from torchprof.run.meta import RunWarning
@@ -36,6 +38,8 @@ _CYCLE_S, _CYCLE_EVENTS = 10.0, 100_000
 """After so many seconds, or about so many events of 2 to 3 KB each, a cycle ends where no backward is outstanding."""
 _PATIENCE = 5  # after this many times these limits, a cycle ends at the next call of a model in any case
 _EVENTS_A_MODULE = 30.0  # a guess of the events of one call of a module, until the first cycle is read
+_CYCLES_OF_CACHES, _FEWEST_RISES = 2, 2
+_LEAST_GROWTH = 0.2  # of the memory in use at the last cycle's start
 _LONG_START = 0.1  # a larger share of the time before the first call of a model gives a warning
 _LARGE_START_UP = 0.01  # a larger share of start-up, which is left out, gives a warning
 _FOLLOWING_CALLS = 3  # the first step is start-up only if at least this many calls of models follow it
@@ -95,6 +99,7 @@ class Program:
         self._events_a_module = _EVENTS_A_MODULE
         self._cycle_began_s = 0.0  # by time.perf_counter()
         self._modules_before_cycle = 0  # calls of modules
+        self._in_use: list[tuple[int, int]] = []  # at the start of each cycle: calls of models, bytes in use
         self._models = 0
         self._guard = Guard(lambda: uninterrupted(functools.partial(self._end, RunWarning.of("gave_way"))))
         self._outermost = OutermostCalls(self._before_call, self._count_elsewhere)
@@ -229,6 +234,8 @@ class Program:
     def _start_cycle(self) -> None:
         with DelayedSignals():
             self._modules_before_cycle += self._modules_in_cycle
+            if (in_use := bytes_in_use()) is not None:
+                self._in_use.append((self._calls, in_use))
             self._cycles.start()
             self._cycle_began_s = time.perf_counter()
 
@@ -280,6 +287,8 @@ class Program:
         elif recorded is not None and self._start_ns > _LONG_START * recorded.meta.wall_ns:
             wall_ns = recorded.meta.wall_ns  # by torch's clock, which may be a little slower
             warnings.append(RunWarning.of("long_start", start_ns=min(self._start_ns, wall_ns), wall_ns=wall_ns))
+        if not self._cycles.setup.asked.profile_memory and (growth := _growth_of(self._in_use)):
+            warnings.append(RunWarning.of("memory_grows", nbytes=growth))
         if self._calls_elsewhere:
             classes = tuple(self._calls_elsewhere.most_common())
             warnings.append(RunWarning.of("calls_on_other_threads", classes=classes))
@@ -312,6 +321,17 @@ class _StartUp:
         if before_ns + first_ns <= _LARGE_START_UP * all_ns:
             return []
         return [RunWarning.of("start_up", before_ns=before_ns, first_ns=first_ns, calls=calls, all_ns=all_ns)]
+
+
+def _growth_of(in_use: Sequence[tuple[int, int]]) -> int:
+    """By how many bytes a call memory grew; 0 if it did not, or not steadily. ``in_use``: at the start of each cycle,
+    the calls so far and the bytes in use. The first cycles are left out: caches fill in them."""
+    late = in_use[_CYCLES_OF_CACHES:]
+    rises = [(after - before) / max(calls - earlier, 1) for (earlier, before), (calls, after) in pairwise(late)]
+    if len(rises) < _FEWEST_RISES or late[-1][1] - late[0][1] < _LEAST_GROWTH * late[-1][1]:
+        return 0
+    mean = (late[-1][1] - late[0][1]) / max(late[-1][0] - late[0][0], 1)
+    return round(mean) if min(rises) > mean / 2 else 0
 
 
 def _is_model(module: nn.Module) -> bool:

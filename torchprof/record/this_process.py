@@ -314,6 +314,17 @@ def block_of(tensor: torch.Tensor) -> tuple[str, int] | None:
     return (device, address) if address else None
 
 
+def bytes_in_use() -> int | None:
+    """The memory that torch's allocator gave out on the current CUDA device, or the resident memory of this process if
+    it uses none ("resident" in proc_pid_statm(5)); None if the system does not tell."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return torch.cuda.memory_allocated()
+    try:
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def _allocators() -> dict[str, dict[str, int]]:
     """The statistics of torch's caching allocator by device, in bytes. No device is initialized."""
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):

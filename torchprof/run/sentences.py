@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from torchprof.errors import some
-from torchprof.run.formats import NumberRanges, format_time, ranks_in_words
+from torchprof.run.formats import NumberRanges, format_memory, format_time, ranks_in_words
 from torchprof.run.words import COMPILE_IN_BLOCK, LAUNCHED_BEFORE, WHY_UNKNOWN
 
 Fact = Any
@@ -68,6 +68,8 @@ _TEXTS = {
     "gave_way": "The recording ended early: the program started a profiler of its own. Only the time before is in the "
     "figures.",
     "no_model_called": "No model was called: all recorded work is outside of models.",
+    "memory_grows": "Memory in use grew by {nbytes} with each call of a model. `torchprof run --memory` shows what "
+    "stays.",
     "long_start": "{start_ns} of {wall_ns} passed before the first model call: imports, data, making the model. "
     "`--warmup 1` leaves that out.",
     # Trace files
@@ -125,6 +127,7 @@ def _of_text(code: str, text: str, shown: Callable[[str], str] = lambda name: na
             raise TypeError(f"{code} has no facts")
         words = {name: some([*map(shown, fact)]) if isinstance(fact, tuple) else fact for name, fact in facts.items()}
         words.update((name, format_time(fact)) for name, fact in facts.items() if name.endswith("_ns"))
+        words.update((name, format_memory(fact)) for name, fact in facts.items() if name == "nbytes")
         plural = "" if facts.get("count", facts.get("calls")) == 1 else "s"
         return text.replace("(s)", plural).format(layers=some([*map(shown, layers)]), **words)
 
