@@ -87,7 +87,7 @@ def test_outputs_in_a_list_without_gradients(model: nn.Module) -> None:
     assert memory.holder is not None
     assert memory.holder == (
         "outputs",
-        "test_outputs_in_a_list_without_gradients",
+        "test_outputs_in_a_list_without_gradients.<locals>.work",
         "list",
         18,
         after_the_second,
@@ -203,10 +203,24 @@ def silent_loops(model: nn.Module) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "longer and longer batches", lambda: training(lambda step: 8 + 8 * step)
     yield "a cache that is full", lambda: cached(least_recent=False)
     yield "a cache of the last calls", lambda: cached(least_recent=True)
+
+    def through_time() -> None:
+        for _ in range(4):
+            states = [model(batch()) for _ in range(12)]
+            torch.stack(states).mean().backward()
+
+    def sequences() -> None:
+        with torch.no_grad():
+            for _ in range(4):
+                keys = [model(batch()) for _ in range(12)]
+        del keys
+
+    yield "calls before one backward pass", through_time
+    yield "keys of one sequence after the other", sequences
     yield "the last results", lambda: deque((model(batch()) for _ in range(30)), maxlen=3)
 
 
-@pytest.mark.parametrize("case", range(6))
+@pytest.mark.parametrize("case", range(8))
 def test_no_growth(model: nn.Module, case: int) -> None:
     name, work = [*silent_loops(model)][case]
     memory, run = memory_of(model, work)
@@ -299,46 +313,108 @@ def others_in(run: Run) -> Counter[str]:
     return Counter({kind: nbytes for kind, nbytes in run.memory[0].before or () if kind in OTHERS})
 
 
-def test_other_tensors_and_parameters_are_live_at_the_start(model: nn.Module) -> None:
-    """Each storage counts once, whoever has it; the test process has other tensors, too."""
-    _, run = memory_of(model, lambda: model(batch()))
-    before = others_in(run)
+# pytest puts ``locals()`` into a function with an assertion, and the variables of such a function are not looked at.
+
+
+def with_pictures(model: nn.Module) -> tuple[Memory, Run, int, int]:
+    """The memory and the run of a call with 40 pictures; the bytes of these tensors, and of a copy of the model."""
     pictures = [torch.zeros(2**20) for _ in range(40)]
     views, rows = [picture[1:] for picture in pictures], {"numpy": torch.from_numpy(np.zeros(100))}
     copy = deepcopy(model)
     memory, run = memory_of(model, lambda: model(batch()))
-    assert others_in(run) - before == {
-        "other tensors": sum(picture.nbytes for picture in pictures) + rows["numpy"].nbytes,
-        "other parameters": sum(param.nbytes for param in copy.parameters()),
-    }
+    of_copy = sum(param.nbytes for param in copy.parameters())
+    return memory, run, sum(view.untyped_storage().nbytes() for view in views) + rows["numpy"].nbytes, of_copy
+
+
+def test_other_tensors_and_parameters_are_live_at_the_start(model: nn.Module) -> None:
+    """Each storage counts once, whoever has it; the test process has other tensors, too."""
+    _, run = memory_of(model, lambda: model(batch()))
+    before = others_in(run)
+    memory, run, of_tensors, of_copy = with_pictures(model)
+    assert others_in(run) - before == {"other tensors": of_tensors, "other parameters": of_copy}
     assert memory.others is not None
-    assert memory.others[2:5] == ("list", 40, 40 * 2**22)
-    assert "160.00 MB are in the list `pictures`" in str(run.report("memory"))
-    del views
+    assert memory.others[1:5] == ("with_pictures", "list", 40, 40 * 2**22)
+    assert "160.00 MB are in the list `" in str(run.report("memory"))
 
 
-def test_what_keeps_a_copy_of_the_model() -> None:
+def with_a_copy() -> tuple[Memory, int]:
     model = nn.Sequential(nn.Sequential(nn.Linear(2048, 1024)), nn.Linear(1024, 1))
     best = {"model": deepcopy(model)}
     memory, _ = memory_of(model, lambda: model(torch.zeros(1, 2048)))
+    return memory, sum(param.nbytes for param in best["model"].parameters())
+
+
+def test_what_keeps_a_copy_of_the_model() -> None:
+    memory, of_copy = with_a_copy()
     assert memory.others is not None
-    assert memory.others[:3] == ("best['model']", "test_what_keeps_a_copy_of_the_model", "Sequential")
-    assert memory.others.nbytes == sum(param.nbytes for param in best["model"].parameters())
+    assert memory.others[:3] == ("best['model']", "with_a_copy", "Sequential")
+    assert memory.others.nbytes == of_copy
+
+
+def with_locals(model: nn.Module) -> dict[str, Any]:
+    """A script that keeps its settings so; more variables follow."""
+    rate, steps = 0.1, 3
+    settings = locals()
+    pictures = [torch.zeros(2**20) for _ in range(2)]
+    memory_of(model, lambda: [model(batch()) for _ in range(steps)])
+    del pictures
+    return settings
+
+
+def test_the_dict_of_locals_stays_as_it_was(model: nn.Module) -> None:
+    assert with_locals(model) == {"model": model, "rate": 0.1, "steps": 3}
+
+
+class Careless(Tensor):
+    """A tensor whose class lets no operation through."""
+
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> Any:
+        raise ValueError("not for this class")
+
+
+def test_odd_objects_of_the_user_do_no_harm(model: nn.Module) -> None:
+    """No code of them runs, and modules may refer to each other."""
+
+    class Odd(list):  # type: ignore[type-arg]
+        ran: ClassVar[list[str]] = []
+
+        @property
+        def __class__(self) -> Any:
+            self.ran.append("class")
+            raise RuntimeError
+
+        @property
+        def __dict__(self) -> Any:
+            self.ran.append("dict")
+            raise RuntimeError
+
+    parent, outputs = deepcopy(model), Odd()
+    parent.add_module("child", nn.Linear(1024, 512))
+    parent.child.add_module("parent", parent)
+    careless = torch.zeros(2**18).as_subclass(Careless)
+    memory, _ = memory_of(model, lambda: [outputs.append(model(batch())) for _ in range(CALLS)] and None)
+    assert Odd.ran == []
+    assert [growth.nbytes for growth in grown(memory)] == [18 * OUTPUT]
+    assert type(careless) is Careless
+
+
+def searched(model: nn.Module) -> tuple[Memory, list[Any]]:
+    """The memory of some calls, and references to what was searched, all of which is dropped."""
+    pictures = [torch.zeros(2**20) for _ in range(40)]
+    outputs: list[Tensor] = []
+    memory, _ = memory_of(model, lambda: [outputs.append(model(batch())) for _ in range(CALLS)] and None)
+    return memory, [ref(pictures[0]), ref(outputs[-1])]
 
 
 def test_the_search_keeps_nothing(model: nn.Module) -> None:
     """What it looked at is freed as soon as the user drops it, without the garbage collector."""
-    pictures = [torch.zeros(2**20) for _ in range(40)]
-    outputs: list[Tensor] = []
     gc.disable()
     try:
-        memory, _ = memory_of(model, lambda: [outputs.append(model(batch())) for _ in range(CALLS)] and None)
+        memory, references = searched(model)
         assert memory.others is not None
         assert memory.holder is not None
-        kept = [ref(pictures[0]), ref(outputs[-1])]
-        pictures.clear()
-        outputs.clear()
-        assert [each() for each in kept] == [None, None]
+        assert [each() for each in references] == [None, None]
     finally:
         gc.enable()
 

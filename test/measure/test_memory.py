@@ -538,6 +538,34 @@ def test_a_training_step_by_kind() -> None:
     assert of_model(second) == dict((("parameters", sum(params)), state))
 
 
+def test_the_peak_of_a_training_step_equals_that_of_torchs_tracker() -> None:
+    """By kind, in the second step with Adam; torch's MemTracker follows each tensor with a mode and hooks. It lists the
+    batch as another tensor, and the test process has more of these."""
+    tracker = pytest.importorskip("torch.distributed._tools.mem_tracker").MemTracker
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU()) for _ in range(4)))
+    optimizer, x = torch.optim.Adam(model.parameters(), foreach=False), torch.rand(256, 64)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+
+    step()
+    with tracker() as tracked:
+        tracked.track_external(model, optimizer, x)
+        step()
+    [peak_of_kinds] = tracked.get_tracker_snapshot("peak").values()
+    true = {str(kind).rpartition(".")[2]: nbytes for kind, nbytes in peak_of_kinds.items()}
+    run = profiled(model, step).run
+    at_peak = Counter(by_kind(cpu(run))) + Counter(of_model(run))
+    assert at_peak["parameters"] == true["PARAM"]
+    assert at_peak["optimizer state"] == true["OPT"]
+    assert at_peak["activations"] == true["ACT"]
+    assert at_peak["temporaries"] == true["TEMP"]
+    others = sum(nbytes for kind, nbytes in cpu(run).before or () if kind in OTHERS)
+    assert cpu(run).bytes_at_peak - others == true["Total"] - x.nbytes
+
+
 def test_a_chain_at_its_peak_by_kind() -> None:
     """In a step of a chain, at the peak: n - 1 activations, and the gradients of the last layer's output and input."""
     model = Chain(8)

@@ -147,7 +147,9 @@ def optimizer_state_at_the_peak(evidence: Evidence) -> Iterator[Advice]:
             yield Advice(
                 OUTSIDE_NAME,
                 f"{_share_of_peak(evidence, memory, state)} are optimizer state{names}.",
-                "Use an optimizer with less state, if it trains as well: `torch.optim.Adafactor`, `SGD`, 8-bit states.",
+                "Use an optimizer with less state, if it trains as well: `torch.optim.Adafactor`, `SGD`, 8-bit states."
+                if "LBFGS" not in optimizers
+                else "Keep fewer updates: `torch.optim.LBFGS(…, history_size=10)`.",
                 gain_bytes=state,
                 options="On several ranks, shard the state (ZeRO, FSDP).",
             )
@@ -175,7 +177,7 @@ def others_at_the_peak(evidence: Evidence) -> Iterator[Advice]:
 _OF_OTHERS = {
     "other parameters": (
         "parameters of modules that are not profiled, such as a copy of the model",
-        "Keep a copy in a file (`torch.save(model.state_dict(), …)`) or in a smaller type, or `del` it.",
+        "If nothing uses them now, keep them in a file (`torch.save(model.state_dict(), …)`), or `del` the module.",
     ),
     "other tensors": (
         "tensors that were loaded or made before the start",

@@ -156,11 +156,11 @@ def growth_in_words(memory: Memory) -> str:
 
 def holder_in_words(holder: Holder) -> str:
     """What keeps memory: "the list `history` (train.py), with 28 tensors of float32"."""
-    number = "" if holder.kind == "tensor" else f"{holder.tensors:,} tensor{'s' * (holder.tensors != 1)} of "
-    graphs = f" and {'its' if holder.tensors == 1 else 'their'} autograd graph{'s' * (holder.tensors != 1)}"
-    return (
-        f"the {holder.kind} `{holder.name}` ({holder.where}), with {number}{holder.dtype}{graphs * holder.with_graph}"
-    )
+    where = f"the {holder.kind} `{holder.name}` ({holder.where})"
+    if holder.kind == "tensor":
+        return f"{where}, of {holder.dtype}"
+    graphs = " and autograd graphs" * holder.with_graph
+    return f"{where}, with {holder.tensors:,} tensor{'s' * (holder.tensors != 1)} of {holder.dtype}{graphs}"
 
 
 def _growth(run: Run, memory: Memory, shown: int) -> Iterator[Part]:

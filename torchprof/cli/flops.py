@@ -62,19 +62,21 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _run_of(arguments: argparse.Namespace, call: ModelCall) -> Run:
-    """The run of a call on the meta device; on data if that fails and the model fits into half of the free memory."""
+    """The run of a call on the meta device; on data if that fails, and its parameters and inputs fit into half of the
+    free memory."""
     import torch
+    from torch.utils._pytree import tree_leaves
 
     from torchprof.profile.flops import flops_of_call, flops_on_data
 
     model = make_without_data(arguments.spec, arguments.kwargs)
     _set_up(model, arguments, call)
-    size = sum(param.nbytes for param in model.parameters())
     args, kwargs = call.arguments(torch.device("meta"))
     try:
         return flops_of_call(model, call.method, args, kwargs)
     except Exception as error:  # a model may raise anything
-        if size > min(free_bytes(), default=0) // 2:
+        tensors = (*model.parameters(), *(value for value in tree_leaves((args, kwargs)) if hasattr(value, "nbytes")))
+        if sum(tensor.nbytes for tensor in tensors) > min(free_bytes(), default=0) // 2:
             raise
         reason = _reason(error)
     model = make_model(arguments.spec, arguments.kwargs)

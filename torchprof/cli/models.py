@@ -65,9 +65,11 @@ def call_of(arguments: argparse.Namespace) -> ModelCall:
     """Parse ``--method``, ``--input`` and ``--call-kwargs``. Raises TorchprofError; does not import torch."""
     inputs = [parse_input(text) for text in arguments.input]
     kwargs = _json_object("--call-kwargs", arguments.call_kwargs, '{"max_new_tokens": 8}')
-    for name in (argument.name for argument in inputs):
-        if name in kwargs:
-            raise TorchprofError(f"{name} is given twice: in --input and in --call-kwargs.")
+    names = [argument.name for argument in inputs if argument.name is not None]
+    for name in names:
+        if name in kwargs or names.count(name) > 1:
+            where = "in --input and in --call-kwargs" if name in kwargs else "in --input"
+            raise TorchprofError(f"{name} is given twice: {where}.")
     text = " ".join([*arguments.input, *([arguments.call_kwargs] if kwargs else [])])
     return ModelCall(arguments.method, inputs, kwargs, arguments.dtype, text)
 
@@ -76,13 +78,15 @@ def parse_input(text: str) -> _Input | _Inputs:
     """Parse ``[NAME=][DTYPE:]SHAPE[:LOW..HIGH]``, or a list ``[NAME=]'[…;…]'`` or a dict ``[NAME=]'{NAME=…;…}'`` of
     these. Raises TorchprofError."""
     if (several := _INPUTS.fullmatch(text)) is not None:
-        items = [_parse_one(part.strip()) for part in several["items"].split(";")]
+        parts = [_INPUT.fullmatch(part.strip()) for part in several["items"].split(";")]
+        names = [part and part["name"] for part in parts]
         is_dict = several["open"] == "{"
-        if several["close"] != "]}"[is_dict] or any((item.name is not None) != is_dict for item in items):
+        is_right = None not in parts and all((name is not None) == is_dict for name in names)
+        if several["close"] != "]}"[is_dict] or not is_right or len({*names}) < len(names) * is_dict:
             raise TorchprofError(
                 f"--input {text!r} is neither a list such as '[2,8;2,8]' nor a dict such as '{{a=2,8;b=2,8}}'."
             )
-        return _Inputs(text, several["name"], items)
+        return _Inputs(text, several["name"], [_parse_one(part.strip()) for part in several["items"].split(";")])
     return _parse_one(text)
 
 

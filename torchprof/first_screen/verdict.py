@@ -139,7 +139,11 @@ def _peak(run: Run) -> Iterator[str]:
     by_layer = sums_by_key((held.layer, max(held.nbytes, 0)) for held in memory.held)
     text = f"{memory.device} peak +{format_memory(memory.peak_bytes)}"
     [(largest, nbytes)] = by_layer.most_common(1) or [(OUTSIDE, 0)]
-    text += f", {nbytes / by_layer.total():.0%} of it in {name_of_layer(run, largest)}" if nbytes else ""
+    kinds = sums_by_key((held.kind, max(held.nbytes, 0)) for held in memory.held if held.layer == OUTSIDE)
+    where = (
+        f"{kinds.most_common(1)[0][0]} outside of layers" if largest == OUTSIDE else f"in {name_of_layer(run, largest)}"
+    )
+    text += f", {nbytes / by_layer.total():.0%} of it {where}" if nbytes else ""
     has_grown = sum(growth.nbytes for growth in memory.growth or ()) >= _LEAST_GROWTH * memory.peak_bytes
     yield f"{text}, grows by {format_memory(round(memory.growth_per_call or 0))} a call" if has_grown else text
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -147,7 +147,7 @@ class Allocations:
         self._holder_of, self._others = holder_of, others or {}
         self.live: dict[tuple[str, int], tuple[str, int]] = {**(live or {})}
         """After ``result``: the live blocks that were recorded in this cycle and before."""
-        self._outermost: list[int] = []  # for each outermost forward call, the number of the first event in it
+        self._outermost: dict[Stage, int] = {}  # for each outermost forward call, the number of the first event in it
         self._rank = rank
         self._before = before
         self._with_timeline = with_timeline
@@ -165,6 +165,7 @@ class Allocations:
         self._no_graph_yet: Stage | None = None  # the outermost call, until an op in it makes a graph
         self._passes: list[Stage] = []
         self._in_pass = False
+        self._nodes = Counter[tuple[int, str]]()  # of this pass, by layer and name
         self._optimizer = Stage(OPTIMIZER_STATE, 0, 0)
         self._between = Stage(TEMPORARIES, 0)
         self._blocks = Blocks()
@@ -296,7 +297,7 @@ class Allocations:
             if place.phase == FORWARD:
                 self._begin_next(start, INPUTS)
                 self._no_graph_yet = stage
-                self._outermost.append(len(self._blocks.times))
+                self._outermost[stage] = len(self._blocks.times)
         call = NONE
         if place.phase == FORWARD:
             call = len(self._calls)
@@ -311,6 +312,9 @@ class Allocations:
             self._in_pass = True
             self._begin_next(start, ACTIVATIONS)
             self._passes.append(Stage(GRADIENTS, start, end, has_graph=True))
+            self._nodes.clear()
+        self._nodes[place.layer, event.name] += 1
+        self._passes[-1].graphs = max(self._passes[-1].graphs, self._nodes[place.layer, event.name])
         is_inner = around is not None and around.phase != FORWARD and (not around.is_engine or around.node is not None)
         if is_inner:  # a backward pass inside a node, as with checkpoints
             within = self._node_ends.get(thread, inf)
@@ -396,10 +400,11 @@ class Allocations:
         memory = replace(memory, peak_bytes=peak, peak_ns=peak_at_ns, held=tuple(largest))
         if len(self._outermost) < FEWEST_CALLS or not self._blocks.places:
             return memory
-        grown = self._blocks.growth(device, kinds, self._outermost)
+        grown = self._blocks.growth(device, kinds, self._outermost, self._passes)
         stay = {block for _, blocks in grown for block in blocks}
+        starts = [*self._outermost.values()]
         calls = {
-            address: bisect_right(self._outermost, self._blocks.born[block])
+            address: bisect_right(starts, self._blocks.born[block])
             for address, block in self._blocks.live.items()
             if block in stay
         }

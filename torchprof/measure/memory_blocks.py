@@ -150,6 +150,7 @@ class Stage:
     start_ns: int
     end_ns: float = inf
     has_graph: bool = False
+    graphs: int = 0
 
 
 class Blocks:
@@ -254,19 +255,27 @@ class Blocks:
                 of_kind[1] += 1
         return sums
 
-    def growth(self, device: str, kinds: Sequence[str], calls: Sequence[int]) -> list[tuple[Growth, list[int]]]:
+    def growth(
+        self, device: str, kinds: Sequence[str], calls: Mapping[Stage, int], passes: Sequence[Stage]
+    ) -> list[tuple[Growth, list[int]]]:
         """What stays call by call on a device, the most first, with its blocks. ``calls``: for each outermost forward
-        call, the number of the first event in it. A call lasts until the next one begins."""
+        call, the number of the first event in it. A call lasts until the next one begins. What a call made counts from
+        the end of the backward pass through it on, since until then it may be needed. The state of optimizers is made
+        to stay, and does not count."""
+        needed_until, starts = self._ends_of_backward(passes, calls.keys()), [*calls.values()]
         spans: defaultdict[tuple[int, str, str], list[tuple[int, int, int, int]]] = defaultdict(list)
         for block, (born, died) in enumerate(zip(self.born, self.died)):
-            first = bisect_right(calls, born) - 1
-            last = bisect_right(calls, died) - 1 if died != NONE else len(calls)
+            first = bisect_right(starts, max(born, needed_until.get(self.stages[block], 0))) - 1
+            last = bisect_right(starts, died) - 1 if died != NONE else len(calls)
             if last > max(first, 0) and self.devices[born] == device:
                 place = self.places[block]
                 spans[place.layer, place.phase, kinds[block]].append((first, last, self.sizes[born], block))
         grown = []
         for (layer, phase, kind), of_kind in spans.items():
-            by_call = bytes_that_stay([span[:3] for span in of_kind], len(calls))
+            if kind == OPTIMIZER_STATE:
+                continue
+            has_graph = any(self.stages[block].has_graph for _, _, _, block in of_kind)
+            by_call = bytes_that_stay([span[:3] for span in of_kind], len(calls), may_repeat=has_graph)
             joined = [span[:3] for span in of_kind if span[3] in self.joined]
             if by_call is None and joined:
                 by_call = bytes_that_stay(joined, len(calls), are_copied=True)
@@ -275,6 +284,27 @@ class Blocks:
                 growth = Growth(layer, phase, kind, sum(values), len(values), min(values), max(values))
                 grown.append((growth, [block for first, _, _, block in of_kind if by_call.get(first)]))
         return sorted(grown, key=lambda each: -each[0].nbytes)
+
+    def _ends_of_backward(self, passes: Sequence[Stage], outermost: Set[Stage]) -> dict[Stage, int]:
+        """For each stage whose graph a backward pass went through, the number of the first event after that pass: it
+        frees blocks of the stage, or has as many nodes as there were calls with graphs since the pass before.
+        ``outermost``: the calls."""
+        starts = [backward.start_ns for backward in passes]
+        ends: dict[Stage, int] = {}
+        waiting: defaultdict[int, set[Stage]] = defaultdict(set)  # by the next pass
+        for stage, died in zip(self.stages, self.died):
+            if not stage.has_graph:
+                continue
+            if stage in outermost:
+                waiting[bisect_left(starts, stage.end_ns)].add(stage)
+            if died != NONE:
+                index = bisect_right(starts, self.times[died]) - 1
+                if index >= 0 and self.times[died] < passes[index].end_ns:
+                    ends[stage] = max(ends.get(stage, 0), index)
+        for index, stages in waiting.items():
+            if index < len(passes) and passes[index].graphs >= len(stages):
+                ends.update((stage, max(ends.get(stage, 0), index)) for stage in stages)
+        return {stage: bisect_left(self.times, passes[index].end_ns) for stage, index in ends.items()}
 
     def saved_by(
         self, outermost_calls: Sequence[Stage], ends: Sequence[float], passes: Sequence[Stage]
@@ -319,16 +349,18 @@ _FEWEST_IN_A_ROW, _FEWEST_GROWING = 6, 4
 FEWEST_CALLS = _FEWEST_IN_A_ROW + 2
 """With fewer calls it is unknown whether memory grows."""
 _FEWEST_COPIED = 8  # of memory that is copied to a larger block in each call
+_MANY_CLIMBS = 3
 _LEAST_STAYS = 0.8  # of what the calls allocate and do not free: otherwise they replace older memory
 
 
 def bytes_that_stay(
-    spans: Sequence[tuple[int, int, int]], calls: int, are_copied: bool = False
+    spans: Sequence[tuple[int, int, int]], calls: int, are_copied: bool = False, may_repeat: bool = False
 ) -> dict[int, int] | None:
     """The bytes that stay of each call of a row of calls in which memory grows steadily; None if it does not.
 
     ``spans``: of each block the call that allocates it, that in which it is freed, or ``calls`` if it is not, and its
-    bytes. ``are_copied``: whether each has the content of the one before it, as with ``torch.cat``.
+    bytes. ``are_copied``: whether each has the content of the one before it, as with ``torch.cat``. ``may_repeat``:
+    whether memory also grows if it falls and rises again and again: a cache of keys is freed after each sequence.
 
     The row goes from where the least was live, after the second call, to where the most was. Its blocks that are live
     at its end are what stays. In each third of the row it is at least half as much as in the mean, and the total rises
@@ -346,6 +378,9 @@ def bytes_that_stay(
     top = max(range(len(levels)), key=lambda at: levels[at][1])
     low = min(range(top + 1), key=lambda at: (levels[at][1], -at))
     least, half = levels[low][1], (levels[low][1] + levels[top][1]) / 2
+    climbs = sum(now > half >= before for (_, before), (_, now) in pairwise(levels))
+    if climbs >= _MANY_CLIMBS and not may_repeat:
+        return None
     drop = next((at for at in range(top + 1, len(levels)) if levels[at][1] <= half), len(levels))
     start = changing[low + 1] - 1 if low < top else changing[low]
     end = changing[drop] - 1 if drop < len(levels) else calls - 1

@@ -177,13 +177,9 @@ def _uncounted_tensors(
     return params, [buffer for buffer in buffers if not is_lazy(buffer)], tied
 
 
-_PACKED = ("_packed_params", "param")  # of a linear layer or a convolution, and of a recurrent layer
-
-
 def _sizes(modules: Sequence[nn.Module], params: Sequence[torch.Tensor]) -> dict[str, Any]:
     """The fields of a layer about its parameters; None if they are lazy, or packed so that their sizes are unknown."""
-    are_packed = (any(isinstance(vars(module).get(name), torch.ScriptObject) for name in _PACKED) for module in modules)
-    packed = [_packed_in(module) for module, is_packed in zip(modules, are_packed) if is_packed]
+    packed = [_packed_in(module) for module in modules if _has_packed(module)]
     if None in packed or any(map(is_lazy, params)):
         return {"params": None, "trainable_params": None, "param_bytes": None}
     tensors = [*params, *(tensor for of_module in packed for tensor in of_module or ())]
@@ -199,10 +195,17 @@ def _sizes(modules: Sequence[nn.Module], params: Sequence[torch.Tensor]) -> dict
     }
 
 
+def _has_packed(module: nn.Module) -> bool:
+    """Whether a module has an object of C++ code, as quantized ones have for their weights."""
+    return not isinstance(module, torch.jit.ScriptModule) and any(
+        issubclass(type(value), torch.ScriptObject) for value in vars(module).values()
+    )
+
+
 def _packed_in(module: nn.Module) -> list[torch.Tensor] | None:
     """The weight and the bias that a quantized module of torch packed; None if it does not tell them."""
     try:
-        return [tensor for tensor in module._weight_bias() if tensor is not None]  # type: ignore[operator]
+        return [tensor for tensor in module._weight_bias() if isinstance(tensor, torch.Tensor)]  # type: ignore[operator]
     except Exception:  # a recurrent module has no such method; a packed object may be of any kind
         return None
 
@@ -213,7 +216,7 @@ def _bytes_of(tensor: torch.Tensor) -> int:
 
 def _stored(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
     """The tensors in which a tensor is stored; itself for a DTensor, of which all ranks have parts."""
-    return (tensor,) if hasattr(tensor, "_local_tensor") else inner_tensors(tensor)
+    return (tensor,) if hasattr(type(tensor), "_local_tensor") else inner_tensors(tensor)
 
 
 def _settings(module: nn.Module) -> str:

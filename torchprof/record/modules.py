@@ -56,11 +56,15 @@ def instances_of(kind: type) -> list[Any]:
 def inner_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """What a tensor consists of: itself, or the tensors in a subclass that says which they are (quantized weights of
     torchao; of a DTensor, the part that is on this rank)."""
-    if not hasattr(type(tensor), "__tensor_flatten__"):
+    inside: list[Any] = []
+    with suppress(Exception):  # code of the subclass may raise anything
+        names = tensor.__tensor_flatten__()[0] if hasattr(type(tensor), "__tensor_flatten__") else ()  # type: ignore[attr-defined]
+        inside = [getattr(tensor, name) for name in names]
+    parts = [part for part in inside if isinstance(part, torch.Tensor)]
+    if not parts:
         yield tensor
-        return
-    for name in tensor.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
-        yield from inner_tensors(getattr(tensor, name))
+    for part in parts:
+        yield from inner_tensors(part)
 
 
 def wrapped_step(module: nn.Module) -> str | None:

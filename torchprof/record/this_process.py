@@ -9,7 +9,7 @@ import platform
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from itertools import chain, islice
 from pathlib import Path
@@ -214,6 +214,8 @@ _ALLOCATOR_STATISTICS = {  # torch's names of the statistics of an allocator, by
 
 _MOST_OTHERS = 20_000
 """How many tensors that are not the models' count, since each takes some microseconds; what others have is unknown."""
+_KINDS_IN_CPP = ("activations", "weight casts")
+"""The kinds of memory that may have no tensor in Python: what autograd graphs and autocast keep."""
 _BLOCK_BYTES = 512
 """The sizes of torch's caching allocators are multiples of it."""
 
@@ -248,7 +250,7 @@ def live_memory(
                 watches.append(finalize(storage, _note_freed, freed, home, block))
                 watches[-1].atexit = False
     for block, (kind, nbytes) in recorded.items():
-        if block not in kind_of:
+        if block not in kind_of and kind in _KINDS_IN_CPP:
             device = block[0]
             sizes[device][kind] += nbytes
             in_blocks[device] += nbytes
@@ -306,22 +308,29 @@ def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
 
 def block_of(tensor: torch.Tensor) -> tuple[str, int] | None:
     """The device of a tensor, as the profiler's events name it, and the address of its storage; None without one."""
+    if _is_copied_on_write(tensor):  # asking for its address would copy it
+        return None
     try:
-        address = _storage(tensor).data_ptr()
+        with torch._C.DisableTorchFunctionSubclass():
+            device, address = tensor.device, tensor.untyped_storage().data_ptr()
     except RuntimeError:  # sparse, fake and wrapped tensors
         return None
-    device = tensor.device.type if tensor.device.type == "cpu" else f"{tensor.device.type}:{tensor.device.index or 0}"
-    return (device, address) if address else None
+    name = device.type if device.type == "cpu" else f"{device.type}:{device.index or 0}"
+    return (name, address) if address else None
+
+
+_is_copied_on_write: Callable[[torch.Tensor], bool] = getattr(torch._C, "_is_cow_tensor", lambda _: False)
 
 
 def bytes_in_use() -> int | None:
-    """The memory that torch's allocator gave out on the current CUDA device, or the resident memory of this process if
-    it uses none ("resident" in proc_pid_statm(5)); None if the system does not tell."""
+    """The memory that torch's allocator gave out on the current CUDA device; if there is none, the resident memory of
+    this process without that of files (proc_pid_statm(5)). None if the system does not tell."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return torch.cuda.memory_allocated()
     try:
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
+        _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text(encoding="ascii").split())
+        return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
         return None
 
 

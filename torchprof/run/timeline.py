@@ -133,6 +133,10 @@ class Memory:
             demand(storage.kind in (*KINDS, "unknown"), f"{storage.kind!r} instead of a kind of memory")
         for growth in self.growth or ():
             demand(growth.calls > 0 <= growth.least <= growth.most, f"{growth!r:.200}")
+        demand(len({each[:3] for each in self.growth or ()}) == len(self.growth or ()), "growth that is there twice")
+        demand(all(nbytes >= 0 for _, nbytes in self.before or ()), "negative memory at the start")
+        holders = (holder for holder in (self.holder, self.others) if holder is not None)
+        demand(all(min(holder.tensors, holder.nbytes) >= 0 for holder in holders), "a negative number of tensors")
 
 
 # The busy time of each device

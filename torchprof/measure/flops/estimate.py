@@ -35,8 +35,9 @@ _DISPATCHED = "PythonSubclass"
 tensor, and the ops inside those of the part on this rank. Torch before 2.11 records no such range."""
 _IN_MODE = "PythonDispatchMode"
 """The range in which a mode runs an op in Python, such as that of fake tensors, which have no data."""
-_OF_FAKES = ("detach", "empty_strided")
-"""The ops with which torch makes a fake tensor, in the range of the mode; ``detach`` alone, of another fake tensor."""
+_MAKES_FAKE = ["detach", "empty_strided", "detach"]
+"""The ops, without ``set_``, with which torch makes a fake tensor of one on the meta device, in the range of the mode.
+For one of another fake tensor, it is ``detach`` alone."""
 _ATTENTION = "aten::scaled_dot_product_attention"
 _REPLAYED = Frame(FrameKind.KERNELS, REPLAY)
 
@@ -52,7 +53,7 @@ class _Open:
 
     - ``is_batch``: its inputs are one example, and those of the ops inside it a whole batch.
     - ``is_dispatched``: only the ops inside it count, whatever its inputs are. ``is_in_mode``: a mode runs it;
-      ``makes``: which of ``_OF_FAKES`` are in the range of the mode. ``has_fake``: it is inside on fake tensors, too.
+      ``makes``: the ops without arithmetic in the range of the mode. ``has_fake``: it is inside on fake tensors, too.
     - ``is_opaque``: neither its shapes nor the ops inside it give its work; ``pads``: but for those in ``_ON_VALUES``.
     - ``has_same``: an op of its own name is inside it; ``has_view``: one that returns a view; ``has_preparation``: one
       that prepares work of other code; ``has_work``: one that does something itself, if only to move data.
@@ -69,7 +70,7 @@ class _Open:
     is_batch: bool = False
     is_dispatched: bool = False
     is_in_mode: bool = False
-    makes: tuple[str, ...] = ()
+    makes: list[str] = field(default_factory=list)
     has_fake: bool = False
     is_opaque: bool = False
     pads: bool = False
@@ -85,7 +86,7 @@ class _Open:
         be inside it again, on the meta device. A mode that runs the op on data has work inside it."""
         if self.has_fake and not self.counts and not self.is_dispatched:
             return True
-        return "detach" in self.makes and ("empty_strided" in self.makes or not self.counts)
+        return self.makes == _MAKES_FAKE or ("detach" in self.makes and not self.counts)
 
     def drop_all_but_parts(self) -> bool:
         """Whether the op calls itself on a part of its inputs, as that of a ``DTensor`` does. Then only the op inside
@@ -297,8 +298,8 @@ class Estimate:
                 # An elementwise op contains an op on the stored values; a product contains no op for its work.
                 around.is_opaque = around.work.macs > 0
                 around.work, around.counts = None, []
-        if stack and stack[-1].is_in_mode and (made := name.removeprefix("aten::")) in _OF_FAKES:
-            stack[-1].makes = (*stack[-1].makes, made)
+        if stack and stack[-1].is_in_mode and not name.endswith("::set_"):
+            stack[-1].makes.append(name.removeprefix("aten::"))
         prepares = name.startswith(_AROUND_OTHER_CODE)
         is_view = not prepares and name in VIEWS
         for around in stack:
