@@ -1,6 +1,6 @@
-
 import torch
 from torch import nn
+
 
 class Pair(nn.Module):
     def __init__(self):
@@ -11,6 +11,7 @@ class Pair(nn.Module):
         values = batch.values() if isinstance(batch, dict) else batch
         assert [*map(type, values)] == [torch.Tensor] * 2
         return sum(self.linear(value.float()) for value in values) * (1 if scale is None else scale[0])
+
 
 class Reads(nn.Module):
     def __init__(self, size=8):

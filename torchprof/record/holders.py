@@ -10,6 +10,7 @@ import gc
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import (
@@ -65,7 +66,7 @@ def holder_of(calls: Calls) -> Holder | None:
     """The object that keeps the blocks of most calls; None if none keeps those of three, or its name is unknown. What
     only C++ code keeps, and what ``gc.freeze`` has hidden, is not found. Saved tensors of autograd graphs are not
     unpacked: no hook runs."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunctionSubclass(), suppress(Exception):  # a name is not worth a recording
         kept = {id(value): _Tensor(value, block, {calls[block]}) for value, block in _tensors() if block in calls}
         found = _container_of(kept, _calls_of, _FEWEST_CALLS)
         if found is None:
@@ -76,6 +77,7 @@ def holder_of(calls: Calls) -> Holder | None:
             else:
                 found = _container_of(kept, _calls_of, _FEWEST_CALLS)
         return _named(found, kept, calls)
+    return None
 
 
 def holder_of_others(start: LiveMemory, device: str) -> Holder | None:
@@ -86,7 +88,7 @@ def holder_of_others(start: LiveMemory, device: str) -> Holder | None:
     if others < max(_LARGE_PART * sum(sizes.values()), _LARGE_BYTES):
         return None
     least = round(_LEAST_PART * others)
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunctionSubclass(), suppress(Exception):
         kept = {id(value): _Tensor(value, block, set()) for value, block in _tensors() if block in start.others}
         kept = {key: each for key, each in kept.items() if each.block[0] == device}
         largest = min(kept.values(), key=lambda each: (-_bytes_of([each]), each.value._is_view()), default=None)
@@ -129,6 +131,7 @@ def _with_graphs(calls: Calls) -> dict[int, _Tensor]:
 def _nodes(last: Any, seen: set[Any], most: int) -> Iterator[Any]:
     """The nodes of a graph from its last one on, but for those that were seen, as long as there are not more."""
     nodes = [] if last in seen else [last]
+    seen.add(last)
     for node in nodes:  # those before it follow
         yield node
         for before, _ in node.next_functions:
@@ -333,7 +336,7 @@ def _variables() -> dict[int, tuple[str, str]]:
 
 def _locals_of(frame: FrameType) -> dict[str, Any]:
     """The variables of a frame. Before Python 3.13 a frame keeps the dict of them, and so their values, once it was
-    asked for: it is emptied again, unless somebody else has it."""
+    asked for: it is emptied again, unless other code has it."""
     names = frame.f_locals
     copied = dict(names)
     if sys.version_info < (3, 13) and sys.getrefcount(names) == _OF_FRAME_ALONE:
