@@ -321,7 +321,10 @@ def test_activations_of_layers_whose_operators_record_no_shapes() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_packed_parameters_are_unknown() -> None:
-    packed = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 8)), {nn.Linear})
-    found = stripped(profiled(packed, torch.rand(2, 8), with_flops=True).run)
+def test_packed_parameters_are_unknown_unless_the_module_tells_them() -> None:
+    linear = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 8)), {nn.Linear})
+    found = stripped(profiled(linear, torch.rand(2, 8), with_flops=True).run)
+    assert (found["Params"], found["Trainable params"], found["MACs"]) == ("72", "0", "–")
+    recurrent = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.LSTM(8, 8)), {nn.LSTM})
+    found = stripped(profiled(recurrent, torch.rand(2, 1, 8), with_flops=True).run)
     assert found["Params"] == found["Trainable params"] == found["Model size"] == found["MACs"] == "–"

@@ -139,11 +139,10 @@ def _peak(run: Run) -> Iterator[str]:
     by_layer = sums_by_key((held.layer, max(held.nbytes, 0)) for held in memory.held)
     text = f"{memory.device} peak +{format_memory(memory.peak_bytes)}"
     [(largest, nbytes)] = by_layer.most_common(1) or [(OUTSIDE, 0)]
-    kinds = sums_by_key((held.kind, max(held.nbytes, 0)) for held in memory.held if held.layer == OUTSIDE)
-    where = (
-        f"{kinds.most_common(1)[0][0]} outside of layers" if largest == OUTSIDE else f"in {name_of_layer(run, largest)}"
-    )
-    text += f", {nbytes / by_layer.total():.0%} of it {where}" if nbytes else ""
+    if nbytes:
+        kinds = sums_by_key((held.kind, max(held.nbytes, 0)) for held in memory.held if held.layer == OUTSIDE)
+        outside = f"{max(kinds, key=kinds.__getitem__)} outside of layers" if largest == OUTSIDE else ""
+        text += f", {nbytes / by_layer.total():.0%} of it {outside or f'in {name_of_layer(run, largest)}'}"
     has_grown = sum(growth.nbytes for growth in memory.growth or ()) >= _LEAST_GROWTH * memory.peak_bytes
     yield f"{text}, grows by {format_memory(round(memory.growth_per_call or 0))} a call" if has_grown else text
 

@@ -180,10 +180,17 @@ def _container_of(kept: _Kept, weight: Callable[[Iterable[_Tensor]], int], least
 
 
 def _around(objects: list[Any]) -> list[Any]:
-    """What refers to some objects, but for this search, and for frames and modules, which hold all sorts of things."""
-    ours = (FrameType, ModuleType, _Tensor, _Path)
-    around = gc.get_referrers(*objects) if objects else []
-    return [each for each in around if each is not objects and not issubclass(type(each), ours)]
+    """What refers to some objects, but for this search with the tuples of arguments of the call below, and for frames
+    and modules, which hold all sorts of things."""
+    left_out, mark = (FrameType, ModuleType, _Tensor, _Path), object()
+    around = gc.get_referrers(*objects, mark) if objects else []
+    return [
+        each
+        for each in around
+        if each is not objects
+        and not issubclass(type(each), left_out)
+        and not (type(each) is tuple and each and each[-1] is mark)
+    ]
 
 
 def _inside(value: Any, kept: _Kept) -> list[_Tensor]:
