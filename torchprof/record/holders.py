@@ -171,11 +171,10 @@ def _container_of(kept: _Kept, weight: Callable[[Iterable[_Tensor]], int], least
                 found, most = each, heavy
         if found is not None:
             break
-    inner = found
-    while inner is not None:  # what of it has the tensors: it may be an object with other attributes
-        found = inner
-        items = [each for each in gc.get_referents(found) if issubclass(type(each), _CONTAINERS)][:_MOST_SEARCHED]
-        inner = next((each for each in items if weight(_inside(each, kept)) >= _NEARLY_ALL * most), None)
+    for _ in range(_LEVELS):  # it may be an object with other attributes: find what of it has the tensors
+        items = gc.get_referents(found) if found is not None else []
+        items = [each for each in items if issubclass(type(each), _CONTAINERS)][:_MOST_SEARCHED]
+        found = next((each for each in items if weight(_inside(each, kept)) >= _NEARLY_ALL * most), found)
     return found
 
 
