@@ -393,10 +393,12 @@ def test_odd_objects_of_the_user_do_no_harm(model: nn.Module) -> None:
     parent.add_module("child", nn.Linear(1024, 512))
     parent.child.add_module("parent", parent)
     careless = torch.zeros(2**18).as_subclass(Careless)
+    no_storage = torch.eye(3).to_sparse()
     memory, _ = memory_of(model, lambda: [outputs.append(model(batch())) for _ in range(CALLS)] and None)
     assert Odd.ran == []
     assert [growth.nbytes for growth in grown(memory)] == [18 * OUTPUT]
     assert type(careless) is Careless
+    assert no_storage.is_sparse
 
 
 def searched(model: nn.Module) -> tuple[Memory, list[Any]]:

@@ -91,7 +91,8 @@ def holder_of_others(start: LiveMemory, device: str) -> Holder | None:
     with torch._C.DisableTorchFunctionSubclass(), suppress(Exception):
         kept = {id(value): _Tensor(value, block, set()) for value, block in _tensors() if block in start.others}
         kept = {key: each for key, each in kept.items() if each.block[0] == device}
-        largest = min(kept.values(), key=lambda each: (-_bytes_of([each]), each.value._is_view()), default=None)
+        # Of a tensor and its views, the tensor comes first.
+        largest = max(kept.values(), key=lambda each: (_bytes_of([each]), each.value.nbytes), default=None)
         if largest is None:
             return None
         for find in (_model_around, lambda value: value, lambda _: _container_of(kept, _bytes_of, least)):

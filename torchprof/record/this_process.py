@@ -26,6 +26,7 @@ from torchprof.attribute.launches import mesh_of_groups, sole_group
 from torchprof.measure.memory_blocks import OTHER_PARAMETERS, OTHER_TENSORS, OTHERS, Freed, LiveBlocks, LiveMemory
 from torchprof.record.modules import inner_tensors, instances_of
 from torchprof.record.peak import measured_peaks
+from torchprof.record.torch_internals import optional
 from torchprof.run.lockstep import GroupOfRanks
 from torchprof.run.meta import MeshDim, Meta, name_of_job
 from torchprof.run.processes import usable_cpus
@@ -308,9 +309,9 @@ def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
 
 def block_of(tensor: torch.Tensor) -> tuple[str, int] | None:
     """The device of a tensor, as the profiler's events name it, and the address of its storage; None without one."""
-    if _is_copied_on_write(tensor):  # asking for its address would copy it
-        return None
     try:
+        if _is_copied_on_write(tensor):  # asking for its address would copy it
+            return None
         with torch._C.DisableTorchFunctionSubclass():
             device, address = tensor.device, tensor.untyped_storage().data_ptr()
     except RuntimeError:  # sparse, fake and wrapped tensors
@@ -319,7 +320,7 @@ def block_of(tensor: torch.Tensor) -> tuple[str, int] | None:
     return (name, address) if address else None
 
 
-_is_copied_on_write: Callable[[torch.Tensor], bool] = getattr(torch._C, "_is_cow_tensor", lambda _: False)
+_is_copied_on_write: Callable[[torch.Tensor], bool] = optional("torch._C._is_cow_tensor", lambda _: False)
 
 
 def bytes_in_use() -> int | None:

@@ -56,6 +56,7 @@ _OF_MODULES: dict[str, dict[str, Use]] = {  # a key may be several parts with on
     "torch._C": {
         "_get_tracing_state": Use("whether TorchScript is tracing", "labels are recorded in a trace of TorchScript"),
         "_current_graph_task_id": Use("whether backward is running", "recomputations are calls of models, or missing"),
+        "_is_cow_tensor": Use("whether a tensor is copied on write", "asking for its address copies it"),
         "_get_privateuse1_backend_name": Use("the name of a device that an extension adds", "its name is unknown"),
         "_dispatch_has_kernel_for_dispatch_key": Use("which operators do no work", "more are shown as not counted"),
     },
@@ -68,6 +69,7 @@ _OF_MODULES: dict[str, dict[str, Use]] = {  # a key may be several parts with on
         "nn.Module._call_impl": Use("whether a module was compiled in place", "it is taken for one that was"),
         "_library.custom_ops.OPDEFS": Use("custom ops that pass the profiler by", "no events of them in torch 2.15"),
         "_ops.OpOverload._enable_pyobj_dispatch": Use("the same", "the same", since="2.14"),
+        "ao.nn.quantized.Linear._weight_bias": Use("the weights of quantized modules", "their sizes are unknown"),
         "nn.modules.loss._Loss": Use("which modules are losses", "a loss may be a model"),
         "nn.parallel.DistributedDataParallel._get_ddp_logging_data": Use("buckets", "no layers of exchanges"),
     },
