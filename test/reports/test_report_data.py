@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -26,7 +27,8 @@ def loop() -> Run:
         for _ in range(3):
             model(torch.rand(2, 4)).sum().backward()
             prof.step()
-    return prof.run
+    # What other tests left in this process is a finding, which has no table in the text.
+    return replace(prof.run, memory=tuple(replace(memory, before=(), others=None) for memory in prof.run.memory))
 
 
 KINDS = {**HAND_MADE, "loop": loop}
