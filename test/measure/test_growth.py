@@ -334,7 +334,7 @@ def test_other_tensors_and_parameters_are_live_at_the_start(model: nn.Module) ->
     assert others_in(run) - before == {"other tensors": of_tensors, "other parameters": of_copy}
     assert memory.others is not None
     assert memory.others[1:5] == ("with_pictures", "list", 40, 40 * 2**22)
-    assert "160.00 MB are in the list `" in str(run.report("memory"))
+    assert "160.00 MB of other tensors and parameters are in the list `" in str(run.report("memory"))
 
 
 def with_a_copy() -> tuple[Memory, int]:

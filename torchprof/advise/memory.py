@@ -34,8 +34,8 @@ def memory_that_grows(evidence: Evidence) -> Iterator[Advice]:
     """Memory that stays of each call of a model, and is live at the peak: results that the caller's code keeps, with
     the autograd graphs behind them or without.
 
-    Measured with a loss of 38 calls of a model of two ``Linear`` in a list, on a CPU: the peak is 15.43 MB above the
-    start, with ``loss.item()`` 0.52 MB, with ``loss.detach()`` 0.52 MB.
+    Measured with the losses of 40 calls of a model of two ``Linear`` in a list, on a CPU: the peak is 16.50 MB above
+    the start, with ``loss.item()`` and with ``loss.detach()`` 1.06 MB, under ``torch.no_grad()`` 0.50 MB.
     """
     for memory in evidence.run.memory:
         live = _growth_at_peak(memory)
@@ -138,7 +138,8 @@ def optimizer_state_at_the_peak(evidence: Evidence) -> Iterator[Advice]:
     """The state of optimizers that is the largest part of the live memory at the peak of a device.
 
     Measured with fused Adam and a model of 13.9 MB, on a CPU: the whole peak is 55.4 MB, with ``Adafactor`` 36.7 MB,
-    with ``SGD`` without momentum 27.8 MB.
+    with ``SGD`` without momentum 27.8 MB. With ``LBFGS`` and a model of 1 MB, it is 163.9 MB with the default
+    ``history_size`` of 100, and 29.4 MB with 10.
     """
     for memory in evidence.run.memory:
         state = dict(memory.before or ()).get("optimizer state", 0)
@@ -169,7 +170,8 @@ def others_at_the_peak(evidence: Evidence) -> Iterator[Advice]:
             if nbytes < max(_LEAST_OTHERS.get(kind, inf) * memory.bytes_at_peak, _LEAST_BYTES):
                 continue
             what, remedy = _OF_OTHERS[kind]
-            where = f": {holder_in_words(memory.others)}" if memory.others else ""
+            is_most = nbytes == max(dict(memory.before or ()).get(each, 0) for each in _OF_OTHERS)
+            where = f": {holder_in_words(memory.others)}" if memory.others and is_most else ""
             cause = f"{_share_of_peak(evidence, memory, nbytes)} are {what}{where}."
             yield Advice(OUTSIDE_NAME, cause, remedy, gain_bytes=nbytes)
 

@@ -138,7 +138,7 @@ def about_peak(run: Run, memory: Memory, samples: _Samples, depth: int | None, s
         rows = [(name, format_memory(start), format_memory(end)) for name, start, end in memory.allocator]
         yield ReportTable.of_cells(headings, rows).of("allocator", device=memory.device, rank=memory.rank)
     if (others := memory.others) is not None:
-        yield f"Of the other tensors at the start, {format_memory(others.nbytes)} are in {holder_in_words(others)}."
+        yield f"{format_memory(others.nbytes)} of other tensors and parameters are in {holder_in_words(others)}."
     if memory.before is None:
         yield "Memory from before the recording is unknown, and its frees: the peak may be lower than shown."
 

@@ -98,8 +98,10 @@ def _reason(error: BaseException) -> str:
     line of the error."""
     import torch
 
+    from torchprof.record.modules import first_line
+
     cause = error.__cause__ if isinstance(error, TorchprofError) and error.__cause__ is not None else error
     packages = tuple(str(Path(file).parent) for file in (torch.__file__, torchprof.__file__))
     lines = [frame for frame in traceback.extract_tb(cause.__traceback__) if not frame.filename.startswith(packages)]
     where = f"`{lines[-1].line}` ({Path(lines[-1].filename).name}:{lines[-1].lineno}) failed: " if lines else ""
-    return f"{where}{(str(cause).splitlines() or [type(cause).__name__])[0]:.200}"
+    return f"{where}{first_line(cause):.200}"

@@ -41,7 +41,7 @@ def verdict(run: Run, width: int | None = None, findings: Sequence[Advice] | Non
 
 # What ran
 
-_LEAST_GROWTH = 0.02  # of the peak: less is not in the headline
+_GROWTH_SHOWN = 0.02  # of the peak: less is not in the headline
 _CALLS_FOR_PERCENTILES = 20  # with fewer calls, less than one is beyond the 95th
 
 
@@ -143,7 +143,7 @@ def _peak(run: Run) -> Iterator[str]:
         kinds = sums_by_key((held.kind, max(held.nbytes, 0)) for held in memory.held if held.layer == OUTSIDE)
         outside = f"{max(kinds, key=kinds.__getitem__)} outside of layers" if largest == OUTSIDE else ""
         text += f", {nbytes / by_layer.total():.0%} of it {outside or f'in {name_of_layer(run, largest)}'}"
-    has_grown = sum(growth.nbytes for growth in memory.growth or ()) >= _LEAST_GROWTH * memory.peak_bytes
+    has_grown = sum(growth.nbytes for growth in memory.growth or ()) >= _GROWTH_SHOWN * memory.peak_bytes
     yield f"{text}, grows by {format_memory(round(memory.growth_per_call or 0))} a call" if has_grown else text
 
 

@@ -39,7 +39,7 @@ _CYCLE_S, _CYCLE_EVENTS = 10.0, 100_000
 _PATIENCE = 5  # after this many times these limits, a cycle ends at the next call of a model in any case
 _EVENTS_A_MODULE = 30.0  # a guess of the events of one call of a module, until the first cycle is read
 _CYCLES_OF_CACHES, _FEWEST_RISES = 2, 2
-_LEAST_GROWTH = 0.2  # of the memory in use at the last cycle's start
+_LEAST_RISE = 0.2  # of the memory in use at the last cycle's start
 _LONG_START = 0.1  # a larger share of the time before the first call of a model gives a warning
 _LARGE_START_UP = 0.01  # a larger share of start-up, which is left out, gives a warning
 _FOLLOWING_CALLS = 3  # the first step is start-up only if at least this many calls of models follow it
@@ -328,7 +328,7 @@ def _growth_of(in_use: Sequence[tuple[int, int]]) -> int:
     the calls so far and the bytes in use. The first cycles are left out: caches fill in them."""
     late = in_use[_CYCLES_OF_CACHES:]
     rises = [(after - before) / max(calls - earlier, 1) for (earlier, before), (calls, after) in pairwise(late)]
-    if len(rises) < _FEWEST_RISES or late[-1][1] - late[0][1] < _LEAST_GROWTH * late[-1][1]:
+    if len(rises) < _FEWEST_RISES or late[-1][1] - late[0][1] < _LEAST_RISE * late[-1][1]:
         return 0
     mean = (late[-1][1] - late[0][1]) / max(late[-1][0] - late[0][0], 1)
     return round(mean) if min(rises) > mean / 2 else 0

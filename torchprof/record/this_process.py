@@ -11,7 +11,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from threading import get_ident
 from types import MappingProxyType
@@ -24,7 +24,7 @@ from torch.nn.parameter import is_lazy
 
 from torchprof.attribute.launches import mesh_of_groups, sole_group
 from torchprof.measure.memory_blocks import OTHER_PARAMETERS, OTHER_TENSORS, OTHERS, Freed, LiveBlocks, LiveMemory
-from torchprof.record.modules import inner_tensors, instances_of
+from torchprof.record.modules import inner_tensors
 from torchprof.record.peak import measured_peaks
 from torchprof.record.torch_internals import optional
 from torchprof.run.lockstep import GroupOfRanks
@@ -281,7 +281,9 @@ def _all_tensors(models: Iterable[nn.Module]) -> Iterator[tuple[str, torch.Tenso
     """The tensors that all optimizers of torch keep for parameters of these models, and then all tensors that Python
     code has."""
     params = {id(param) for model in models for param in model.parameters()}
-    for optimizer in instances_of(torch.optim.Optimizer):
+    kinds = torch.Tensor, torch.optim.Optimizer
+    found = [value for value in gc.get_objects() if issubclass(type(value), kinds)]
+    for optimizer in (value for value in found if issubclass(type(value), torch.optim.Optimizer)):
         states = getattr(optimizer, "state", {})  # a subclass may not have made it yet
         waiting: list[Any] = [kept for param, kept in [*states.items()] if id(param) in params]
         while waiting:
@@ -290,8 +292,7 @@ def _all_tensors(models: Iterable[nn.Module]) -> Iterator[tuple[str, torch.Tenso
                 yield from (("optimizer state", inner) for inner in inner_tensors(kept))
             elif isinstance(kept, (dict, list, tuple)):
                 waiting += kept.values() if isinstance(kept, dict) else kept
-    values = (value for value in gc.get_objects() if issubclass(type(value), torch.Tensor))
-    tensors = [*islice(values, _MOST_OTHERS)]
+    tensors = [value for value in found if issubclass(type(value), torch.Tensor)][:_MOST_OTHERS]
     yield from ((OTHER_PARAMETERS, tensor) for tensor in tensors if isinstance(tensor, nn.Parameter))
     yield from ((OTHER_TENSORS, tensor) for tensor in tensors)
 

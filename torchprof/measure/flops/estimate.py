@@ -22,6 +22,7 @@ _PADDING = FORWARD_ATTENTION | aten("matmul bmm _native_multi_head_attention _tr
 """Ops that pad nested tensors, which have no shape. The shapes of the ops inside are larger than the data, except of
 products with a weight, which run on the values."""
 _ON_VALUES = aten("mm addmm _addmm_activation")
+"""The products with a weight in such an op."""
 _AROUND_OTHER_CODE = (*aten("empty new_empty resize_ detach to resolve_conj resolve_neg lift_fresh"), "detach")
 """Prefixes of ops that prepare work of code without ops: memory for a kernel; conversion to NumPy and back."""
 _PYTHON_BACKWARD = "Backward"  # suffix of the node of a user's Function; the names of torch's own end in a number
