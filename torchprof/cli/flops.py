@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torchprof
 from torchprof.cli.models import ModelCall, call_of, make_model, make_without_data
 from torchprof.cli.options import Commands, add_model_options, add_report_options, check_output, check_report
 from torchprof.cli.output import print_failure, print_run, write_files
@@ -78,11 +75,11 @@ def _run_of(arguments: argparse.Namespace, call: ModelCall) -> Run:
         tensors = (*model.parameters(), *(value for value in tree_leaves((args, kwargs)) if hasattr(value, "nbytes")))
         if sum(tensor.nbytes for tensor in tensors) > min(free_bytes(), default=0) // 2:
             raise
-        reason = _reason(error)
+        failure = error
     model = make_model(arguments.spec, arguments.kwargs)
     _set_up(model, arguments, call)
     args, kwargs = call.arguments("cpu")
-    return flops_on_data(model, call.method, args, kwargs, reason)
+    return flops_on_data(model, call.method, args, kwargs, failure)
 
 
 def _set_up(model: nn.Module, arguments: argparse.Namespace, call: ModelCall) -> None:
@@ -91,17 +88,3 @@ def _set_up(model: nn.Module, arguments: argparse.Namespace, call: ModelCall) ->
     model.to(dtype=None if call.dtype is None else getattr(torch, call.dtype))
     model.train(arguments.train)
     call.method_of(model)  # checks the method
-
-
-def _reason(error: BaseException) -> str:
-    """What failed, as the end of a sentence: the innermost line of code outside of torch and torchprof, and the first
-    line of the error."""
-    import torch
-
-    from torchprof.record.modules import first_line
-
-    cause = error.__cause__ if isinstance(error, TorchprofError) and error.__cause__ is not None else error
-    packages = tuple(str(Path(file).parent) for file in (torch.__file__, torchprof.__file__))
-    lines = [frame for frame in traceback.extract_tb(cause.__traceback__) if not frame.filename.startswith(packages)]
-    where = f"`{lines[-1].line}` ({Path(lines[-1].filename).name}:{lines[-1].lineno}) failed: " if lines else ""
-    return f"{where}{first_line(cause):.200}"

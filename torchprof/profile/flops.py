@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -65,10 +67,23 @@ def flops_of_call(model: nn.Module, method: str, args: Sequence[Any], kwargs: Ma
         ) from error
 
 
-def flops_on_data(model: nn.Module, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str) -> Run:
-    """The same of a call with data on the CPU, which needs memory and time. ``reason``: why, for a warning."""
+def flops_on_data(
+    model: nn.Module, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], failure: Exception
+) -> Run:
+    """The same of a call with data on the CPU, which needs memory and time. ``failure``: of the meta device, for a
+    warning."""
     run = _counted(model, method, args, kwargs)
-    return _with_warning(run, RunWarning.of("counted_on_data", reason=reason))
+    return _with_warning(run, RunWarning.of("counted_on_data", reason=_reason(failure)))
+
+
+def _reason(error: BaseException) -> str:
+    """What failed, as the end of a sentence: the innermost line of code outside of torch and torchprof, and the first
+    line of the error."""
+    cause = error.__cause__ if isinstance(error, TorchprofError) and error.__cause__ is not None else error
+    packages = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
+    lines = [frame for frame in traceback.extract_tb(cause.__traceback__) if not frame.filename.startswith(packages)]
+    where = f"`{lines[-1].line}` ({Path(lines[-1].filename).name}:{lines[-1].lineno}) failed: " if lines else ""
+    return f"{where}{first_line(cause):.200}"
 
 
 def _counted(model: nn.Module, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Run:
