@@ -16,6 +16,7 @@ from torchprof.errors import TorchprofError
 from torchprof.run.formats import UNKNOWN, Cell, format_number, format_share, format_time
 from torchprof.run.measures import MEASURES, Cost, SampleKey, Spread
 from torchprof.run.meta import Meta
+from torchprof.run.passes import Passes
 from torchprof.run.run import Run
 from torchprof.run.torch_names import (
     AWAITED,
@@ -33,6 +34,7 @@ from torchprof.run.words import (
     BACKWARD,
     COMPILING,
     FORWARD,
+    NO_LAYERS,
     NOT_SELECTED,
     NOT_SELECTED_NAME,
     OTHER,
@@ -68,6 +70,9 @@ def steps(run: Run, *, depth: int | None = None, top: int | None = None) -> Sect
     same time, a line subtracts what would count twice. Columns for devices have the time of the work that each part
     launched. Third, the layers, each with all layers below it.
 
+    If only some passes of the loop were recorded, the duration is of the others, the rest is scaled to them, and two
+    more tables have each kind of passes, and those that took far longer than others of their kind.
+
     Median, P95 and IQR (interquartile range) are over all steps (over a uniform sample of 256, if there were more).
     They are not additive.
 
@@ -84,7 +89,7 @@ def steps(run: Run, *, depth: int | None = None, top: int | None = None) -> Sect
         loop = _Loop(run, meta)
         if len(run.metas) > 1:
             texts.append(f"Rank {meta.rank}")
-        for table in (_duration(loop), _parts(loop), _tree(loop, depth, top)):
+        for table in (_duration(loop), *_passes(loop), _parts(loop), _tree(loop, depth, top)):
             texts.append(replace(table, ids={"rank": meta.rank}))
         if meta.step_end != StepEnd.MARK:
             sentences.append(f"The loop marks no steps: a step ends {_WHERE_STEPS_END[meta.step_end]}.")
@@ -186,6 +191,35 @@ def _duration(loop: _Loop) -> ReportTable:
     cells += [*_distribution(whole), format_time(whole.min), format_time(whole.max)]
     headings = ["Steps", "Cycles", "Mean", "Median", "P95", "IQR", "Min", "Max"]
     return ReportTable.of_cells(headings, [cells]).of("duration")
+
+
+def _passes(loop: _Loop) -> Iterator[ReportTable]:
+    """The tables of the kinds of passes, and of unusual passes, if not all were recorded."""
+    kinds = [passes for passes in loop.run.passes if passes.rank == loop.meta.rank]
+    names = [_name_of_kind(loop.run, passes) for passes in kinds]
+    if not kinds:
+        return
+    headings = ["Passes", "Number", "Recorded", "Profiled mean", "Median", "P95", "IQR", "Unusual"]
+    cells = []
+    for name, passes in zip(names, kinds):
+        profiled = format_time(passes.recorded_ns / passes.recorded) if passes.recorded else UNKNOWN
+        others = [UNKNOWN] * 3 if passes.ns is None else _distribution(passes.ns)
+        unusual = format_time(passes.unusual_ns)
+        cells.append([name, format_number(passes.count), format_number(passes.recorded), profiled, *others, unusual])
+    yield ReportTable.of_cells(headings, cells).of("passes")
+    unusual_passes = [(name, each) for name, passes in zip(names, kinds) for each in passes.unusual]
+    if unusual_passes:
+        rows: list[list[Cell]] = [
+            [name, format_number(each.number + 1), format_time(each.ns), each.line or UNKNOWN]
+            for name, each in unusual_passes
+        ]
+        yield ReportTable.of_cells(["Unusual passes", "Number", "Time", "Most often at"], rows).of("unusual")
+
+
+def _name_of_kind(run: Run, passes: Passes) -> str:
+    layer = run.layers[passes.layer].name if passes.layer >= 0 else NO_LAYERS[passes.layer]
+    mode = "training" if passes.training else "evaluation"
+    return f"{layer}, {mode}{'' if passes.gradients else ', no gradients'}"
 
 
 class _Part(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import replace
+from typing import Any
 
 from torchprof.analyze.compiled_regions import compiled_in
 from torchprof.analyze.figures import varying_calls
@@ -32,6 +33,7 @@ _LAST = ("label_cost", "backward_incomplete", "counted_on_data")  # stored warni
 _SLOW_START = 2  # the first call over the mean of the later calls
 _SHARE_NOT_LAUNCHED = 0.05  # of the device's time in kernels whose launch was not recorded
 _SHARE_UNKNOWN = 0.01  # of the time of compiled kernels with unknown layers
+_SHARE_UNUSUAL = 0.01  # of the time by which unusual passes took longer
 _SHARE_WAITED = 0.05  # of the time in which the main thread waited for a processor
 
 
@@ -55,12 +57,27 @@ def following_from(run: Run, is_merged: bool = False) -> Iterator[RunWarning]:
 
     ``is_merged``: the run was taken out of a run of several ranks, and has the layers of all ranks.
     """
+    yield from about_passes(run)
     yield from about_start(run, is_merged)
     yield from _about_launches(run)
     yield from about_compiled(run)
     if "flops" in run.meta.measured:
         yield from about_uncounted(run.rows, operators_without_shapes(run.meta.warnings))
     yield from about_processors(run.meta)
+
+
+def about_passes(run: Run) -> Iterator[RunWarning]:
+    """How many passes of a loop were recorded, and those of the others that took far longer than usual."""
+    if not run.passes:
+        return
+    recorded, count = (sum(getattr(passes, name) for passes in run.passes) for name in ("recorded", "count"))
+    yield RunWarning.of("passes_sampled", recorded=recorded, count=count)
+    extra_ns = sum(passes.unusual_ns for passes in run.passes)
+    unusual = max((each for passes in run.passes for each in passes.unusual), key=lambda each: each.ns, default=None)
+    if unusual is not None and extra_ns > _SHARE_UNUSUAL * run.meta.wall_ns:
+        number, longest_ns, line = unusual
+        facts: dict[str, Any] = {"number": number + 1, "line": str(line), "extra_ns": extra_ns}
+        yield RunWarning.of("passes_unusual", longest_ns=longest_ns, **facts)
 
 
 def about_start(run: Run, is_merged: bool = False) -> Iterator[RunWarning]:

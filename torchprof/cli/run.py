@@ -41,6 +41,7 @@ With --python the script runs twice, since Python's profiler and torch's would d
 examples:
   torchprof run train.py --epochs 1
   torchprof run --warmup 10 --max-calls 50 --memory -m package.train
+  torchprof run --steps 1000:1020 train.py
   torchrun --nproc-per-node 2 -m torchprof run -o 'rank{rank}.json' train.py
   torchrun --nproc-per-node 8 -m torchprof run -o job/ train.py
 """
@@ -67,6 +68,9 @@ def add_to(commands: Commands) -> None:
     recorded.add_argument(
         "--max-calls", type=whole_number, metavar="N", help="calls of the model to record (default: all)"
     )
+    which = recorded.add_mutually_exclusive_group()
+    which.add_argument("--all", action="store_true", help="record all passes (default: some; the rest is timed)")
+    which.add_argument("--steps", type=_steps, metavar="A:B", help="record passes A to B - 1 of the loop, from 0 on")
     add_options(recorded, "--memory", "--timeline", "--flops", "--shapes")
     recorded.add_argument(
         "--compile-layers", action="store_true", help="assign the kernels of torch.compile to their layers"
@@ -92,6 +96,7 @@ def execute(arguments: argparse.Namespace) -> NoReturn:
     )
     import torch
 
+    from torchprof.profile.passes import sampled
     from torchprof.profile.program import Program
     from torchprof.profile.script import Script
 
@@ -105,6 +110,7 @@ def execute(arguments: argparse.Namespace) -> NoReturn:
         compile_layers=arguments.compile_layers,
         warmup_calls=arguments.warmup,
         max_calls=arguments.max_calls,
+        passes=None if arguments.all else arguments.steps.__contains__ if arguments.steps else sampled,
     )
     failures: dict[str, str] = {}  # by file, why it was not written; "" if it was
 
@@ -128,6 +134,14 @@ def execute(arguments: argparse.Namespace) -> NoReturn:
     if named and any(failures.values()):
         ending = replace(ending, code=ending.code or NOT_WRITTEN)
     ending.end()
+
+
+def _steps(text: str) -> range:
+    """The numbers in "100:120"."""
+    first, colon, after = text.partition(":")
+    if not (colon and first.isdecimal() and after.isdecimal() and int(first) < int(after)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not A:B with A < B, as 100:120 for passes 100 to 119")
+    return range(int(first), int(after))
 
 
 def _rank_and_world_size() -> tuple[int, int]:
@@ -201,7 +215,9 @@ def _sections(
     color: bool,
 ) -> Iterator[str]:
     """The sections of the report. ``files``: where the run was to be written."""
-    yield f"\ntorchprof: {arguments.script} {ending.outcome}. Recorded: {run.meta.wall_ns / 1e9:.2f} s.\n"
+    recorded_s = sum(passes.recorded_ns for passes in run.passes) / 1e9
+    of_all = f"{recorded_s:.2f} s of " if run.passes else ""
+    yield f"\ntorchprof: {arguments.script} {ending.outcome}. Recorded: {of_all}{run.meta.wall_ns / 1e9:.2f} s.\n"
     saved = [file for file, path in files.items() if Path(path).exists() and format_of(file) in ("json", PARQUET_RUN)]
     command = f"torchprof show {saved[0]}" if saved else "saved with -o run.json, torchprof show run.json"
     yield from with_legend(sections_of(run, arguments, color, run, command=command))

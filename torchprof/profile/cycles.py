@@ -73,7 +73,7 @@ class Cycles:
         """Begin the recording of a cycle that was just started. Call it last, right before the user's code."""
         if self.is_recording and self.last is not None:
             self.last.session.begin()
-        self.split_ranges.reopen()
+            self.split_ranges.reopen()
 
     def split_recording(self) -> None:
         """End the recording of the current cycle where another one may begin, which opens the open ranges again."""

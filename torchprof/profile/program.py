@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
+import threading
 import time
-import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,13 +18,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torchprof.errors import TorchprofError
 from torchprof.measure.recording import CycleEnd, Options
 from torchprof.profile.arguments import check_count
-from torchprof.profile.cycle import Cycle, Setup
+from torchprof.profile.cycle import Setup
 from torchprof.profile.cycles import Cycles
+from torchprof.profile.passes import BURST, Kind, PassLog, Settling, StartUp, sampled
 from torchprof.profile.signals import DelayedSignals, uninterrupted
 from torchprof.record.compiled.inductor import Provenance
 from torchprof.record.forwards import OutermostCalls, backward_task
 from torchprof.record.labels import Labels
 from torchprof.record.plan import Plan
+from torchprof.record.ranges import SplitRanges
 from torchprof.record.session import Guard, is_observed, missing_device, record, refuse_if_profiled
 from torchprof.record.this_process import bytes_in_use
 from torchprof.record.torch_internals import optional
@@ -35,13 +36,14 @@ from torchprof.run.run import Run
 
 _MOST_MODELS = 32
 _CYCLE_S, _CYCLE_EVENTS = 10.0, 100_000
-"""After so many seconds, or about so many events of 2 to 3 KB each, a cycle ends where no backward is outstanding."""
-_PATIENCE = 5  # after this many times these limits, a cycle ends at the next call of a model in any case
+"""After so many seconds, or about so many events of 2 to 3 KB each, a cycle ends before the next pass."""
+_PATIENCE = 20  # after so many times these events, a cycle ends inside a pass
+_NARROW = 0.01  # calls of modules inside models are not seen if that would take a larger share of the time
+_NS_OF_CALL = 400  # that it takes to see one of these
 _EVENTS_A_MODULE = 30.0  # a guess of the events of one call of a module, until the first cycle is read
 _CYCLES_OF_CACHES, _FEWEST_RISES = 2, 2
 _LEAST_RISE = 0.2  # of the memory in use at the last cycle's start
 _LONG_START = 0.1  # a larger share of the time before the first call of a model gives a warning
-_LARGE_START_UP = 0.01  # a larger share of start-up, which is left out, gives a warning
 _FOLLOWING_CALLS = 3  # the first step is start-up only if at least this many calls of models follow it
 _LABELING = "torchprof: labels a model"
 """The range around our work before the first call of a model that is found inside a recording: some 17 us a module."""
@@ -72,6 +74,7 @@ class Program:
         max_calls: int | None = None,
         use_cuda: bool = False,
         compile_layers: bool = False,
+        passes: Callable[[int], bool] | None = sampled,
         **options: bool,
     ) -> None:
         if warmup_calls is not None:
@@ -85,7 +88,7 @@ class Program:
         asked = Options(device=device, compile_layers=self._provenance is not None, **options)
         self._warmup_calls = warmup_calls or 0
         following = min(_FOLLOWING_CALLS, max_calls or _FOLLOWING_CALLS)
-        self._start_up = _StartUp(following) if warmup_calls is None else None
+        self._start_up = StartUp(following) if warmup_calls is None else None
         self._max_calls = max_calls
         self._plan = Plan([], None)
         kind = None if missing else device
@@ -93,19 +96,24 @@ class Program:
         self._labels = Labels(())
         self._cycles = Cycles(setup, warnings, self._labels)
         self._run: Run | None = None
-        self._calls = 0  # of models
+        self._calls = self._recorded_calls = 0  # of models
         self._calls_elsewhere: Counter[str] = Counter()  # of modules, on threads that are not recorded, by class
         self._start_ns = 0  # the recorded time before the first call of a model
         self._events_a_module = _EVENTS_A_MODULE
         self._cycle_began_s = 0.0  # by time.perf_counter()
-        self._modules_before_cycle = 0  # calls of modules
+        self._calls_at_cycle = 0  # of models, when it began
+        self._calls_before_cycle = self._modules_before_cycle = 0  # of models, and of all modules in recorded calls
         self._in_use: list[tuple[int, int]] = []  # at the start of each cycle: calls of models, bytes in use
         self._models = 0
+        self._passes = PassLog(passes)
+        self._settling = Settling()
+        self._is_labelling = False
+        self._classes: set[type[nn.Module]] = set()  # of the modules of outermost calls
+        self._rest_began = _RestBegan(0, 0)
         self._guard = Guard(lambda: uninterrupted(functools.partial(self._end, RunWarning.of("gave_way"))))
-        self._outermost = OutermostCalls(self._before_call, self._count_elsewhere)
+        self._outermost = OutermostCalls(self._before_call, self._after_call, self._count_elsewhere)
         self._undo = ExitStack()
         self._has_ended = False
-        self._is_settled = True  # whether all backward of the calls so far has probably run
 
     def __enter__(self) -> Program:
         refuse_if_profiled()
@@ -128,15 +136,21 @@ class Program:
         self._guard.on()
         self._undo.callback(self._labels.detach)
         self._labels.attach()
+        self._is_labelling = True
         self._cycles.split_ranges.on()
         self._undo.callback(self._outermost.detach)
         self._outermost.attach()
         self._undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
+        self._undo.callback(self._settling.off)
+        self._settling.on()
+        self._undo.callback(self._passes.lines.off)
         if self._provenance is not None:
             self._undo.callback(self._provenance.off)
             self._provenance.on()
-        if not self._warmup_calls:
-            self._start_cycle()
+        if self._warmup_calls:
+            self._cycles.split_ranges.close()
+        else:
+            self._start_cycle(with_more=True)
 
     def _detach(self) -> None:
         try:
@@ -154,26 +168,42 @@ class Program:
 
     # While it runs
 
-    def _before_call(self, module: nn.Module) -> None:
-        """Before a call of a module that is in no other module's call: start or end cycles, or end the recording."""
+    def _before_call(self, module: nn.Module) -> bool:
+        """Before a call of a module that is in no other module's call: a pass may begin here, and cycles and the
+        recording may end. Returns whether the call is not recorded, and is to be timed."""
         # A recomputation by a checkpoint is part of backward. While TorchScript traces, nothing may be added.
         if backward_task() != -1 or _tracing_state() is not None:
-            return
-        if not self._ensure_labelled(module):
-            return
-        left_out = self._warmup_calls if self._start_up is None else self._start_up.calls
-        if self._cycles.is_recording and self._calls - left_out == self._max_calls:
+            return False
+        if not (self._plan.knows(module) if self._outermost.is_narrow else self._ensure_labelled(module)):
+            return False
+        if self._cycles.is_recording and self._recorded_calls == self._max_calls:
             self._cycles.end_recording()
             uninterrupted(functools.partial(self._end, RunWarning.of("calls_reached", calls=self._max_calls)))
-            return
+            return False
         self._calls += 1
         if self._cycles.is_recording and self._cycles.last is not None:
-            self._maybe_end_cycle(self._cycles.last, module)
-        elif self._calls > self._warmup_calls:
-            self._start_cycle()
-        if torch.is_grad_enabled():
-            self._is_settled = False
-        self._cycles.begin_recording()
+            if self._calls == 1:
+                self._start_ns = round((time.perf_counter() - self._cycle_began_s) * 1e9)
+            if self._cycles.last.job.metadata is None:  # the script may destroy its process group soon
+                self._cycles.last.update_job()
+            if self._start_up is not None and self._start_up.ends_before(module, self._settling.is_settled):
+                self._set_start_up_aside(self._start_up)
+        self._classes.add(type(module))
+        if self._calls > self._warmup_calls and self._may_begin_pass():
+            self._begin_pass(Kind(self._plan.layer_of(module), module.training, torch.is_grad_enabled()))
+        elif self._cycles.is_recording and self._events_in_cycle > _PATIENCE * _CYCLE_EVENTS:
+            self._begin_cycle_anew(with_more=True)
+        self._settling.note_call()
+        if self._cycles.is_recording:
+            self._recorded_calls += 1
+            self._cycles.begin_recording()
+        return self._passes.begun() and not self._cycles.is_recording
+
+    def _after_call(self, module: nn.Module, ns: int) -> None:
+        """After a call that was not recorded."""
+        times = self._passes.calls[self._plan.layer_of(module)]
+        if times.add(0, time.perf_counter_ns(), ns):
+            times.add_up()
 
     def _ensure_labelled(self, module: nn.Module) -> bool:
         """Label a new model. Returns whether the module is a model, or part of one."""
@@ -184,69 +214,140 @@ class Program:
         # A plan that is half made has no layers, and a label that is not known is never removed. A recording goes on
         # here, because the backward of an earlier call may be outstanding: the range says whose time this is.
         with DelayedSignals(), record(_LABELING):
-            self._labels.add(self._plan.add(module))
+            targets = self._plan.add(module)
+            if self._is_labelling:
+                self._labels.add(targets)
             self._models += 1
         if self._models == _MOST_MODELS:
             self._cycles.observations.warnings.append(RunWarning.of("too_many_models", count=_MOST_MODELS))
         return True
 
-    def _count_elsewhere(self, module: nn.Module) -> None:
+    def _count_elsewhere(self, module: nn.Module) -> bool:
         """Count a call on a thread that is not recorded."""
         if not self._plan.knows(module) and not is_observed() and _is_model(module):
             self._calls_elsewhere[type(module).__name__] += 1
+        return False
 
-    def _after_step(self, *_: Any) -> None:
-        self._is_settled = True
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
+        self._settling.note_step()
+        if self._passes.has_begun:
+            self._passes.steps.add(optimizer)
+            if self._cycles.is_recording:
+                self._passes.steps.interrupt()
 
-    # Cycles
+    # Passes and cycles
 
-    def _maybe_end_cycle(self, cycle: Cycle, module: nn.Module) -> None:
-        """Before a call of a model: end this cycle and start the next one, if this one has recorded enough."""
-        if cycle.job.metadata is None:  # the script may destroy its process group soon
-            cycle.update_job()
-        age_s = time.perf_counter() - self._cycle_began_s
-        if self._calls == 1:
-            self._start_ns = round(age_s * 1e9)
-        if self._start_up is not None and self._start_up.ends_before(module, self._is_settled):
-            self._cycles.split_recording()
-            with DelayedSignals():
-                self._set_start_up_aside(self._start_up)
-            return
-        fill = max(age_s / _CYCLE_S, self._modules_in_cycle * self._events_a_module / _CYCLE_EVENTS)
-        if fill > _PATIENCE or (fill > 1 and self._is_settled):
-            self._cycles.split_recording()
-            with DelayedSignals():
-                self._end_cycle()
-                self._start_cycle()
+    def _may_begin_pass(self) -> bool:
+        """Whether a pass may begin at this call: no backward is outstanding, and start-up is over."""
+        if self._warmup_calls and not self._passes.has_begun:
+            return True
+        in_first_step = self._start_up is not None and self._start_up.first is None and self._settling.is_settled
+        return self._settling.may_begin_pass and not in_first_step
 
-    def _set_start_up_aside(self, start_up: _StartUp) -> None:
-        """Before the first call of a model, and before the first call after the first step: start to record anew."""
-        if self._calls == 1:
-            self._cycles.stop()
-        else:
-            self._end_cycle()
-            start_up.first, self._cycles.run = self._cycles.run, None
-            start_up.calls = self._calls - 1
-            live = self._cycles.end_of_last.live if self._cycles.end_of_last is not None else {}
-            self._cycles.end_of_last = CycleEnd(live=live)  # the step that is open there is not whole in the run
-        self._start_cycle()
+    def _begin_pass(self, kind: Kind) -> None:
+        """A pass ends, and one of this kind begins. Cycles end, and recording goes on or off, only here."""
+        self._passes.end()
+        must_split = self._passes.splits_before(kind)
+        if not self._passes.begin(kind):
+            if self._cycles.is_recording:
+                self._rest()
+            else:
+                self._maybe_narrow()
+        elif not self._cycles.is_recording:
+            self._wake()
+        elif must_split or self._is_cycle_full:
+            self._begin_cycle_anew()
 
-    def _start_cycle(self) -> None:
+    def _begin_cycle_anew(self, with_more: bool = False) -> None:
+        self._cycles.split_recording()
         with DelayedSignals():
-            self._modules_before_cycle += self._modules_in_cycle
+            self._end_cycle()
+            self._start_cycle(with_more)
+
+    def _rest(self) -> None:
+        """Stop recording until a pass comes that is to be recorded. Until then, only outermost calls are seen."""
+        self._cycles.split_recording()
+        with DelayedSignals():
+            self._end_cycle()
+            if (end := self._cycles.end_of_last) is not None:
+                self._cycles.end_of_last = CycleEnd(end.loop)  # the step that is open there is not whole in the run
+            if not self._labels.may_be_guarded:  # torch.compile would compile again what it has compiled with labels
+                self._labels.detach()
+                self._is_labelling = False
+            self._passes.lines.on(threading.get_ident())
+            self._rest_began = _RestBegan(time.perf_counter_ns(), self._outermost.inner)
+
+    def _maybe_narrow(self) -> None:
+        """After some passes of a rest: see fewer calls if they are so short that seeing them takes a notable time."""
+        self._rest_began = rest = self._rest_began._replace(passes=self._rest_began.passes + 1)
+        if rest.passes == BURST:
+            seeing_ns = (self._outermost.inner - rest.inner) * _NS_OF_CALL
+            if seeing_ns > _NARROW * (time.perf_counter_ns() - rest.at_ns):
+                self._outermost.narrow(self._classes)
+
+    def _wake(self) -> None:
+        with DelayedSignals():
+            self._passes.lines.off()
+            self._passes.steps.interrupt()
+            self._outermost.widen()
+            if self._cycles.last is None:  # after warm-up calls
+                SplitRanges.count_anew()
+            if not self._is_labelling:
+                self._labels.targets = self._plan.targets
+                self._labels.attach()
+                self._is_labelling = True
+            self._start_cycle()
+
+    def _set_start_up_aside(self, start_up: StartUp) -> None:
+        """Before the first call of a model, and before the first call after the first step: start to record anew."""
+        self._cycles.split_recording()
+        with DelayedSignals():
+            if self._calls == 1:
+                self._cycles.stop()
+            else:
+                start_up.first, start_up.calls = self._cycles.stop_and_add(), self._calls - 1
+                self._events_a_module = self._events_of(start_up.first)
+                live = self._cycles.end_of_last.live if self._cycles.end_of_last is not None else {}
+                self._cycles.run = None
+                self._cycles.end_of_last = CycleEnd(live=live)  # the step that is open there is not whole in the run
+            self._recorded_calls = 0
+            SplitRanges.count_anew()
+            self._start_cycle(with_more=self._calls == 1)
+
+    @property
+    def _is_cycle_full(self) -> bool:
+        age_s = time.perf_counter() - self._cycle_began_s
+        is_new = self._calls == self._calls_at_cycle  # it began before this call
+        return not is_new and (age_s > _CYCLE_S or self._events_in_cycle > _CYCLE_EVENTS)
+
+    def _start_cycle(self, with_more: bool = False) -> None:
+        """``with_more``: the cycle has more than passes."""
+        with DelayedSignals():
+            self._passes.begin_cycle(with_more=with_more)
+            self._calls_at_cycle = self._calls
+            self._calls_before_cycle, self._modules_before_cycle = self._recorded_calls, self._outermost.inner
             if (in_use := bytes_in_use()) is not None:
                 self._in_use.append((self._calls, in_use))
             self._cycles.start()
             self._cycle_began_s = time.perf_counter()
 
-    def _end_cycle(self) -> None:
-        cycle = self._cycles.stop_and_add()
-        self._events_a_module = cycle.rows.total("calls") / max(self._modules_in_cycle, 1)
+    def _end_cycle(self) -> Run:
+        assert self._cycles.last is not None
+        cycle = self._passes.add(self._cycles, is_alone=self._cycles.last.job.world_size == 1)
+        self._events_a_module = self._events_of(cycle)
+        return cycle
+
+    def _events_of(self, cycle: Run) -> float:
+        return cycle.rows.total("calls") / max(self._modules_in_cycle, 1)
+
+    @property
+    def _events_in_cycle(self) -> float:
+        return self._modules_in_cycle * self._events_a_module
 
     @property
     def _modules_in_cycle(self) -> int:
         """How often modules were called in this cycle."""
-        return self._calls + self._outermost.inner - self._modules_before_cycle
+        return self._recorded_calls - self._calls_before_cycle + self._outermost.inner - self._modules_before_cycle
 
     # The end
 
@@ -256,11 +357,13 @@ class Program:
             return
         self._has_ended = True
         self._cycles.end_recording()
+        self._passes.end()
         with ExitStack() as last:  # all are called, even if one raises an error
             last.callback(self._guard.off)
             if self._cycles.is_recording:
                 last.callback(self._end_cycle)
             self._undo.close()
+        self._cycles.run = self._passes.whole()
         if self._start_up is not None:
             self._add_short_start_up(self._start_up)
         self._cycles.finish()
@@ -268,7 +371,7 @@ class Program:
         why_nothing = RunWarning.of("nothing_after_calls", warmup=self._warmup_calls, calls=self._calls)
         self._run = self._cycles.result(self._plan.layers(), why_nothing)
 
-    def _add_short_start_up(self, start_up: _StartUp) -> None:
+    def _add_short_start_up(self, start_up: StartUp) -> None:
         """Put the first step back into the run if too few calls followed it: then it is not start-up."""
         first, run = start_up.first, self._cycles.run
         if first is not None and self._calls - start_up.calls < start_up.following:
@@ -280,6 +383,8 @@ class Program:
         warnings, recorded = self._cycles.observations.warnings, self._cycles.run
         if why is not None:
             warnings.insert(0, why)
+        if recorded is not None:
+            warnings += self._passes.about_chosen()
         if recorded is not None and not self._models:
             warnings.append(RunWarning.of("no_model_called"))
         elif recorded is not None and self._start_up is not None:
@@ -294,33 +399,12 @@ class Program:
             warnings.append(RunWarning.of("calls_on_other_threads", classes=classes))
 
 
-@dataclass
-class _StartUp:
-    """What is left out as start-up: all before the first call of a model, and ``first``, the run of the first step.
-    ``calls``: the calls of models in the first step. ``following``: at least this many calls must follow it. ``model``:
-    a weak reference to the model that was called first."""
+class _RestBegan(NamedTuple):
+    """When the last rest began, how many nested calls there were then, and the passes since."""
 
-    following: int
-    first: Run | None = None
-    calls: int = 0
-    model: weakref.ref[nn.Module] | None = None
-
-    def ends_before(self, module: nn.Module, is_settled: bool) -> bool:
-        """Whether a part of start-up ends before this call of a model. The first step ends where the model that was
-        called first is called again, if an optimizer has made a step or there are no gradients (``is_settled``):
-        between the calls of other models, backward through its output may follow."""
-        if self.model is None:
-            self.model = weakref.ref(module)
-            return True
-        return self.first is None and is_settled and self.model() is module
-
-    def warnings(self, before_ns: int, recorded: Run) -> list[RunWarning]:
-        """How long start-up was, if that is worth a warning. ``before_ns``: the time before the first call."""
-        first_ns, calls = (0, 0) if self.first is None else (self.first.meta.wall_ns, self.calls)
-        all_ns = before_ns + first_ns + recorded.meta.wall_ns
-        if before_ns + first_ns <= _LARGE_START_UP * all_ns:
-            return []
-        return [RunWarning.of("start_up", before_ns=before_ns, first_ns=first_ns, calls=calls, all_ns=all_ns)]
+    at_ns: int
+    inner: int
+    passes: int = 0
 
 
 def _growth_of(in_use: Sequence[tuple[int, int]]) -> int:

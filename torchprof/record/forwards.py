@@ -8,8 +8,9 @@ from __future__ import annotations
 import copy
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from threading import get_ident
+from time import perf_counter_ns
 from types import CodeType, FunctionType
 from typing import Any, ClassVar, TypeVar, cast
 from weakref import WeakValueDictionary, ref
@@ -331,23 +332,52 @@ def never_compiled(function: _Function) -> _Function:
 class OutermostCalls:
     """From ``attach`` to ``detach``, calls ``before(module)`` right before each outermost call of a module on this
     thread, which is not nested in the call of another module, and ``elsewhere(module)`` before each one on another
-    thread. ``inner``: the number of nested calls.
+    thread. If ``before`` returns True, ``after(module, ns)`` gets the time of the call. ``inner``: the number of nested
+    calls.
 
     It replaces ``nn.Module.__call__``, not a hook, because that runs before the forward of the module is looked up: a
     label that ``before`` attaches is already on this call. torch.compile has no guard on it and does not compile again.
+
+    ``narrow`` leaves only the calls of some classes, so that calls inside of these cost nothing; ``widen`` undoes that.
     """
 
-    def __init__(self, before: Callable[[nn.Module], None], elsewhere: Callable[[nn.Module], None]) -> None:
+    def __init__(
+        self,
+        before: Callable[[nn.Module], bool],
+        after: Callable[[nn.Module, int], None],
+        elsewhere: Callable[[nn.Module], bool],
+    ) -> None:
         self.inner = 0
-        self._before = before
-        self._elsewhere = elsewhere
-        self._restore: Callable[[], None] = lambda: None
+        self.is_narrow = False
+        self._before, self._after, self._elsewhere = before, after, elsewhere
+        self._home = 0
+        self._inside: set[int] = set()  # the threads with an open outermost call
+        self._restores: list[Callable[[], None]] = []
 
     def attach(self) -> None:
-        original = nn.Module.__dict__["__call__"]
-        home = get_ident()
-        is_compiling, thread = torch.compiler.is_compiling, get_ident
-        inside: set[int] = set()  # the threads with an open outermost call
+        self._home = get_ident()
+        self._before, self._after = never_compiled(self._before), never_compiled(self._after)
+        self._elsewhere = never_compiled(self._elsewhere)
+        self._put(nn.Module)
+
+    def narrow(self, classes: Iterable[type[nn.Module]]) -> None:
+        """See only the calls of modules of these classes."""
+        self._restore()
+        self.is_narrow = True
+        for cls in classes:
+            self._put(cls)
+
+    def widen(self) -> None:
+        """See the calls of all modules again."""
+        if self.is_narrow:
+            self._restore()
+            self.is_narrow = False
+            self._put(nn.Module)
+
+    def _put(self, owner: type[nn.Module]) -> None:
+        original = owner.__call__
+        home, inside = self._home, self._inside
+        is_compiling, thread, clock = torch.compiler.is_compiling, get_ident, perf_counter_ns
 
         @leave_to_eager
         @functools.wraps(original)
@@ -358,17 +388,23 @@ class OutermostCalls:
             if here in inside:
                 self.inner += 1
                 return original(module, *args, **kwargs)
-            (self._before if here == home else self._elsewhere)(module)
+            is_timed = self._before(module) if here == home else self._elsewhere(module)
             inside.add(here)
+            began_ns = clock() if is_timed else 0
             try:
                 return original(module, *args, **kwargs)
             finally:
                 inside.discard(here)
+                if began_ns:
+                    self._after(module, clock() - began_ns)
 
-        self._before, self._elsewhere = never_compiled(self._before), never_compiled(self._elsewhere)
-        self._restore = replaced(nn.Module, "__call__", call)
+        self._restores.append(replaced(owner, "__call__", call))
+
+    def _restore(self) -> None:
+        while self._restores:
+            self._restores.pop()()
 
     def detach(self) -> None:
         """Restore ``nn.Module``. If other code still calls our function, it passes calls through."""
-        self._before = self._elsewhere = lambda module: None
+        self._before = self._elsewhere = lambda module: False
         self._restore()

@@ -88,7 +88,7 @@ class Label:
         self.owner = owner
         self.home = None if owner.gives_way else owner.home  # a user's profiler may record all threads
         self.is_waiting = owner.is_waiting
-        self.looks_at_calls = True
+        self.looks_at_calls = target.is_model or target.same_shapes is None
         self.key = id(module)
         self._target = target
         self._stand_ins = stand_ins
@@ -181,7 +181,8 @@ class Labels:
     for the profiler of a user, which may record all threads; calls on all threads are labelled then.
     ``unobserved``: the number of calls on threads that the profiler does not record, by label. ``unlabelled``: the
     labels of modules whose forward could not be wrapped. ``before_first``: if given, it is called before each call of a
-    module of ``trigger`` until it returns True, and calls are labelled only from then on.
+    module of ``trigger`` until it returns True, and calls are labelled only from then on. ``may_be_guarded``: whether
+    torch.compile had compiled any of the modules when they were attached.
     """
 
     targets: Sequence[Target]
@@ -192,6 +193,7 @@ class Labels:
     unlabelled: list[str] = field(default_factory=list)
     home: int = field(default=0, init=False)
     is_waiting: bool = field(default=False, init=False)
+    may_be_guarded: bool = field(default=False, init=False)
     _labels: list[Label] = field(default_factory=list, init=False)
     _stand_ins: dict[int, StandIn] = field(default_factory=dict, init=False)
     _open_triggers: int = field(default=0, init=False)
@@ -205,7 +207,7 @@ class Labels:
         modules = [module for target in self.targets if (module := target.module()) is not None]
         one_of_each = {type(unwrapped(module)): module for module in modules}  # compiled code is that of a class
         is_inlined = any(target.inlined for target in self.targets)
-        self._may_be_guarded = is_inlined or any(map(has_code, one_of_each.values()))
+        self.may_be_guarded = is_inlined or any(map(has_code, one_of_each.values()))
         self.is_waiting = self.before_first is not None
         if self.before_first is not None:
             self.before_first = never_compiled(self.before_first)
@@ -282,7 +284,7 @@ class Labels:
             if owner is None or owner is nn.Module:
                 continue  # a container without a forward cannot be called
             # Such a forward checks whether its class still has it, and torch.compile has guards on the result.
-            is_guarded = self._may_be_guarded and refers_to_itself(owner.__dict__["forward"])
+            is_guarded = self.may_be_guarded and refers_to_itself(owner.__dict__["forward"])
             stand_in = None if is_guarded else on_class(owner)
             if stand_in is not None:
                 yield stand_in

@@ -22,6 +22,7 @@ from torchprof.record.layers import ModuleAtPath, is_in_train_mode, layers_of, m
 from torchprof.record.modules import Owners, Replicas, Trace, select, user_class_of, walk_modules
 from torchprof.record.ranges import stages_given
 from torchprof.run.layers import Layer
+from torchprof.run.words import OUTSIDE
 
 
 class Plan:
@@ -60,6 +61,11 @@ class Plan:
     def knows(self, module: nn.Module) -> bool:
         """Whether a module is labelled."""
         return self._target(module) is not None
+
+    def layer_of(self, module: nn.Module) -> int:
+        """The layer of a module; negative if it is not labelled."""
+        target = self._target(module)
+        return OUTSIDE if target is None else self.sites[target.label].layers[0]
 
     def _target(self, module: nn.Module | None) -> Target | None:
         target = self._target_of.get(id(module))

@@ -124,6 +124,12 @@ class Sampler(SharedChange):
         for at_ns, index, intervals in taken:
             yield Sample(at_ns, lines[index], intervals)
 
+    def forget(self) -> None:
+        """Drop all samples until now."""
+        count = len(self._intervals)  # appended last: the others have as many, or more
+        for column in (self._times, self._places, self._intervals):
+            del column[:count]
+
     def _resume(self) -> None:
         # The thread sleeps by waiting for this lock: `_pause` wakes it up by releasing the lock.
         self._stopping = threading.Lock()

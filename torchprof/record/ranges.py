@@ -8,7 +8,7 @@ import gc
 import importlib
 import sys
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ _OLD_GENERATION = 1 if sys.version_info >= (3, 14) else 2
 # Ranges that are open where a session of torch's profiler ends and the next one begins
 
 
-@dataclass
+@dataclass(slots=True)
 class _OpenRange:
     """A range that is open. ``is_closed``: for a while, between ``close`` and ``reopen``."""
 
@@ -52,21 +52,27 @@ class SplitRanges(SharedChange):
 
     torch writes the end of a range into the session in which the range began. If another session has begun meanwhile,
     that memory is no longer there, and the process crashes, now or later (torch 2.13). So such ranges are closed before
-    the end and opened again in the next session.
+    the end and opened again in the next session. ``entered``: how often ranges of each name were entered on the thread
+    that called ``on``: once each, in however many sessions they are.
     """
 
+    entered: ClassVar[Counter[str]] = Counter()
     _splitting: ClassVar[set[int]] = set()  # the threads that are closing ranges or opening them again just now
-    _open: ClassVar[dict[tuple[int, int], _OpenRange]] = {}  # by the thread and the id of a range; outer to inner
+    _closed: ClassVar[set[int]] = set()  # the threads between ``close`` and ``reopen``
+    _open: ClassVar[defaultdict[int, list[_OpenRange]]] = defaultdict(list)  # by thread, outer to inner
 
     def _make(self) -> None:
         enter: Any = record_function.__enter__
         leave: Any = record_function.__exit__
+        counts, home = SplitRanges.entered, threading.get_ident()
+        counts.clear()
 
         @leave_to_eager
         @functools.wraps(enter)  # TorchScript compiles the source of the original
         def entered(opened: Any) -> Any:
             result = enter(opened)
-            _add_open(opened)
+            if _add_open(opened) and threading.get_ident() == home:
+                counts[opened.name] += 1
             return result
 
         @leave_to_eager
@@ -80,7 +86,8 @@ class SplitRanges(SharedChange):
         self._put(record_function, "__exit__", left)
 
     def close(self) -> None:
-        """Close the open ranges of this thread, the inner ones first."""
+        """Close the open ranges of this thread, the inner ones first, and those that are entered from now on."""
+        SplitRanges._closed.add(threading.get_ident())
         with _open_ranges() as ranges:
             for opened in reversed(ranges):
                 if not opened.is_closed:
@@ -89,11 +96,18 @@ class SplitRanges(SharedChange):
 
     def reopen(self) -> None:
         """Open again what ``close`` has closed, except what has been left since."""
+        SplitRanges._closed.discard(threading.get_ident())
         with _open_ranges() as ranges:
             for opened in ranges:
                 if opened.is_closed:
                     opened.is_closed = False
                     opened.range.__enter__()
+
+    @classmethod
+    def count_anew(cls) -> None:
+        """Count only the ranges that are open now, and those that are entered later."""
+        cls.entered.clear()
+        cls.entered.update(opened.range.name for opened in cls._open[threading.get_ident()] if not _is_ours(opened))
 
 
 @contextmanager
@@ -102,7 +116,7 @@ def _open_ranges() -> Iterator[list[_OpenRange]]:
     here = threading.get_ident()
     SplitRanges._splitting.add(here)
     try:
-        yield [opened for (thread, _), opened in SplitRanges._open.copy().items() if thread == here]
+        yield [*SplitRanges._open[here]]
     finally:
         SplitRanges._splitting.discard(here)
 
@@ -124,28 +138,44 @@ class Reopened:
         self._range.__exit__(None, None, None)
 
 
-def _add_open(opened: Any) -> None:
-    """A range that was entered is open, as the innermost of this thread."""
-    if threading.get_ident() not in SplitRanges._splitting:
-        key = threading.get_ident(), id(opened)
-        SplitRanges._open.pop(key, None)  # it may be open already: a decorated function that calls itself
-        SplitRanges._open[key] = _OpenRange(opened)
+def _is_ours(opened: _OpenRange) -> bool:
+    return isinstance(opened.range, Reopened)
+
+
+def _add_open(opened: Any) -> bool:
+    """A range that was entered is open, as the innermost of this thread. False if it was only opened again."""
+    here = threading.get_ident()
+    if here in SplitRanges._splitting:
+        return False
+    ranges = SplitRanges._open[here]
+    if ranges:  # it may be open already: a decorated function that calls itself
+        ranges[:] = [known for known in ranges if known.range is not opened]
+    ranges.append(_OpenRange(opened, here in SplitRanges._closed))
+    return True
 
 
 def _remove_open(opened: Any) -> None:
     """A range that was left is not open. It may have been entered on another thread."""
-    if threading.get_ident() in SplitRanges._splitting:
+    here = threading.get_ident()
+    if here in SplitRanges._splitting:
         return
-    if SplitRanges._open.pop((threading.get_ident(), id(opened)), None) is None:
-        for key in [key for key in SplitRanges._open.copy() if key[1] == id(opened)]:
-            SplitRanges._open.pop(key, None)
+    ranges = SplitRanges._open[here]
+    if ranges and ranges[-1].range is opened:
+        ranges.pop()
+        return
+    for known in (ranges, *[*SplitRanges._open.values()]):
+        if any(each.range is opened for each in known):
+            known[:] = [each for each in known if each.range is not opened]
+            return
 
 
 def _remove_others() -> None:
     """Nothing will tell when the ranges of others end."""
-    for key, opened in SplitRanges._open.copy().items():
-        if not isinstance(opened.range, Reopened):
-            SplitRanges._open.pop(key, None)
+    SplitRanges._closed.clear()
+    for thread, ranges in [*SplitRanges._open.items()]:
+        ranges[:] = [opened for opened in ranges if _is_ours(opened)]
+        if not ranges:
+            SplitRanges._open.pop(thread, None)
 
 
 # Pipelines
@@ -275,7 +305,10 @@ def _numbers_of(stages: Iterable[Any]) -> dict[int, int]:
 
 class EngineRanges(SharedChange):
     """From ``on`` to ``off``, each call of autograd's engine is a range, on threads that are recorded. Where torch
-    records all threads (``profile_all_threads``), ``is_observed`` is False on all of them."""
+    records all threads (``profile_all_threads``), ``is_observed`` is False on all of them. ``after``: functions that
+    are called after each call of the engine, recorded or not."""
+
+    after: ClassVar[list[Callable[[], object]]] = []
 
     def _make(self) -> None:
         for name in _ENGINE_MODULES:
@@ -288,7 +321,10 @@ def _with_engine_range(run_backward: Any) -> Any:
     @functools.wraps(run_backward)
     def in_a_range(*args: Any, **kwargs: Any) -> Any:
         with record(ENGINE_LABEL) if is_profiled() else nullcontext():
-            return run_backward(*args, **kwargs)
+            result = run_backward(*args, **kwargs)
+        for call in EngineRanges.after:
+            call()
+        return result
 
     return in_a_range
 

@@ -174,11 +174,15 @@ class SharedChange:
 
 def replaced(owner: Any, name: str, ours: Any) -> Callable[[], None]:
     """Replace an attribute of a class or a module. Returns what restores it, unless others have replaced it."""
+    is_own = name in vars(owner)  # else it is inherited
     before = getattr(owner, name)
     setattr(owner, name, ours)
 
     def restore() -> None:
         if getattr(owner, name) is ours:
-            setattr(owner, name, before)
+            if is_own:
+                setattr(owner, name, before)
+            else:
+                delattr(owner, name)
 
     return restore

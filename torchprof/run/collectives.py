@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from torchprof.run.groups import sums_by_key
 from torchprof.run.lockstep import GroupOfRanks
-from torchprof.run.part import PerRank, demand_layer
+from torchprof.run.part import PerRank, Scale, demand_layer
 from torchprof.run.torch_names import DTYPES, NO_TENSORS
 from torchprof.run.words import Frame, FrameKind, Signature
 
@@ -245,6 +245,9 @@ class Unfinished:
 
 class UnfinishedPart(PerRank):
     """The unfinished steps as a part of a run. A step that is in several cycles is one."""
+
+    def scaled(self, value: tuple[Unfinished, ...], scale: Scale) -> tuple[Unfinished, ...]:
+        return value
 
     def added(self, before: tuple[Unfinished, ...], cycle: tuple[Unfinished, ...]) -> tuple[Unfinished, ...]:
         earlier = {step.rank: step for step in before}

@@ -57,8 +57,13 @@ def json_of_run(run: Run, *, strip: bool = False, computed: Mapping[str, Any] | 
 
 def stripped(run: Run) -> Run:
     """The run without the names of files, machines, jobs and variables, and without source lines."""
-    metas, memory = (tuple(meta.stripped() for meta in run.metas), tuple(part.stripped() for part in run.memory))
-    return replace(run, metas=metas, memory=memory, rows=run.rows.without_source())
+    return replace(
+        run,
+        metas=tuple(meta.stripped() for meta in run.metas),
+        memory=tuple(memory.stripped() for memory in run.memory),
+        passes=tuple(passes.stripped() for passes in run.passes),
+        rows=run.rows.without_source(),
+    )
 
 
 def write_json(run: Run, file: BinaryIO, *, strip: bool = False, zipped: bool = False) -> None:
@@ -226,7 +231,7 @@ def _run_of_document(
 
 def _checked_run(document: dict[str, Any]) -> Run:
     """The run of a document. Raises as described in ``run.part`` if the document is damaged or contradicts itself."""
-    document = {"pipelines": [], **document}  # runs of torchprof 2.7 have none
+    document = {"pipelines": [], "passes": [], **document}  # older runs have none
     layers = Layers.from_json(document["layers"])
     names = [layer.name for layer in layers]
     warnings = [RunWarning.from_json(stored, names) for stored in read_list(document["stored_warnings"])]

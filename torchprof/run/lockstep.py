@@ -11,7 +11,7 @@ from statistics import median_low
 from typing import Any, NamedTuple
 
 from torchprof.run.measures import of_smallest_hash, scrambled
-from torchprof.run.part import RunPart, demand, demand_layer, fields_of, read_as
+from torchprof.run.part import RunPart, Scale, demand, demand_layer, fields_of, read_as
 from torchprof.run.words import FORWARD, OUTSIDE
 
 WORK = "work"
@@ -181,6 +181,20 @@ class Lockstep:
             merging.add(part)
         return merging.lockstep({})
 
+    def scaled(self, scale: Scale) -> Lockstep:
+        """The lockstep of all passes of one rank, as estimated from some: of the others, no single times are kept."""
+        single = tuple(map(scale.single, self.last_ns))
+        return replace(
+            self,
+            counts=tuple(map(scale.number, self.counts)),
+            ns=tuple(map(scale.total, self.ns)),
+            beside_ns=tuple(map(scale.total, self.beside_ns)),
+            last_ns=single,
+            times=self.times or tuple(range(len(single))),
+            kept_ns=(),
+            medians=tuple(map(scale.single, self.medians)),
+        )
+
     def without_times(self) -> Lockstep:
         """The counts, the sums, and for each rank the median of its times; not for a collective, which has none."""
         medians = (median_low(self.own_ns),) if self.own_ns else self.medians
@@ -302,6 +316,9 @@ class LockstepPart(RunPart[_Together]):
             later = cycle.get(key) or _zero_in_each_step(key, cycle)
             sums[key] = earlier + later if earlier and later else earlier or later
         return {key: lockstep for key, lockstep in sums.items() if lockstep is not None}
+
+    def scaled(self, value: _Together, scale: Scale) -> _Together:
+        return {key: lockstep.scaled(scale) for key, lockstep in value.items()}
 
     def merge(self, so_far: Any, value: _Together) -> Any:
         so_far = {} if so_far is None else so_far

@@ -6,7 +6,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from heapq import nsmallest
 from itertools import chain
 from operator import add, attrgetter, itemgetter
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from torchprof.run.formats import FORMATS, ReportCell, Unit
 from torchprof.run.groups import lists_by_key
-from torchprof.run.part import RunPart, demand, demand_layer, fields_of
+from torchprof.run.part import RunPart, Scale, demand, demand_layer, fields_of
 from torchprof.run.words import FORWARD, OUTSIDE
 
 
@@ -175,6 +175,15 @@ class Spread:
         """Pickle it in half the time that a dataclass takes: the runs of many ranks go from process to process."""
         return Spread, (self.count, self.sum, self.min, self.max, self.first, self.sample, self.hashes)
 
+    def scaled(self, scale: Scale, is_time: bool) -> Spread:
+        """The distribution over all passes, as estimated from that over some."""
+        count, single = scale.number(self.count), scale.single
+        if not is_time:
+            return replace(self, count=count, sum=scale.number(self.sum))
+        sample = tuple(map(single, self.sample))
+        least, most, first = single(self.min), single(self.max), single(self.first)
+        return Spread(count, scale.total(self.sum), least, most, first, sample, self.hashes)
+
     @staticmethod
     def _by_value(hashed: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The sample and the hashes of pairs (hash, value)."""
@@ -279,6 +288,13 @@ class SamplesPart(RunPart[_Samples]):
         for key, spread in _with_zeros(cycle, before).items():
             samples[key] = samples[key] + spread if key in samples else spread
         return samples
+
+    def scaled(self, value: _Samples, scale: Scale) -> _Samples:
+        """All but the peaks of devices, of which each cycle has one."""
+        return {
+            key: spread if key.measure == "device_peak_bytes" else spread.scaled(scale, key.measure.endswith("_ns"))
+            for key, spread in value.items()
+        }
 
     def merge(self, so_far: Any, value: _Samples) -> Any:
         so_far = {} if so_far is None else so_far

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torchprof.errors import some
 from torchprof.run.groups import sets_by_key
 from torchprof.run.layers import Layers
-from torchprof.run.part import demand, fields_of, read_as, read_list
+from torchprof.run.part import Scale, demand, fields_of, read_as, read_list
 from torchprof.run.sentences import RANKS_CHOSEN, SENTENCES, WITHOUT_SHAPES, Fact
 from torchprof.run.words import StepEnd
 
@@ -96,7 +96,7 @@ class Compilation(NamedTuple):
 
 
 _LEFT_OUT = "(left out)"
-_NAMES = frozenset({"file", "where", "reason", "error", "why"})
+_NAMES = frozenset({"file", "where", "reason", "error", "why", "line"})
 """The facts of warnings that may name files and functions."""
 
 
@@ -209,6 +209,13 @@ class Meta:
             regions=_unambiguous(self.regions + cycle.regions),
             compilations=tuple(sorted(compilations.values(), key=attrgetter("began_ns"))),
         )
+
+    def scaled(self, scale: Scale) -> Meta:
+        """The recording of all passes, as estimated from that of some."""
+        known = {name: getattr(self, name) for name in ("wall_ns", "process_cpu_ns", "run_delay_ns")}
+        times: dict[str, Any] = {name: None if ns is None else scale.total(ns) for name, ns in known.items()}
+        busy_ns = tuple((device, scale.total(ns)) for device, ns in self.busy_ns)
+        return replace(self, **times, busy_ns=busy_ns, steps=scale.number(self.steps))
 
     def stripped(self) -> Meta:
         """The same without the names of files, machines and jobs, also in warnings."""

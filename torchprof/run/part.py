@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
 from operator import attrgetter
 from sys import intern
 from types import NoneType
-from typing import Any, Protocol, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 from torchprof.run.groups import lists_by_key
 from torchprof.run.words import NOT_SELECTED, PHASES
@@ -120,6 +120,47 @@ def _plain_value(value: Any) -> Any:
     return tuple(_plain_value(each) for each in value) if isinstance(value, list) else value
 
 
+# From some passes to all
+
+
+class Scale(NamedTuple):
+    """What the figures of some passes of a loop are multiplied by, to be those of all: ``counting`` for calls, bytes
+    and FLOPs, ``timing`` for times. Each is a fraction (numerator, denominator) of positive integers."""
+
+    counting: tuple[int, int]
+    timing: tuple[int, int]
+
+    def counts(self, values: Iterable[int]) -> array[int]:
+        return _multiplied(values, *self.counting)
+
+    def times(self, values: Iterable[int]) -> array[int]:
+        return _multiplied(values, *self.timing)
+
+    def number(self, count: int) -> int:
+        """One count."""
+        return count * self.counting[0] // self.counting[1]
+
+    def total(self, ns: int) -> int:
+        """A sum of times."""
+        return ns * self.timing[0] // self.timing[1]
+
+    def single(self, ns: int) -> int:
+        """The time of one call or step, as a mean."""
+        return ns * self.timing[0] * self.counting[1] // (self.timing[1] * self.counting[0])
+
+
+def _multiplied(values: Iterable[int], numerator: int, denominator: int) -> array[int]:
+    """The values times a fraction. What is rounded off one value is added to the next, so that their sum is right, and
+    a value of 0 stays 0."""
+    multiplied = array("q")
+    so_far = before = 0
+    for value in values:
+        so_far += value * numerator
+        multiplied.append(so_far // denominator - before)
+        before = so_far // denominator
+    return multiplied
+
+
 # Parts of a run
 
 _Value = TypeVar("_Value")
@@ -138,6 +179,10 @@ class RunPart(Protocol[_Value]):
     def added(self, before: _Value, cycle: _Value) -> _Value:
         """The value of the earlier cycles of a rank and one more."""
         return cycle
+
+    def scaled(self, value: _Value, scale: Scale) -> _Value:
+        """The value of all passes of a rank, as estimated from that of some."""
+        return value
 
     def merge(self, so_far: Any, value: _Value) -> Any:
         """The values so far and that of more ranks. ``so_far`` is None at first; it may be changed."""
@@ -167,6 +212,9 @@ class PerRank(RunPart[tuple[Any, ...]]):
 
     def renumbered(self, value: tuple[Any, ...], to: Sequence[int]) -> tuple[Any, ...]:
         return tuple(item.renumbered(to) for item in value)
+
+    def scaled(self, value: tuple[Any, ...], scale: Scale) -> tuple[Any, ...]:
+        return tuple(item.scaled(scale) for item in value)
 
     def merge(self, so_far: Any, value: tuple[Any, ...]) -> Any:
         return [*(so_far or ()), *value]

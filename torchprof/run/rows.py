@@ -15,7 +15,7 @@ from torchprof.run.collectives import shows_collective
 from torchprof.run.groups import lists_by_key
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.measures import FIELDS, Cost
-from torchprof.run.part import demand, demand_layer, read_as, read_columns, read_list
+from torchprof.run.part import Scale, demand, demand_layer, read_as, read_columns, read_list
 from torchprof.run.words import (
     FORWARD,
     MOST_NESTED,
@@ -162,6 +162,13 @@ class Rows(Sequence[Row]):
                 line = lines.get(key)
                 lines[key] = values if line is None else [*map(add, line, values)]
         return rows_of_lines(self.layers, lines, chains.all, devices, within, shared)
+
+    def scaled(self, scale: Scale) -> Rows:
+        """The rows of all passes, as estimated from those of some."""
+        columns = dict(self.columns)
+        for name in self.VALUES:
+            columns[name] = (scale.times if name.endswith("_ns") else scale.counts)(columns[name])
+        return replace(self, columns=columns)
 
     def to_json(self) -> Iterator[tuple[str, Any]]:
         """The keys of the file for the rows and their tables, and the values. Frames have the number of their

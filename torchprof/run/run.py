@@ -19,7 +19,8 @@ from torchprof.run.lockstep import Lockstep, LockstepKey, LockstepPart
 from torchprof.run.measures import FIELDS, NO_COST, Cost, SampleKey, SamplesPart, Spread, sum_of_costs
 from torchprof.run.meta import Meta, RunWarning, sum_if_known
 from torchprof.run.operators import Op, operators_of_layers
-from torchprof.run.part import PerRank, RunPart
+from torchprof.run.part import PerRank, RunPart, Scale
+from torchprof.run.passes import Passes, PassesPart
 from torchprof.run.rows import Rows, rows_of_lines
 from torchprof.run.sentences import RANKS_CHOSEN
 from torchprof.run.timeline import DeviceTime, Memory, Pipeline, Timeline, TimelinePart
@@ -61,6 +62,8 @@ class Run:
     - ``device_times``: how each device used its time. ``lockstep``: what ranks did at the same time.
     - ``unfinished``: where a rank was, if its recording ended in the middle of a step.
     - ``pipelines``: what each rank did for its stages of a pipeline, by device.
+    - ``passes``: of a loop of which some passes were recorded: how often each kind ran, and how long. All figures are
+      then those of all passes, as estimated from the recorded ones; empty if everything was recorded.
     """
 
     metas: tuple[Meta, ...]
@@ -73,6 +76,7 @@ class Run:
     lockstep: Mapping[LockstepKey, Lockstep] = field(default_factory=dict)
     unfinished: tuple[Unfinished, ...] = ()
     pipelines: tuple[Pipeline, ...] = ()
+    passes: tuple[Passes, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", Layers.of(self.layers))  # from any iterable of layers
@@ -173,6 +177,12 @@ class Run:
         if layers is self.layers:
             return self
         return self.renumbered([layers.index_of.get(layer.path, OUTSIDE) for layer in self.layers], layers)
+
+    def scaled(self, scale: Scale) -> Run:
+        """The run of all passes of one kind, as estimated from that of some of them."""
+        parts = {name: part.scaled(getattr(self, name), scale) for name, part in RUN_PARTS.items()}
+        metas = tuple(meta.scaled(scale) for meta in self.metas)
+        return replace(self, metas=metas, rows=self.rows.scaled(scale), **parts)
 
     def renumbered(self, numbers: Sequence[int], layers: Iterable[Layer]) -> Run:
         """The same run with these layers. ``numbers``: for each old layer its index among the new ones."""
@@ -323,6 +333,7 @@ RUN_PARTS: dict[str, RunPart[Any]] = {
     "lockstep": LockstepPart(),
     "unfinished": UnfinishedPart(Unfinished),
     "pipelines": PerRank(Pipeline),
+    "passes": PassesPart(Passes),
 }
 """The parts of a run by their names in ``Run`` and in the file, where they have this order."""
 

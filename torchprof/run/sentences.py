@@ -345,6 +345,29 @@ def layers_by_parameters(layers: list[str], asked: bool) -> str:
 
 
 @_sentence
+def passes_sampled(layers: list[str], recorded: int, count: int) -> str:
+    return (
+        f"Shares are estimates from {recorded:,} of {count:,} passes of the loop. The others ran without the profiler: "
+        "all times are scaled to theirs."
+    )
+
+
+@_sentence
+def passes_chosen(layers: list[str], recorded: int, count: int) -> str:
+    return f"As requested, {recorded:,} of {count:,} passes of the loop are in the figures, and no other time."
+
+
+@_sentence
+def passes_unusual(layers: list[str], longest_ns: int, number: int, line: str, extra_ns: int) -> str:
+    """``number``: of the longest one among those of its kind, from 1 on. ``extra_ns``: of all unusual ones."""
+    at = f", most often at {line}" if line else ""
+    return (
+        f"Unusual passes of the loop took {format_time(extra_ns)} longer than others: pass {number:,} took "
+        f"{format_time(longest_ns)}{at}. This time is in no layer."
+    )
+
+
+@_sentence
 def machine_busy(layers: list[str], delay_ns: int, wall_ns: int) -> str:
     return (
         f"The machine was busy: the main thread waited for a processor for {format_time(delay_ns)} of "

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from operator import add, le
 from typing import Any, NamedTuple
 
-from torchprof.run.part import RunPart, demand, demand_layer, fields_of, read_as, read_columns
+from torchprof.run.part import RunPart, Scale, demand, demand_layer, fields_of, read_as, read_columns
 from torchprof.run.words import NOT_SELECTED
 
 # The peak of memory of each device, and what was live at it
@@ -119,6 +119,10 @@ class Memory:
         growth = self.growth and tuple(each._replace(layer=to[each.layer]) for each in self.growth)
         return replace(self, held=held, growth=growth)
 
+    def scaled(self, scale: Scale) -> Memory:
+        """Peaks, and growth by call, are what they are."""
+        return self
+
     def stripped(self) -> Memory:
         """The same without the names of what keeps memory."""
         holder, others = (
@@ -205,6 +209,16 @@ class DeviceTime:
 
     def renumbered(self, to: Sequence[int]) -> DeviceTime:
         return self
+
+    def scaled(self, scale: Scale) -> DeviceTime:
+        streams = tuple(
+            StreamTime(stream.stream, scale.number(stream.kernels), *map(scale.total, stream[2:]))
+            for stream in self.streams
+        )
+        times: dict[str, Any] = {
+            name: scale.total(value) for name, value in fields_of(self).items() if name.endswith("_ns")
+        }
+        return replace(self, **times, streams=streams)
 
     def check(self, layers: int) -> None:
         """No part is longer than the whole, and none is negative."""
@@ -417,6 +431,16 @@ class Pipeline:
 
     def renumbered(self, to: Sequence[int]) -> Pipeline:
         return replace(self, roots=tuple((stage, to[layer]) for stage, layer in self.roots))
+
+    def scaled(self, scale: Scale) -> Pipeline:
+        actions = tuple(
+            action._replace(
+                took_ns=tuple(map(scale.single, action.took_ns)), waited_ns=tuple(map(scale.single, action.waited_ns))
+            )
+            for action in self.actions
+        )
+        step_ns = tuple(map(scale.single, self.step_ns))
+        return replace(self, steps=scale.number(self.steps), step_ns=step_ns, actions=actions)
 
     def check(self, layers: int) -> None:
         for _, layer in self.roots:

@@ -181,6 +181,8 @@ WAITS_IN_WORDS = {
 """The names of these in sentences."""
 AUTOGRAD_ENGINE = "(autograd engine)"
 """The name of the frame for the time in a backward pass that is in no autograd node."""
+UNUSUAL_PASSES = "(unusual passes)"
+"""The name of the frame for the time of passes of a loop that none of the recorded ones stands for."""
 
 
 def is_left_over(frames: Sequence[Frame]) -> bool:

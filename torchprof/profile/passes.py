@@ -1,0 +1,276 @@
+"""Where the passes of a program begin, which of them are recorded, and the run of all of them."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from statistics import median
+from time import perf_counter_ns
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from torchprof.profile.cycles import Cycles
+from torchprof.profile.pass_times import UNUSUAL, Lines, StepClock, Times, with_calls_of_ranges, with_times
+from torchprof.record.modules import instances_of
+from torchprof.record.ranges import EngineRanges, SplitRanges
+from torchprof.run.merge import add_cycle
+from torchprof.run.meta import RunWarning
+from torchprof.run.part import Scale
+from torchprof.run.passes import Passes
+from torchprof.run.run import Run
+
+FIRST, BURST = 16, 4
+"""The first passes of each kind are recorded, and after them so many at each doubling of their number."""
+
+
+def sampled(number: int) -> bool:
+    """Whether the pass of this number, from 0 on, is recorded: 68 of 100,000. It depends on nothing but the number, so
+    that all ranks of a job decide alike."""
+    return number < FIRST or number - (1 << (number.bit_length() - 1)) < BURST
+
+
+class Kind(NamedTuple):
+    """A kind of passes, see ``torchprof.run.passes.Passes``."""
+
+    layer: int
+    training: bool
+    gradients: bool
+
+
+class PassLog:
+    """All passes of a program since its start-up, and the runs of the recorded ones.
+
+    ``is_recorded``: of a pass with this number of its kind; None: all are recorded. ``weighs``: the passes that are
+    recorded stand for all of their kind. The runs of cycles add up by kind, if a cycle has passes of one kind and
+    nothing else. Others stand for themselves: those with the time before the first pass, those with the first passes of
+    several kinds, and those in which a pass took far longer than others, as where the machine was interrupted.
+    """
+
+    def __init__(self, is_recorded: Callable[[int], bool] | None) -> None:
+        self.steps = StepClock()
+        self.calls: defaultdict[int, Times] = defaultdict(Times)  # of models, by layer
+        self.lines = Lines()
+        self._is_all = is_recorded is None
+        self.weighs = is_recorded is sampled
+        self._is_recorded = is_recorded or bool
+        self._counts: Counter[Kind] = Counter()
+        self._recorded: defaultdict[Kind, list[int]] = defaultdict(list)  # the times of the recorded passes
+        self._times: defaultdict[Kind, Times] = defaultdict(Times)  # of the others
+        self._again: Counter[Kind] = Counter()  # so many passes are recorded in place of unusual ones
+        self._open: tuple[Kind, int, bool] | None = None
+        self._is_new = False
+        self._began_ns = 0
+        self._in_cycle: list[tuple[Kind | None, int]] = []  # the recorded passes of the current cycle, with their times
+        self._stand_for: Counter[Kind] = Counter()  # the passes in the runs by kind
+        self._runs: dict[Kind | None, Run] = {}
+
+    # Passes
+
+    def end(self) -> None:
+        """A pass ends now, if one is open."""
+        if self._open is None:
+            return
+        ns = perf_counter_ns() - self._began_ns
+        (kind, number, is_recorded), self._open = self._open, None
+        if is_recorded:
+            self._recorded[kind].append(ns)
+            self._in_cycle.append((kind, ns))
+        elif self._times[kind].add(number, self._began_ns, ns):
+            self._add_up()
+
+    def begin(self, kind: Kind) -> bool:
+        """A pass of this kind comes. Returns whether it is recorded."""
+        number = self._counts[kind]
+        self._counts[kind] = number + 1
+        is_recorded = self._is_all or self._is_recorded(number)
+        if not is_recorded and self._again[kind] > 0:
+            self._again[kind] -= 1
+            is_recorded = True
+        self._open, self._is_new = (kind, number, is_recorded), True
+        return is_recorded
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self._counts)
+
+    def begun(self) -> bool:
+        """Our work before a call has ended: a pass that begins with it begins now. Returns whether one is open."""
+        if self._is_new:
+            self._is_new = False
+            self._began_ns = perf_counter_ns()
+        return self._open is not None
+
+    def _add_up(self) -> None:
+        for times in self._times.values():
+            times.add_up(self.lines.between)
+        self.lines.forget()
+
+    # Cycles
+
+    def begin_cycle(self, *, with_more: bool) -> None:
+        """A cycle begins. ``with_more``: it has more than passes."""
+        self._in_cycle = [(None, 0)] if with_more else []
+
+    def splits_before(self, kind: Kind) -> bool:
+        """Whether a cycle has to end before a pass of this kind, since it has passes of others. The first passes of
+        each kind may be together."""
+        kinds = {known for known, _ in self._in_cycle if known is not None} | {kind}
+        return self.weighs and len(kinds) > 1 and any(self._counts[each] > FIRST for each in kinds)
+
+    def add(self, cycles: Cycles, is_alone: bool) -> Run:
+        """Stop the cycle that is recording, and add its run to those of its kind. ``is_alone``: this process is no rank
+        of a job, so that it may record other passes in place of unusual ones."""
+        kind = self._kind_of_cycle(is_alone)
+        cycles.run = self._runs.pop(kind, None)
+        run = cycles.stop_and_add()
+        assert cycles.run is not None
+        self._runs[kind] = cycles.run
+        return run
+
+    def _kind_of_cycle(self, is_alone: bool) -> Kind | None:
+        kinds = {kind for kind, _ in self._in_cycle}
+        kind: Kind | None = kinds.pop() if len(kinds) == 1 and self.weighs else None
+        if kind is None:
+            return None
+        usual = median(self._recorded[kind])
+        if max(ns for _, ns in self._in_cycle) > UNUSUAL * usual:
+            self._again[kind] += BURST if is_alone else 0
+            return None
+        self._stand_for[kind] += len(self._in_cycle)
+        return kind
+
+    # All passes
+
+    def whole(self) -> Run | None:
+        """The run of all passes; None if nothing was recorded."""
+        self._add_up()
+        self.steps.times.add_up()
+        whole, left_ns = self._runs.get(None), 0
+        for kind, times in self._times.items():
+            if times.spread is not None:
+                left_ns += times.unusual_ns if kind in self._runs else times.spread.sum
+        for of_kind, run in self._runs.items():
+            if of_kind is not None:
+                scaled = self._scaled(of_kind, run)
+                whole = scaled if whole is None else add_cycle(whole, scaled)
+        if whole is None:
+            return None
+        if self.weighs and any(times.spread for times in self._times.values()):
+            whole = replace(whole, passes=tuple(self._passes(whole.meta.rank)))
+            whole = with_times(whole, self._timed_steps(whole), self.calls, left_ns)
+        return with_calls_of_ranges(whole, SplitRanges.entered) if self.weighs or self._is_all else whole
+
+    def about_chosen(self) -> Iterator[RunWarning]:
+        """A warning if passes were chosen by their numbers: the figures are theirs alone."""
+        if not (self.weighs or self._is_all):
+            recorded, count = sum(map(len, self._recorded.values())), sum(self._counts.values())
+            yield RunWarning.of("passes_chosen", recorded=recorded, count=count)
+
+    def _scaled(self, kind: Kind, run: Run) -> Run:
+        """The run of all passes of a kind."""
+        times, count = self._times[kind], self._stand_for[kind]
+        if times.spread is None:
+            return run
+        of_all = count + times.spread.count
+        usual_ns = (times.spread.sum - times.unusual_ns) * of_all // times.spread.count
+        return run.scaled(Scale((of_all, count), (max(usual_ns, 1), max(run.meta.wall_ns, 1))))
+
+    def _passes(self, rank: int) -> Iterator[Passes]:
+        for kind, count in self._counts.items():
+            times, recorded = self._times[kind], self._recorded[kind]
+            timed = times.spread, times.unusual_ns, times.unusual
+            yield Passes(rank, *kind, count, len(recorded), sum(recorded), *timed)
+
+    def _timed_steps(self, run: Run) -> tuple[int, Times] | None:
+        """How many steps there were, and the times of those that were not recorded; None if that is unknown. Without
+        optimizers, they are the passes with gradients, or else those of the model that was called first."""
+        if self.steps.count:
+            return self.steps.count, self.steps.times
+        kinds = [kind for kind in self._counts if kind.gradients] or [*self._counts][:1]
+        if len(kinds) != 1 or not run.meta.steps:
+            return None
+        return self._counts[kinds[0]], self._times[kinds[0]]
+
+
+# Where passes begin
+
+_CALLS_WITHOUT_BACKWARD = 4  # from so many on, a model with gradients is taken for one without backward
+_BACKWARD_WITHOUT_STEP = 256  # from so many on, optimizers are taken for none
+_LARGE_START_UP = 0.01  # a larger share of start-up, which is left out, gives a warning
+
+
+class Settling:
+    """Whether the backward of all calls so far has probably run.
+
+    ``is_settled``: an optimizer has made a step since the last call with gradients. ``may_begin_pass``: the same, and
+    without optimizers, that a backward pass has ended; without any backward, as where evaluation forgets ``no_grad``,
+    that several calls had none. An optimizer that does not step in hundreds of backward passes counts as none.
+    """
+
+    def __init__(self) -> None:
+        self.is_settled = True
+        self._waits = self._has_optimizer = self._has_backward = False
+        self._calls = self._backwards = 0  # since the last step
+
+    def on(self) -> None:
+        self._engine = EngineRanges()
+        self._engine.on()
+        EngineRanges.after.append(self._note_backward)
+
+    def off(self) -> None:
+        EngineRanges.after.remove(self._note_backward)
+        self._engine.off()
+
+    def note_call(self) -> None:
+        if torch.is_grad_enabled():
+            self.is_settled, self._waits = False, True
+            self._calls += 1
+
+    def note_step(self) -> None:
+        self.is_settled, self._waits, self._has_optimizer = True, False, True
+        self._calls = self._backwards = 0
+
+    def _note_backward(self) -> None:
+        if not self._has_backward:
+            self._has_backward = True
+            self._has_optimizer = bool(instances_of(torch.optim.Optimizer))
+        self._backwards += 1
+        if not self._has_optimizer or self._backwards > _BACKWARD_WITHOUT_STEP:
+            self._waits = False
+
+    @property
+    def may_begin_pass(self) -> bool:
+        return not self._waits or (not self._has_backward and self._calls >= _CALLS_WITHOUT_BACKWARD)
+
+
+@dataclass
+class StartUp:
+    """What is left out as start-up: all before the first call of a model, and ``first``, the run of the first step.
+    ``calls``: the calls of models in the first step. ``following``: at least this many calls must follow it. ``model``:
+    a weak reference to the model that was called first."""
+
+    following: int
+    first: Run | None = None
+    calls: int = 0
+    model: weakref.ref[nn.Module] | None = None
+
+    def ends_before(self, module: nn.Module, is_settled: bool) -> bool:
+        """Whether a part of start-up ends before this call of a model. The first step ends where the model that was
+        called first is called again, if an optimizer has made a step or there are no gradients (``is_settled``):
+        between the calls of other models, backward through its output may follow."""
+        if self.model is None:
+            self.model = weakref.ref(module)
+            return True
+        return self.first is None and is_settled and self.model() is module
+
+    def warnings(self, before_ns: int, recorded: Run) -> list[RunWarning]:
+        """How long start-up was, if that is worth a warning. ``before_ns``: the time before the first call."""
+        first_ns, calls = (0, 0) if self.first is None else (self.first.meta.wall_ns, self.calls)
+        all_ns = before_ns + first_ns + recorded.meta.wall_ns
+        if before_ns + first_ns <= _LARGE_START_UP * all_ns:
+            return []
+        return [RunWarning.of("start_up", before_ns=before_ns, first_ns=first_ns, calls=calls, all_ns=all_ns)]

@@ -1,0 +1,106 @@
+"""The passes of a loop of which only some were recorded: how many there were, and how long the others took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from torchprof.run.groups import lists_by_key
+from torchprof.run.measures import Spread
+from torchprof.run.part import PerRank, Scale, demand, fields_of
+from torchprof.run.words import NOT_SELECTED
+
+MOST_UNUSUAL = 10
+"""Of so many unusual passes of a kind, the longest ones, the single times are kept."""
+
+
+class Unusual(NamedTuple):
+    """A pass that took far longer than others of its kind: its number among them, from 0 on, its time, and the source
+    line where it was most often sampled; "" without samples."""
+
+    number: int
+    ns: int
+    line: str
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The passes of one kind of a rank. A pass begins where a model is called while no backward is outstanding, and
+    ends where the next one begins. Its kind is the ``layer`` that is called first (by its index, negative for none),
+    and whether that is in ``training`` mode and records ``gradients``.
+
+    ``count``: of all passes, of which ``recorded`` ran under the profiler, for ``recorded_ns``. ``ns``: the times of
+    the others, as they are without the profiler; None if there are none. ``unusual_ns``: by how much the unusual ones
+    of these took longer than their median. ``unusual``: the longest of them, the longest first.
+    """
+
+    rank: int
+    layer: int
+    training: bool
+    gradients: bool
+    count: int
+    recorded: int
+    recorded_ns: int
+    ns: Spread | None = None
+    unusual_ns: int = 0
+    unusual: tuple[Unusual, ...] = ()
+
+    @property
+    def kind(self) -> tuple[int, int, bool, bool]:
+        return self.rank, self.layer, self.training, self.gradients
+
+    @property
+    def usual_ns(self) -> int:
+        """How long all passes that were not recorded would have taken without unusual ones."""
+        return 0 if self.ns is None else max(self.ns.sum - self.unusual_ns, 0)
+
+    def __add__(self, later: Passes) -> Passes:
+        known = [spread for spread in (self.ns, later.ns) if spread is not None]
+        moved = (each._replace(number=each.number + self.count) for each in later.unusual)
+        return replace(
+            self,
+            count=self.count + later.count,
+            recorded=self.recorded + later.recorded,
+            recorded_ns=self.recorded_ns + later.recorded_ns,
+            ns=Spread.of_all(known) if known else None,
+            unusual_ns=self.unusual_ns + later.unusual_ns,
+            unusual=longest([*self.unusual, *moved]),
+        )
+
+    def renumbered(self, to: Sequence[int]) -> Passes:
+        return replace(self, layer=to[self.layer])
+
+    def scaled(self, scale: Scale) -> Passes:
+        """They are all passes already."""
+        return self
+
+    def stripped(self) -> Passes:
+        """The same without source lines."""
+        return replace(self, unusual=tuple(each._replace(line="") for each in self.unusual))
+
+    def check(self, layers: int) -> None:
+        demand(NOT_SELECTED <= self.layer < layers, f"layer {self.layer} of passes")
+        timed = 0 if self.ns is None else self.ns.count
+        demand(0 <= self.recorded <= self.recorded + timed <= self.count, "the number of passes")
+        demand(min(self.recorded_ns, self.unusual_ns) >= 0, "a negative time of passes")
+
+
+def longest(unusual: Sequence[Unusual]) -> tuple[Unusual, ...]:
+    """The longest unusual passes, the longest first."""
+    return tuple(sorted(unusual, key=lambda each: (-each.ns, each.number))[:MOST_UNUSUAL])
+
+
+class PassesPart(PerRank):
+    """The passes as a part of a run. Those of one kind in several recordings add up."""
+
+    def added(self, before: tuple[Passes, ...], cycle: tuple[Passes, ...]) -> tuple[Passes, ...]:
+        kinds = lists_by_key((passes.kind, passes) for passes in (*before, *cycle))
+        return tuple(sum(same[1:], same[0]) for same in kinds.values())
+
+    def merged(self, so_far: Any) -> tuple[Passes, ...]:
+        return tuple(sorted(so_far or (), key=lambda passes: passes.kind))
+
+    def to_json(self, value: tuple[Passes, ...]) -> Iterator[dict[str, Any]]:
+        for passes in value:
+            yield {**fields_of(passes), "ns": None if passes.ns is None else fields_of(passes.ns)}
