@@ -18,6 +18,7 @@ from torchprof.run.lockstep import GroupOfRanks, Lockstep, LockstepKey
 from torchprof.run.measures import Cost, Measure, SampleKey, Spread
 from torchprof.run.meta import Compilation, CompiledRegion, MeshDim, Meta, Peak, RunWarning
 from torchprof.run.operators import Op
+from torchprof.run.passes import Passes, Unusual
 from torchprof.run.rows import Around, Row, Rows
 from torchprof.run.run import Node, ReportText
 from torchprof.run.saved import JobFolder
@@ -75,6 +76,7 @@ __all__ = [
     "Noise",
     "Op",
     "Pair",
+    "Passes",
     "Peak",
     "Pipeline",
     "ReportCell",
@@ -93,6 +95,7 @@ __all__ = [
     "Trace",
     "Unfinished",
     "Unit",
+    "Unusual",
 ]
 
 _NEED_TORCH = {"BenchmarkResult": "profile.benchmark", "Latency": "profile.benchmark", "Trace": "record.modules"}

@@ -103,7 +103,7 @@ FEATURES = {
     ),
     "scripts": Feature(
         "whole scripts: torchprof run",
-        "profile/program profile/script profile/python_functions profile/signals cli/run",
+        "profile/program profile/script profile/passes profile/pass_times run/passes profile/signals cli/run",
         "profile/test_program profile/test_script profile/test_signals cli/test_run_command build/warm",
         "whole-scripts",
     ),

@@ -17,8 +17,7 @@ import pytest
 from build.places import ROOT
 from build.processes import killed_after
 
-from torchprof.profile.python_functions import PythonFunction, profile_python
-from torchprof.profile.script import Script
+from torchprof.profile.script import PythonFunction, Script, profile_python
 
 pytestmark = pytest.mark.jobs
 
@@ -27,7 +26,7 @@ PYTHON = sys.executable
 # A replacement for the command line. It prints nothing, so that all output is the script's.
 DRIVER = """
 import os, sys
-from torchprof.profile.python_functions import profile_python
+from torchprof.profile.script import profile_python
 from torchprof.profile.script import Script
 
 def log(*what):

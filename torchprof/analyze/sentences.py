@@ -40,7 +40,15 @@ def legend(text: str) -> list[str]:
 
 _WARNINGS_SHOWN = 10  # of several ranks: a job may have a thousand, each with other figures in its warnings
 _BUSY = "machine_busy"
-_ABOUT_TIMES = ("passes_sampled", "passes_unusual", "no_compiled_code", "start_up", "slow_start", _BUSY)
+_ABOUT_TIMES = (
+    "passes_sampled",
+    "passes_chosen",
+    "passes_unusual",
+    "no_compiled_code",
+    "start_up",
+    "slow_start",
+    _BUSY,
+)
 """The codes of the warnings about all times of a run, or about code that was to be compiled. Views that begin with a
 headline show them directly below it."""
 

@@ -24,8 +24,7 @@ from torchprof.run.meta import name_of_job
 from torchprof.run.saved import names_job_folder
 
 if TYPE_CHECKING:
-    from torchprof.profile.python_functions import PythonFunction
-    from torchprof.profile.script import Ending, Script
+    from torchprof.profile.script import Ending, PythonFunction, Script
 
 _EPILOG = """\
 The script runs as under Python, with its own arguments. Options of torchprof come before its name. CUDA kernels are
@@ -138,10 +137,11 @@ def execute(arguments: argparse.Namespace) -> NoReturn:
 
 def _steps(text: str) -> range:
     """The numbers in "100:120"."""
-    first, colon, after = text.partition(":")
-    if not (colon and first.isdecimal() and after.isdecimal() and int(first) < int(after)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not A:B with A < B, as 100:120 for passes 100 to 119")
-    return range(int(first), int(after))
+    with suppress(argparse.ArgumentTypeError, ValueError):
+        first, after = map(whole_number, text.split(":"))
+        if first < after:
+            return range(first, after)
+    raise argparse.ArgumentTypeError(f"{text!r} is not A:B with A < B, as 100:120 for passes 100 to 119")
 
 
 def _rank_and_world_size() -> tuple[int, int]:
@@ -229,7 +229,7 @@ def _python_table(script: Script, ending: Ending) -> str:
     """Run the script under cProfile. Returns the table of its functions, without those of torch."""
     import torch
 
-    from torchprof.profile.python_functions import profile_python
+    from torchprof.profile.script import profile_python
 
     if ending.signal is not None:
         return "Not run: the first run was interrupted."

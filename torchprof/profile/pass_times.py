@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, replace
 from time import perf_counter_ns
 from typing import Any
+from weakref import ref
 
 from torchprof.record.python_lines import Sampler
 from torchprof.run.groups import lists_by_key
@@ -22,10 +23,10 @@ UNUSUAL = 3
 """A pass that takes so many times as long as the median is unusual."""
 _PIECE = 1024  # times that are added up at once
 _FEWEST = 8  # times, from which on their median tells what is usual
-_EXPIRES = 8  # steps of others, beyond twice its period, after which an optimizer has left the loop
+_PERIOD = 8  # of an optimizer that has made no step yet
 
 
-class Times:
+class PassTimes:
     """The times of passes, or steps, that were not recorded. Memory stays the same, however many there are.
 
     ``spread``, ``unusual_ns``, ``unusual``: as in ``Passes``, after ``add_up``.
@@ -101,56 +102,60 @@ class Lines:
 
 
 class StepClock:
-    """Times the steps of a loop by those of its optimizers: from a step of the one that makes the fewest to its next.
-    Before each call, the caller says whether the time since the last one counts.
+    """Times the steps of a loop. A step ends where each optimizer in the loop has made a step since the last end, as
+    the steps of ``attribute.loop``: so those of a critic and of a generator are one.
 
-    An optimizer that steps no more, as that of a fold of a cross-validation, makes way for others.
+    An optimizer is in the loop until it is freed, or has made no step for twice its period, which is the most steps (of
+    all) from one of its steps to the next. Those that are known before their first step are waited for, too, for a
+    while.
     """
 
     def __init__(self) -> None:
-        self.times = Times()
-        self._counts: Counter[int] = Counter()  # steps by optimizer
-        self._last: dict[int, int] = {}  # by optimizer, the number of its last step among all
-        self._number = 0
-        self._chosen: int | None = None
-        self._period = 0  # steps of all from one of the chosen one to its next
-        self._before = 0  # steps by those that have made way
+        self.times = PassTimes()
+        self.count = 0
+        self._number = 0  # of steps of optimizers
+        self._known: dict[int, ref[Any]] = {}  # the optimizers, by id
+        self._last: dict[int, int] = {}  # by optimizer, the number of its last step
+        self._period: dict[int, int] = {}
+        self._done: set[int] = set()  # the optimizers that have made a step since the last end
         self._began_ns = 0  # 0: unknown
-
-    @property
-    def count(self) -> int:
-        """How many steps there were; 0 without an optimizer."""
-        return 0 if self._chosen is None else self._before + self._counts[self._chosen]
 
     def interrupt(self) -> None:
         """The step that is open now is not timed."""
         self._began_ns = 0
 
-    def add(self, optimizer: Any) -> None:
-        """An optimizer has made a step."""
+    def know(self, optimizers: Iterable[Any]) -> None:
+        """These optimizers may make steps."""
+        for optimizer in optimizers:
+            if id(optimizer) not in self._known:
+                self._known[id(optimizer)] = ref(optimizer)
+                self._last[id(optimizer)], self._period[id(optimizer)] = self._number, _PERIOD
+
+    def add(self, optimizer: Any) -> bool:
+        """An optimizer has made a step. Returns whether it ends a step of the loop."""
         key, now = id(optimizer), perf_counter_ns()
         self._number += 1
-        self._counts[key] += 1
-        since_last = self._number - self._last.get(key, self._number)
+        if key not in self._known or self._known[key]() is not optimizer:
+            self._known[key], self._period[key] = ref(optimizer), 1
+        else:
+            before = 0 if self._period[key] == _PERIOD else self._period[key]
+            self._period[key] = max(self._number - self._last[key], before)
         self._last[key] = self._number
-        if self._chosen is None or self._number - self._last[self._chosen] > 2 * self._period + _EXPIRES:
-            self._before = self.count
-            self._choose(key, 1)
-        elif key != self._chosen and since_last > self._period:
-            self.times = Times()
-            self._choose(key, since_last)
-        if key != self._chosen:
-            return
-        self._period = max(self._period, since_last)
+        self._done.add(key)
+        for other in [*self._known] if len(self._known) > 1 else ():
+            if other not in self._done:
+                if self._known[other]() is not None and self._number - self._last[other] <= 2 * self._period[other]:
+                    return False
+                del self._known[other]
+        self._done.clear()
+        self.count += 1
         if self._began_ns and self.times.add(self.count, self._began_ns, now - self._began_ns):
             self.times.add_up()
         self._began_ns = now
-
-    def _choose(self, key: int, period: int) -> None:
-        self._chosen, self._period, self._began_ns = key, period, 0
+        return True
 
 
-def with_times(run: Run, steps: tuple[int, Times] | None, calls: Mapping[int, Times], left_ns: int) -> Run:
+def with_times(run: Run, steps: tuple[int, PassTimes] | None, calls: Mapping[int, PassTimes], left_ns: int) -> Run:
     """The run with the times of steps, and of calls of models, as they are without the profiler. ``left_ns``: the time
     of passes that no recorded one stands for, and by how much unusual ones took longer: it has a row of its own."""
     samples = dict(run.samples)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from torchprof.profile.cycles import Cycles
-from torchprof.profile.pass_times import UNUSUAL, Lines, StepClock, Times, with_calls_of_ranges, with_times
+from torchprof.profile.pass_times import UNUSUAL, Lines, PassTimes, StepClock, with_calls_of_ranges, with_times
 from torchprof.record.modules import instances_of
 from torchprof.record.ranges import EngineRanges, SplitRanges
 from torchprof.run.merge import add_cycle
@@ -33,12 +33,20 @@ def sampled(number: int) -> bool:
     return number < FIRST or number - (1 << (number.bit_length() - 1)) < BURST
 
 
-class Kind(NamedTuple):
+class PassKind(NamedTuple):
     """A kind of passes, see ``torchprof.run.passes.Passes``."""
 
     layer: int
     training: bool
     gradients: bool
+
+
+class _Cycles(NamedTuple):
+    """Cycles whose runs add up: those with passes of one ``kind``; None for others. ``is_interrupted``: those in which
+    a pass took far longer than others."""
+
+    kind: PassKind | None
+    is_interrupted: bool = False
 
 
 class PassLog:
@@ -47,26 +55,31 @@ class PassLog:
     ``is_recorded``: of a pass with this number of its kind; None: all are recorded. ``weighs``: the passes that are
     recorded stand for all of their kind. The runs of cycles add up by kind, if a cycle has passes of one kind and
     nothing else. Others stand for themselves: those with the time before the first pass, those with the first passes of
-    several kinds, and those in which a pass took far longer than others, as where the machine was interrupted.
+    several kinds, and those in which a pass took far longer than others, as where the machine was interrupted, unless
+    no others are of that kind.
     """
 
     def __init__(self, is_recorded: Callable[[int], bool] | None) -> None:
         self.steps = StepClock()
-        self.calls: defaultdict[int, Times] = defaultdict(Times)  # of models, by layer
+        self.steps_before = 0  # the first pass
+        self.calls: defaultdict[int, PassTimes] = defaultdict(PassTimes)  # of models, by layer
         self.lines = Lines()
         self._is_all = is_recorded is None
         self.weighs = is_recorded is sampled
         self._is_recorded = is_recorded or bool
-        self._counts: Counter[Kind] = Counter()
-        self._recorded: defaultdict[Kind, list[int]] = defaultdict(list)  # the times of the recorded passes
-        self._times: defaultdict[Kind, Times] = defaultdict(Times)  # of the others
-        self._again: Counter[Kind] = Counter()  # so many passes are recorded in place of unusual ones
-        self._open: tuple[Kind, int, bool] | None = None
+        self._counts: Counter[PassKind] = Counter()
+        self._recorded: defaultdict[PassKind, list[int]] = defaultdict(list)  # the times of the recorded passes
+        self._times: defaultdict[PassKind, PassTimes] = defaultdict(PassTimes)  # of the others
+        self._firsts: defaultdict[PassKind, list[int]] = defaultdict(list)  # of the recorded ones, the first of cycles
+        self._again: Counter[PassKind] = Counter()  # so many passes are recorded in place of unusual ones
+        self._open: tuple[PassKind, int, bool] | None = None
         self._is_new = False
         self._began_ns = 0
-        self._in_cycle: list[tuple[Kind | None, int]] = []  # the recorded passes of the current cycle, with their times
-        self._stand_for: Counter[Kind] = Counter()  # the passes in the runs by kind
-        self._runs: dict[Kind | None, Run] = {}
+        self._in_cycle: list[
+            tuple[PassKind | None, int]
+        ] = []  # the recorded passes of the current cycle, with their times
+        self._stand_for: Counter[_Cycles] = Counter()  # how many passes are in a run
+        self._runs: dict[_Cycles, Run] = {}
 
     # Passes
 
@@ -82,8 +95,10 @@ class PassLog:
         elif self._times[kind].add(number, self._began_ns, ns):
             self._add_up()
 
-    def begin(self, kind: Kind) -> bool:
+    def begin(self, kind: PassKind) -> bool:
         """A pass of this kind comes. Returns whether it is recorded."""
+        if not self._counts:
+            self.steps_before = self.steps.count
         number = self._counts[kind]
         self._counts[kind] = number + 1
         is_recorded = self._is_all or self._is_recorded(number)
@@ -115,33 +130,33 @@ class PassLog:
         """A cycle begins. ``with_more``: it has more than passes."""
         self._in_cycle = [(None, 0)] if with_more else []
 
-    def splits_before(self, kind: Kind) -> bool:
+    def splits_before(self, kind: PassKind) -> bool:
         """Whether a cycle has to end before a pass of this kind, since it has passes of others. The first passes of
         each kind may be together."""
         kinds = {known for known, _ in self._in_cycle if known is not None} | {kind}
         return self.weighs and len(kinds) > 1 and any(self._counts[each] > FIRST for each in kinds)
 
     def add(self, cycles: Cycles, is_alone: bool) -> Run:
-        """Stop the cycle that is recording, and add its run to those of its kind. ``is_alone``: this process is no rank
-        of a job, so that it may record other passes in place of unusual ones."""
-        kind = self._kind_of_cycle(is_alone)
-        cycles.run = self._runs.pop(kind, None)
+        """Stop the cycle that is recording, and add its run to those of its kind. ``is_alone``: this process is not a
+        rank of a job, so that it may record other passes in place of unusual ones."""
+        kinds = {kind for kind, _ in self._in_cycle}
+        key = _Cycles(kinds.pop() if len(kinds) == 1 and self.weighs else None)
+        if key.kind is not None and self._was_interrupted(key.kind):
+            self._again[key.kind] += BURST if is_alone and self._stand_for[key] < 2 * FIRST else 0
+            key = _Cycles(key.kind, is_interrupted=True)
+        self._stand_for[key] += len(self._in_cycle)
+        cycles.run = self._runs.pop(key, None)
         run = cycles.stop_and_add()
         assert cycles.run is not None
-        self._runs[kind] = cycles.run
+        self._runs[key] = cycles.run
         return run
 
-    def _kind_of_cycle(self, is_alone: bool) -> Kind | None:
-        kinds = {kind for kind, _ in self._in_cycle}
-        kind: Kind | None = kinds.pop() if len(kinds) == 1 and self.weighs else None
-        if kind is None:
-            return None
-        usual = median(self._recorded[kind])
-        if max(ns for _, ns in self._in_cycle) > UNUSUAL * usual:
-            self._again[kind] += BURST if is_alone else 0
-            return None
-        self._stand_for[kind] += len(self._in_cycle)
-        return kind
+    def _was_interrupted(self, kind: PassKind) -> bool:
+        """Whether a pass in this cycle took far longer than others. The first pass in a cycle takes longer anyway."""
+        (_, first), *others = self._in_cycle
+        self._firsts[kind].append(first)
+        usual, usual_first = median(self._recorded[kind]), median(self._firsts[kind])
+        return first > UNUSUAL * max(usual_first, usual) or any(ns > UNUSUAL * usual for _, ns in others)
 
     # All passes
 
@@ -149,17 +164,19 @@ class PassLog:
         """The run of all passes; None if nothing was recorded."""
         self._add_up()
         self.steps.times.add_up()
-        whole, left_ns = self._runs.get(None), 0
-        for kind, times in self._times.items():
-            if times.spread is not None:
-                left_ns += times.unusual_ns if kind in self._runs else times.spread.sum
-        for of_kind, run in self._runs.items():
-            if of_kind is not None:
-                scaled = self._scaled(of_kind, run)
-                whole = scaled if whole is None else add_cycle(whole, scaled)
+        kinds = {key.kind: key for key in sorted(self._runs, key=lambda key: -key.is_interrupted)}  # rather without
+        whole = None
+        for key, run in self._runs.items():
+            scaled = self._scaled(key, run) if kinds[key.kind] == key else run
+            whole = scaled if whole is None else add_cycle(whole, scaled)
         if whole is None:
             return None
         if self.weighs and any(times.spread for times in self._times.values()):
+            left_ns = sum(
+                times.unusual_ns if kind in kinds else times.spread.sum
+                for kind, times in self._times.items()
+                if times.spread is not None
+            )
             whole = replace(whole, passes=tuple(self._passes(whole.meta.rank)))
             whole = with_times(whole, self._timed_steps(whole), self.calls, left_ns)
         return with_calls_of_ranges(whole, SplitRanges.entered) if self.weighs or self._is_all else whole
@@ -170,11 +187,12 @@ class PassLog:
             recorded, count = sum(map(len, self._recorded.values())), sum(self._counts.values())
             yield RunWarning.of("passes_chosen", recorded=recorded, count=count)
 
-    def _scaled(self, kind: Kind, run: Run) -> Run:
-        """The run of all passes of a kind."""
-        times, count = self._times[kind], self._stand_for[kind]
-        if times.spread is None:
+    def _scaled(self, key: _Cycles, run: Run) -> Run:
+        """The run of all passes of a kind but those of other cycles."""
+        times = None if key.kind is None else self._times[key.kind]
+        if times is None or times.spread is None:
             return run
+        count = self._stand_for[key]
         of_all = count + times.spread.count
         usual_ns = (times.spread.sum - times.unusual_ns) * of_all // times.spread.count
         return run.scaled(Scale((of_all, count), (max(usual_ns, 1), max(run.meta.wall_ns, 1))))
@@ -185,11 +203,11 @@ class PassLog:
             timed = times.spread, times.unusual_ns, times.unusual
             yield Passes(rank, *kind, count, len(recorded), sum(recorded), *timed)
 
-    def _timed_steps(self, run: Run) -> tuple[int, Times] | None:
+    def _timed_steps(self, run: Run) -> tuple[int, PassTimes] | None:
         """How many steps there were, and the times of those that were not recorded; None if that is unknown. Without
         optimizers, they are the passes with gradients, or else those of the model that was called first."""
-        if self.steps.count:
-            return self.steps.count, self.steps.times
+        if self.steps.times.spread is not None:
+            return self.steps.count - self.steps_before, self.steps.times
         kinds = [kind for kind in self._counts if kind.gradients] or [*self._counts][:1]
         if len(kinds) != 1 or not run.meta.steps:
             return None
@@ -206,13 +224,15 @@ _LARGE_START_UP = 0.01  # a larger share of start-up, which is left out, gives a
 class Settling:
     """Whether the backward of all calls so far has probably run.
 
-    ``is_settled``: an optimizer has made a step since the last call with gradients. ``may_begin_pass``: the same, and
-    without optimizers, that a backward pass has ended; without any backward, as where evaluation forgets ``no_grad``,
-    that several calls had none. An optimizer that does not step in hundreds of backward passes counts as none.
+    ``is_settled``: a step of the loop has ended since the last call with gradients, see ``StepClock``.
+    ``may_begin_pass``: the same, and without optimizers, that a backward pass has ended; without any backward, as where
+    evaluation forgets ``no_grad``, that several calls had none. Optimizers that make no step in hundreds of backward
+    passes count as none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, steps: StepClock) -> None:
         self.is_settled = True
+        self._steps = steps
         self._waits = self._has_optimizer = self._has_backward = False
         self._calls = self._backwards = 0  # since the last step
 
@@ -230,17 +250,26 @@ class Settling:
             self.is_settled, self._waits = False, True
             self._calls += 1
 
-    def note_step(self) -> None:
-        self.is_settled, self._waits, self._has_optimizer = True, False, True
+    def note_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self._find_optimizers()
+        self._has_optimizer = True
         self._calls = self._backwards = 0
+        if self._steps.add(optimizer):
+            self.is_settled, self._waits = True, False
 
     def _note_backward(self) -> None:
-        if not self._has_backward:
-            self._has_backward = True
-            self._has_optimizer = bool(instances_of(torch.optim.Optimizer))
+        self._find_optimizers()
         self._backwards += 1
         if not self._has_optimizer or self._backwards > _BACKWARD_WITHOUT_STEP:
             self._waits = False
+
+    def _find_optimizers(self) -> None:
+        """Once, when the first backward pass has ended: find the optimizers of this process."""
+        if not self._has_backward:
+            self._has_backward = True
+            optimizers = instances_of(torch.optim.Optimizer)
+            self._has_optimizer = bool(optimizers)
+            self._steps.know(optimizers)
 
     @property
     def may_begin_pass(self) -> bool:

@@ -20,7 +20,7 @@ from torchprof.measure.recording import CycleEnd, Options
 from torchprof.profile.arguments import check_count
 from torchprof.profile.cycle import Setup
 from torchprof.profile.cycles import Cycles
-from torchprof.profile.passes import BURST, Kind, PassLog, Settling, StartUp, sampled
+from torchprof.profile.passes import BURST, PassKind, PassLog, Settling, StartUp, sampled
 from torchprof.profile.signals import DelayedSignals, uninterrupted
 from torchprof.record.compiled.inductor import Provenance
 from torchprof.record.forwards import OutermostCalls, backward_task
@@ -106,7 +106,7 @@ class Program:
         self._in_use: list[tuple[int, int]] = []  # at the start of each cycle: calls of models, bytes in use
         self._models = 0
         self._passes = PassLog(passes)
-        self._settling = Settling()
+        self._settling = Settling(self._passes.steps)
         self._is_labelling = False
         self._classes: set[type[nn.Module]] = set()  # of the modules of outermost calls
         self._rest_began = _RestBegan(0, 0)
@@ -190,7 +190,7 @@ class Program:
                 self._set_start_up_aside(self._start_up)
         self._classes.add(type(module))
         if self._calls > self._warmup_calls and self._may_begin_pass():
-            self._begin_pass(Kind(self._plan.layer_of(module), module.training, torch.is_grad_enabled()))
+            self._begin_pass(PassKind(self._plan.layer_of(module), module.training, torch.is_grad_enabled()))
         elif self._cycles.is_recording and self._events_in_cycle > _PATIENCE * _CYCLE_EVENTS:
             self._begin_cycle_anew(with_more=True)
         self._settling.note_call()
@@ -229,11 +229,9 @@ class Program:
         return False
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
-        self._settling.note_step()
-        if self._passes.has_begun:
-            self._passes.steps.add(optimizer)
-            if self._cycles.is_recording:
-                self._passes.steps.interrupt()
+        self._settling.note_step(optimizer)
+        if self._cycles.is_recording:
+            self._passes.steps.interrupt()
 
     # Passes and cycles
 
@@ -244,8 +242,8 @@ class Program:
         in_first_step = self._start_up is not None and self._start_up.first is None and self._settling.is_settled
         return self._settling.may_begin_pass and not in_first_step
 
-    def _begin_pass(self, kind: Kind) -> None:
-        """A pass ends, and one of this kind begins. Cycles end, and recording goes on or off, only here."""
+    def _begin_pass(self, kind: PassKind) -> None:
+        """A pass ends, and one of this kind begins. Cycles end, and recording starts and stops, only here."""
         self._passes.end()
         must_split = self._passes.splits_before(kind)
         if not self._passes.begin(kind):

@@ -1,0 +1,564 @@
+"""Some passes of a loop are recorded, all are timed, and the run is that of all of them."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import pytest
+import torch
+from build.models import Mlp
+from torch import Tensor, nn
+from torch.profiler import record_function
+
+import torchprof
+from torchprof.profile import pass_times
+from torchprof.profile import passes as passes_of_program
+from torchprof.profile.pass_times import PassTimes, StepClock
+from torchprof.profile.passes import PassKind, PassLog, sampled
+from torchprof.profile.program import Program
+from torchprof.record.ranges import EngineRanges
+from torchprof.run.measures import SampleKey
+from torchprof.run.part import Scale
+from torchprof.run.passes import Passes, Unusual
+from torchprof.run.run import Run
+from torchprof.run.words import FORWARD, OUTSIDE, UNUSUAL_PASSES
+
+X = torch.ones(3, 4)
+
+
+class Clock:
+    """The clock of passes and steps, which stands still but for what the program says."""
+
+    def __init__(self) -> None:
+        self.ns = 1_000
+
+    def __call__(self) -> int:
+        return self.ns
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    for module in (passes_of_program, pass_times):
+        monkeypatch.setattr(module, "perf_counter_ns", clock)
+    return clock
+
+
+class Timed(Mlp):
+    """A model whose calls take ``ns``."""
+
+    def __init__(self, clock: Clock, ns: int = 4_000_000) -> None:
+        super().__init__()
+        self.clock, self.ns = clock, ns
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.clock.ns += self.ns
+        return super().forward(x)
+
+
+@pytest.fixture(autouse=True)
+def no_other_optimizers() -> None:
+    """Those of other tests may be garbage that is still there."""
+    gc.collect()
+
+
+@pytest.fixture
+def never_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which passes are recorded follows from their numbers alone, on a busy machine, too."""
+    monkeypatch.setattr(passes_of_program, "UNUSUAL", float("inf"))
+
+
+def is_recorded() -> bool:
+    return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
+
+
+def trainer(model: nn.Module) -> Callable[[], None]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        model(X).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def profiled(program: Callable[[], Any], **options: Any) -> Run:
+    with Program(**options) as block:
+        program()
+    return block.run
+
+
+def calls(run: Run) -> dict[str, int]:
+    return {layer.name: run.rows.forward_calls(index) for index, layer in enumerate(run.layers)}
+
+
+def steps_of(run: Run) -> Any:
+    return run.samples[SampleKey(OUTSIDE, FORWARD, 0, "cpu", "step_ns")]
+
+
+# Which passes
+
+
+def test_which_passes_are_recorded() -> None:
+    assert [number for number in range(70) if sampled(number)] == [*range(20), *range(32, 36), *range(64, 68)]
+    assert sum(map(sampled, range(1_000_000))) == 16 + 16 * 4  # 16, 32, …, 524,288
+    assert sum(map(sampled, range(100_000))) == 68
+
+
+@pytest.mark.usefixtures("never_interrupted")
+def test_the_passes_of_a_loop_are_recorded_by_their_numbers() -> None:
+    step, seen = trainer(Mlp()), []
+
+    def program() -> None:
+        for _ in range(41):
+            step()
+            seen.append(is_recorded())
+
+    run = profiled(program, warmup_calls=None)
+    assert seen == [True, *map(sampled, range(40))]  # the first step is start-up
+    assert calls(run) == {"Mlp": 40, "Mlp.fc1": 40, "Mlp.act": 40, "Mlp.fc2": 40}
+    [passes] = run.passes
+    assert (passes.count, passes.recorded, passes.training, passes.gradients) == (40, 24, True, True)
+    assert passes.ns is not None and passes.ns.count == 16
+    assert run.meta.steps == steps_of(run).count == 40
+    assert sum(row.calls for row in run.rows if row.frames and row.frames[-1].name == "Optimizer.step#SGD.step") == 40
+
+
+@pytest.mark.usefixtures("never_interrupted")
+@pytest.mark.parametrize(
+    "options", [{"passes": None}, {"passes": range(5, 9).__contains__}, {"warmup_calls": 3}, {"max_calls": 30}]
+)
+def test_other_passes_may_be_chosen(options: dict[str, Any]) -> None:
+    step, seen = trainer(Mlp()), []
+
+    def program() -> None:
+        for _ in range(50):
+            step()
+            seen.append(is_recorded())
+
+    run = profiled(program, **options)
+    if "passes" in options:
+        chosen = options["passes"] or (lambda number: True)
+        assert seen == [*map(chosen, range(50))] and not run.passes
+        assert calls(run)["Mlp.fc1"] == sum(seen)
+    elif "warmup_calls" in options:
+        assert seen == [False] * 3 + [*map(sampled, range(47))] and calls(run)["Mlp.fc1"] == 47
+    else:
+        assert seen == [*map(sampled, range(50))] and calls(run)["Mlp.fc1"] == 50  # 24 of 30 calls are recorded
+    about = [str(each) for each in run.warnings if each.code == "passes_chosen"]
+    assert [each[:35] for each in about] == ["As requested, 4 of 50 passes of the"] * (
+        "passes" in options and not all(seen)
+    )
+
+
+@pytest.mark.usefixtures("never_interrupted")
+def test_each_kind_of_passes_has_a_count_of_its_own() -> None:
+    model = Mlp()
+    step, seen = trainer(model), []
+
+    def program() -> None:
+        for _ in range(2):
+            for _ in range(30):
+                step()
+            model.eval()
+            with torch.no_grad():
+                for _ in range(30):
+                    model(X)
+                    seen.append(is_recorded())
+            model.train()
+
+    run = profiled(program, warmup_calls=0)
+    assert seen == [*map(sampled, range(60))]
+    assert calls(run)["Mlp.fc1"] == 120
+    kinds = {(passes.training, passes.gradients): passes for passes in run.passes}
+    assert {kind: (passes.count, passes.recorded) for kind, passes in kinds.items()} == {
+        (True, True): (60, 24),
+        (False, False): (60, 24),
+    }
+
+
+def accumulate(model: nn.Module) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(30):
+        for _ in range(3):
+            model(X).sum().backward()
+        optimizer.step()
+
+
+def adversarial(model: nn.Module) -> None:
+    critic = nn.Sequential(nn.Linear(2, 1))
+    of_model, of_critic = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, critic))
+    for _ in range(30):
+        fake = model(X)
+        critic(fake.detach()).sum().backward()
+        of_critic.step()
+        critic(fake).sum().backward()
+        of_model.step()
+
+
+def critic_first(model: nn.Module) -> None:
+    critic = nn.Sequential(nn.Linear(2, 1))
+    of_model, of_critic = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, critic))
+    for _ in range(30):
+        critic(torch.rand(3, 2)).sum().backward()
+        fake = model(X)
+        critic(fake.detach()).sum().backward()
+        of_critic.step()
+        critic(fake).sum().backward()
+        of_model.step()
+
+
+def critic_more_often(model: nn.Module) -> None:
+    critic = nn.Sequential(nn.Linear(2, 1))
+    of_model, of_critic = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, critic))
+    for _ in range(30):
+        for _ in range(5):
+            critic(model(X).detach()).sum().backward()
+            of_critic.step()
+        critic(model(X)).sum().backward()
+        of_model.step()
+
+
+def without_optimizer(model: nn.Module) -> None:
+    for _ in range(30):
+        model(X).sum().backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.1 * parameter.grad
+
+
+def without_no_grad(model: nn.Module) -> None:
+    for _ in range(30):
+        model(X)
+
+
+def lbfgs(model: nn.Module) -> None:
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3, line_search_fn=None)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = (model(X) - 1).square().sum()
+        loss.backward()
+        return loss
+
+    for _ in range(30):
+        optimizer.step(closure)
+
+
+@pytest.mark.usefixtures("never_interrupted")
+@pytest.mark.parametrize(
+    "program, passes",
+    [
+        (accumulate, 30),
+        (adversarial, 30),
+        (critic_first, 30),
+        (critic_more_often, 30),
+        (without_optimizer, 30),
+        (without_no_grad, 27),  # the first calls might still have a backward
+        (lbfgs, 30),
+    ],
+)
+def test_a_pass_begins_where_no_backward_is_outstanding(program: Callable[[nn.Module], None], passes: int) -> None:
+    run = profiled(lambda: program(Mlp()))
+    assert sum(each.count for each in run.passes) == passes
+    assert sum(each.recorded for each in run.passes) < passes
+    lost = [row for row in run.rows if row.layer is None and any("AddmmBackward" in frame.name for frame in row.frames)]
+    assert not lost  # the forward of each backward was recorded
+
+
+# How long they took
+
+
+def test_times_are_those_of_a_stopwatch() -> None:
+    model, took = Mlp(), []
+    step = trainer(model)
+
+    def program() -> None:
+        for _ in range(60):
+            took.append(time.perf_counter_ns())
+            step()
+            time.sleep(0.005)
+        took.append(time.perf_counter_ns())
+
+    run = profiled(program, warmup_calls=None)
+    ns = [after - before for before, after in pairwise(took)][1:]
+    [passes] = run.passes
+    not_recorded = [each for number, each in enumerate(ns) if not sampled(number)]
+    assert passes.ns is not None and passes.ns.median == pytest.approx(median(not_recorded), rel=0.3)
+    assert steps_of(run).median == pytest.approx(median(not_recorded), rel=0.3)
+
+
+def test_times_are_scaled_to_those_without_the_profiler(clock: Clock) -> None:
+    step = trainer(Timed(clock))
+    run = profiled(lambda: [step() for _ in range(60)], warmup_calls=None)
+    [passes] = run.passes
+    assert passes.ns is not None and passes.ns.min == passes.ns.max == 4_000_000
+    assert steps_of(run).median == 4_000_000 and steps_of(run).sum == 59 * 4_000_000
+    assert run.meta.wall_ns == 59 * 4_000_000
+    assert run.rows.total("cpu_ns") == pytest.approx(run.meta.wall_ns, abs=len(run.rows))
+    assert mean_of_parts(run) == pytest.approx(4_000_000, rel=0.01)
+
+
+def mean_of_parts(run: Run) -> float:
+    """The sum of the means of the parts of a step."""
+    sums = {key: spread.sum for key, spread in run.samples.items() if key.measure.startswith("step_")}
+    models = sum(ns for key, ns in sums.items() if key.measure == "step_cpu_ns" and key.layer == 0)
+    others = ("step_ns", "step_cpu_ns", "step_overlap_ns")
+    parts = sum(ns for key, ns in sums.items() if key.measure not in others)
+    overlap = sum(ns for key, ns in sums.items() if key.measure == "step_overlap_ns")
+    return (models + parts - overlap) / steps_of(run).count
+
+
+def test_kinds_are_weighted_by_their_time(clock: Clock) -> None:
+    model = Timed(clock)
+    step = trainer(model)
+
+    def program() -> None:
+        for _ in range(200):
+            step()
+        model.eval()
+        model.ns = 1_000_000
+        with torch.no_grad():
+            for _ in range(30):
+                model(X)
+
+    run = profiled(program, warmup_calls=None)
+    training, evaluation = run.passes
+    assert (training.recorded, evaluation.recorded) == (32, 20)
+    assert run.meta.wall_ns == 199 * 4_000_000 + 30 * 1_000_000
+    assert calls(run)["Timed.fc1"] == 229
+    text = run.report("steps")
+    assert "Timed, training                 | 199" in text and "Timed, evaluation, no gradients | 30" in text
+
+
+def unusual_ns(run: Run) -> int:
+    return sum(row.cost.cpu_ns for row in run.rows if row.frames and row.frames[-1].name == UNUSUAL_PASSES)
+
+
+def test_an_unusual_pass_is_in_no_layer(clock: Clock) -> None:
+    step = trainer(Timed(clock))
+
+    def program() -> None:
+        for number in range(60):
+            step()
+            clock.ns += 300_000_000 * (number == 26)
+
+    run = profiled(program, warmup_calls=None)
+    [passes] = run.passes
+    assert passes.unusual == (Unusual(25, 304_000_000, ""),)
+    assert unusual_ns(run) == passes.unusual_ns == 300_000_000
+    assert run.meta.wall_ns == 59 * 4_000_000 + 300_000_000
+    assert steps_of(run).median == 4_000_000 and mean_of_parts(run) == pytest.approx(steps_of(run).sum / 59, rel=0.01)
+    [warning] = [str(each) for each in run.warnings if each.code == "passes_unusual"]
+    assert warning.startswith("Unusual passes of the loop took 300.000ms longer than others: pass 26 took 304.000ms.")
+    assert "304.000ms" in run.report("steps") and UNUSUAL_PASSES in run.report("ops")
+
+
+def test_an_unusual_pass_has_the_line_where_it_was() -> None:
+    step = trainer(Mlp())
+
+    def program() -> None:
+        for number in range(60):
+            step()
+            if number == 26:
+                time.sleep(0.5)
+
+    run = profiled(program, warmup_calls=None)
+    [unusual, *_] = run.passes[0].unusual
+    assert unusual.number == 25 and unusual.line.endswith("program → time.sleep")
+    assert "test_passes.py" in unusual.line and unusual.line in run.report("steps")
+
+
+def test_an_interrupted_recorded_pass_does_not_stand_for_others(clock: Clock) -> None:
+    step, seen = trainer(Timed(clock)), []
+
+    def program() -> None:
+        for number in range(100):
+            step()
+            seen.append(is_recorded())
+            clock.ns += 300_000_000 * (number == 34)  # in pass 33, the second one of its burst
+
+    run = profiled(program, warmup_calls=None)
+    assert seen[33:43] == [True] * 4 + [False] + [True] * 4 + [False]  # others were recorded in place of these
+    assert run.meta.wall_ns < 99 * 4_000_000  # the burst itself counts with its true time, here next to nothing
+    assert calls(run)["Timed.fc1"] == 99
+
+
+def test_a_range_counts_once_in_however_many_cycles_it_is() -> None:
+    step = trainer(Mlp())
+
+    def program() -> None:
+        for _ in range(2):
+            with record_function("epoch"):
+                for _ in range(50):
+                    with record_function("pass"):
+                        step()
+
+    for options in ({}, {"passes": None}):
+        run = profiled(program, **options)
+        counted = dict.fromkeys(("epoch", "pass", "Optimizer.step#SGD.step"), 0)
+        for row in run.rows:
+            if row.frames and row.frames[-1].name in counted:
+                counted[row.frames[-1].name] += row.calls
+        assert counted == {"epoch": 2, "pass": 100, "Optimizer.step#SGD.step": 100}
+        epoch = sum(row.cost.cpu_ns for row in run.rows if row.frames and row.frames[0].name == "epoch")
+        assert epoch > 0.5 * run.rows.total("cpu_ns", layer=OUTSIDE)
+
+
+# What else happens while nothing is recorded
+
+
+@pytest.mark.usefixtures("never_interrupted")
+def test_a_model_that_is_first_called_while_nothing_is_recorded_is_found() -> None:
+    step, other = trainer(Mlp()), nn.Sequential(nn.Linear(4, 2))
+
+    def program() -> None:
+        for number in range(60):
+            step()
+            if number == 25:
+                with torch.no_grad():
+                    other(X)
+
+    run = profiled(program)
+    assert calls(run)["Sequential"] == calls(run)["Sequential.0"] == 1 and calls(run)["Mlp.fc1"] == 60
+
+
+@pytest.mark.usefixtures("never_interrupted")
+def test_calls_inside_of_tiny_models_are_not_seen_while_nothing_is_recorded() -> None:
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(100)))
+    seen = []
+
+    def program() -> None:
+        with torch.no_grad():
+            for _ in range(70):
+                seen.append("__call__" in vars(nn.Sequential))
+                model(X)
+
+    original = nn.Module.__call__
+    run = profiled(program)
+    assert seen[25:32] == [True] * 7 and not any(seen[:20]) and not any(seen[33:36])
+    assert calls(run)["Sequential.99"] == 70
+    assert nn.Module.__call__ is original and "__call__" not in vars(nn.Sequential)
+
+
+def test_afterwards_everything_is_as_before() -> None:
+    before = nn.Module.__call__, nn.Linear.forward, record_function.__enter__, record_function.__exit__
+    step = trainer(Mlp())
+    for error in (None, ValueError):
+
+        def program(error: Any = error) -> None:
+            for _ in range(25):
+                step()
+            if error is not None:
+                raise error
+
+        if error is None:
+            profiled(program)
+        else:
+            with pytest.raises(error):
+                profiled(program)
+        after = nn.Module.__call__, nn.Linear.forward, record_function.__enter__, record_function.__exit__
+        assert after == before and not EngineRanges.after and not is_recorded()
+
+
+def test_a_compiled_model_gets_no_graph_more() -> None:
+    graphs = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    model = torch.compile(Mlp(), backend=backend)
+    step = trainer(model)
+    run = profiled(lambda: [step() for _ in range(70)], warmup_calls=None)
+    assert len(graphs) == 1
+    [passes] = run.passes
+    assert passes.recorded < passes.count == 69
+
+
+def test_memory_of_passes_that_were_not_recorded_is_not_taken_for_lost() -> None:
+    step = trainer(Mlp())
+    run = profiled(lambda: [step() for _ in range(70)], warmup_calls=None, profile_memory=True)
+    [memory] = run.memory
+    assert memory.growth == () or memory.growth_per_call == 0
+    assert calls(run)["Mlp.fc1"] == 69
+
+
+# The values
+
+
+def test_scaled_columns_add_up() -> None:
+    scale = Scale((100, 7), (123_457, 1_000))
+    values = [0, 1, 5, 0, 999, 3, 7]
+    for scaled, (numerator, denominator) in (
+        (scale.counts(values), scale.counting),
+        (scale.times(values), scale.timing),
+    ):
+        assert sum(scaled) == sum(values) * numerator // denominator
+        assert all((value == 0) <= (each == 0) for value, each in zip(values, scaled))
+    assert list(Scale((4000, 47), (1, 1)).counts([47, 94, 0])) == [4000, 8000, 0]
+    assert scale.single(7_000) == 7_000 * 123_457 * 7 // (1_000 * 100)
+
+
+def test_passes_are_saved_and_added(tmp_path: Any) -> None:
+    step = trainer(Mlp())
+    run = profiled(lambda: [step() for _ in range(50)], warmup_calls=None)
+    run.save(tmp_path / "run.json")
+    assert torchprof.load(tmp_path / "run.json") == run
+    twice = torchprof.merge([run, run], add_cycles=True)
+    assert [passes.count for passes in twice.passes] == [98] and calls(twice)["Mlp.fc1"] == 98
+    with_line = Passes(0, 0, True, True, 3, 1, 5, None, 0, (Unusual(1, 7, "train.py:3 f"),))
+    assert with_line.stripped().unusual == (Unusual(1, 7, ""),)
+    assert (with_line + with_line).unusual == (Unusual(1, 7, "train.py:3 f"), Unusual(4, 7, "train.py:3 f"))
+
+
+def test_times_need_the_same_memory_however_many_there_are() -> None:
+    times = PassTimes()
+    for number in range(5_000):
+        if times.add(number, number * 1_000, 100 if number != 3_000 else 10_000):
+            times.add_up()
+    times.add_up()
+    assert times.spread is not None and (times.spread.count, len(times.spread.sample)) == (5_000, 256)
+    assert times.unusual == (Unusual(3_000, 10_000, ""),) and times.unusual_ns == 9_900
+
+
+@pytest.mark.parametrize(
+    "order, known, count",
+    [
+        ("a" * 50, "", 50),
+        ("ab" * 40, "", 40),  # `b` is not known when `a` ends the first step, and has one left at the end
+        ("ab" * 40, "ab", 40),
+        ("cccccg" * 20, "cg", 20),
+        ("a" * 40 + "b" * 40, "", 78),  # one after the other, as in folds: `b` waits for `a` for two steps
+        ("a" * 40, "ab", 24),  # one that makes no step is waited for 16 times
+        ("", "ab", 0),
+    ],
+)
+def test_a_step_ends_where_all_optimizers_have_made_one(order: str, known: str, count: int) -> None:
+    clock, optimizers = StepClock(), {name: Mlp() for name in "abcg"}
+    clock.know(optimizers[name] for name in known)
+    ended = [clock.add(optimizers[name]) for name in order]
+    clock.times.add_up()
+    assert clock.count == sum(ended) == count
+    assert (clock.times.spread.count if clock.times.spread else 0) == max(count - 1, 0)
+
+
+def test_ranks_record_the_same_passes_whatever_their_times() -> None:
+    def recorded(wait: float) -> list[bool]:
+        log, seen = PassLog(sampled), []
+        for number in range(200):
+            log.end()
+            seen.append(log.begin(PassKind(0, number % 5 != 4, number % 5 != 4)))
+            log.begun()
+            if number % 50 == 7:
+                time.sleep(wait)
+        return seen
+
+    assert recorded(0) == recorded(0.01)
