@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from build.hand_made import row, run_of
 from build.models import Mlp
 from torch import Tensor, nn
 from torch.profiler import record_function
@@ -18,15 +19,16 @@ from torch.profiler import record_function
 import torchprof
 from torchprof.profile import pass_times
 from torchprof.profile import passes as passes_of_program
-from torchprof.profile.pass_times import PassTimes, StepClock
+from torchprof.profile.pass_times import PassTimes, StepClock, without_profiler
 from torchprof.profile.passes import PassKind, PassLog, sampled
 from torchprof.profile.program import Program
 from torchprof.record.ranges import EngineRanges
+from torchprof.run.layers import Layer
 from torchprof.run.measures import SampleKey
 from torchprof.run.part import Scale
 from torchprof.run.passes import Passes, Unusual
 from torchprof.run.run import Run
-from torchprof.run.words import FORWARD, OUTSIDE, UNUSUAL_PASSES
+from torchprof.run.words import AUTOGRAD_ENGINE, FORWARD, OUTSIDE, UNUSUAL_PASSES, Frame, FrameKind
 
 X = torch.ones(3, 4)
 
@@ -489,6 +491,60 @@ def test_memory_of_passes_that_were_not_recorded_is_not_taken_for_lost() -> None
     [memory] = run.memory
     assert memory.growth == () or memory.growth_per_call == 0
     assert calls(run)["Mlp.fc1"] == 69
+
+
+class Watched(nn.Linear):
+    """A layer with a stopwatch."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.took: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        began = time.perf_counter_ns()
+        result = super().forward(x)
+        if not is_recorded():
+            self.took.append(time.perf_counter_ns() - began)
+        return result
+
+
+def test_times_of_layers_are_those_of_a_stopwatch_without_the_profiler() -> None:
+    model = nn.Sequential(*(Watched(256, 256) for _ in range(4)))
+    x = torch.rand(64, 256)
+
+    def program() -> None:
+        for _ in range(140):
+            model(x).sum().backward()
+
+    run = profiled(program, warmup_calls=None)
+    for index, layer in enumerate(model, 1):
+        shown_ns = run.rows.total("cpu_ns", layer=index, phase=FORWARD) / 139
+        assert shown_ns == pytest.approx(median(layer.took), rel=0.5)  # type: ignore[arg-type]
+
+
+def test_the_cost_of_events_is_taken_from_the_ranges_around_them() -> None:
+    layers = [Layer(("Net",)), Layer(("Net", "fc"))]
+    op, inner = Frame(FrameKind.OP, "aten::linear"), Frame(FrameKind.OP, "aten::addmm")
+    node = Frame(FrameKind.OP, "autograd::engine::evaluate_function: AddmmBackward0")
+    rows = [
+        row(OUTSIDE, calls=0, cpu_ns=50_000),
+        row(0, calls=10, cpu_ns=30_000),
+        row(1, calls=10, cpu_ns=20_000),
+        row(1, op, calls=10, cpu_ns=40_000),
+        row(1, op, inner, calls=10, cpu_ns=100_000),
+        row(OUTSIDE, Frame(FrameKind.OP, AUTOGRAD_ENGINE), phase="backward", calls=0, cpu_ns=20_000),
+        row(1, node, phase="backward", calls=10, cpu_ns=40_000),
+    ]
+    run = run_of(rows, layers=layers, wall_ns=300_000)
+    shown = without_profiler(run, 10, 26_800, 1_000)
+    event_ns = 300  # (300 - 268 - 20 labels of 1 us) / (20 operators, and 10 nodes that count twice)
+    expected = [40_000, 20_000, 20_000 - 10 * event_ns, 40_000 - 10 * event_ns, 100_000, 20_000 - 20 * event_ns, 40_000]
+    assert [each.cost.cpu_ns for each in shown.rows] == expected
+    assert shown.meta.wall_ns == sum(expected)
+    most = without_profiler(run, 10, 100, 1_000)  # an event costs 0.35 us at most, and no row is below zero
+    assert most.rows[2].cost.cpu_ns == 20_000 - 10 * 350
+    assert min(each.cost.cpu_ns for each in without_profiler(run, 10, 100, 90_000).rows) == 0
+    assert without_profiler(run, 10, 31_000, 1_000) is run
 
 
 # The values

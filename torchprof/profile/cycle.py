@@ -12,6 +12,7 @@ from timeit import repeat
 from typing import Any
 from weakref import ref
 
+import torch
 from torch import nn
 from torch.autograd.profiler_util import EventList
 
@@ -227,7 +228,7 @@ def label_ns() -> float | None:
 
 def _seconds_of_calls(module: nn.Module, targets: list[Target]) -> float:
     """The time of the shortest block of calls of a module that has these labels."""
-    call = partial(module, None)
+    call = partial(module, torch.empty(0))  # whose shape is noted at the first call, as in models
     labels = Labels(targets)
     labels.attach()
     try:

@@ -4,20 +4,33 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, replace
+from operator import add
 from time import perf_counter_ns
 from typing import Any
 from weakref import ref
 
+from torchprof.attribute.event_names import is_node_range
 from torchprof.record.python_lines import Sampler
 from torchprof.run.groups import lists_by_key
 from torchprof.run.measures import Cost, SampleKey, Spread
 from torchprof.run.part import Scale
 from torchprof.run.passes import MOST_UNUSUAL, Unusual, longest
-from torchprof.run.rows import rows_of_lines
+from torchprof.run.rows import Rows, rows_of_lines
 from torchprof.run.run import Run
-from torchprof.run.words import FORWARD, OUTSIDE, PHASES, UNUSUAL_PASSES, Frame, FrameKind
+from torchprof.run.torch_names import purpose_of
+from torchprof.run.words import (
+    AUTOGRAD_ENGINE,
+    FORWARD,
+    NOT_SELECTED,
+    OUTSIDE,
+    PHASES,
+    UNUSUAL_PASSES,
+    Frame,
+    FrameKind,
+    sampled_line,
+)
 
 UNUSUAL = 3
 """A pass that takes so many times as long as the median is unusual."""
@@ -155,13 +168,93 @@ class StepClock:
         return True
 
 
+_EVENT_NS = 200, 350  # the least and the most that an event costs; a node of autograd costs twice as much
+
+
+def without_profiler(run: Run, passes: int, usual_ns: float, label_ns: float) -> Run:
+    """The run of so many recorded passes, without the time that the profiler took for its events.
+
+    An event costs what recorded passes take longer than others, divided by the number of events, between 0.2 and 0.35
+    us. This time is before and after the event, and so in the range around it. ``usual_ns``: of a pass without the
+    profiler. ``label_ns``: what a label costs.
+    """
+    rows, extra_ns = run.rows, run.meta.wall_ns - passes * usual_ns
+    if extra_ns <= 0:
+        return run
+    places = {key: place for place, key in enumerate(zip(*(rows.columns[name] for name in rows.KEYS)))}
+    number_of = {chain: number for number, chain in enumerate(rows.frames)}
+    events: Counter[tuple[int, ...]] = Counter()  # by the key of the row around them
+    labels: Counter[tuple[int, int]] = Counter()  # by layer and phase around them
+    nodes = 0
+    for key, calls in zip(places, rows.columns["calls"]):
+        layer, phase, shared, within, chain, device, rank = key
+        frames = rows.frames[chain]
+        if not calls or rows.devices[device] != "cpu":
+            continue
+        if not frames and layer >= 0:
+            parent = run.layers.parent[layer]
+            labels[OUTSIDE if parent is None else parent, phase] += calls
+        elif frames and is_node_range(frames[-1].name):
+            nodes += 2 * calls
+        elif frames and frames[-1].kind in (FrameKind.OP, FrameKind.LABEL) and sampled_line(frames) is None:
+            events[layer, phase, shared, within, number_of.get(frames[:-1], -1), device, rank] += calls
+    least, most = _EVENT_NS
+    count = max(events.total() + nodes, 1)
+    event_ns = min(max((extra_ns - label_ns * labels.total()) / count, least), most)
+    cpu_ns = array("q", rows.columns["cpu_ns"])
+
+    def take(of: Sequence[int], ns: float) -> None:
+        """Take a time from some rows, in proportion to what they have."""
+        having = sum(cpu_ns[place] for place in of)
+        for place in of:
+            cpu_ns[place] -= round(min(ns / having, 1) * cpu_ns[place]) if having else 0
+
+    own = lists_by_key(((key[0], key[1]), place) for key, place in places.items() if not rows.frames[key[4]])
+    is_engine = [bool(chain) and chain[-1].name == AUTOGRAD_ENGINE for chain in rows.frames]
+    take([place for key, place in places.items() if is_engine[key[4]]], nodes * event_ns)
+    for (layer, phase), calls in labels.items():
+        take(own[layer, phase] or own[OUTSIDE, phase], calls * label_ns)
+    for key, calls in events.items():
+        if key in places:
+            take([places[key]], calls * event_ns)
+    wall_ns = max(run.meta.wall_ns - sum(rows.columns["cpu_ns"]) + sum(cpu_ns), 1)
+    corrected = replace(rows, columns={**rows.columns, "cpu_ns": cpu_ns})
+    samples = _in_proportion(run, _sums_of_samples(run, rows), _sums_of_samples(run, corrected))
+    return replace(run, rows=corrected, samples=samples, metas=(replace(run.meta, wall_ns=wall_ns),))
+
+
+def _sums_of_samples(run: Run, rows: Rows) -> dict[tuple[int, str, str], int]:
+    """By layer, phase and measure of the CPU's samples: the sum over rows that it is about."""
+    sums: Counter[tuple[int, str, str]] = Counter()
+    own = rows.summed(("layer", "phase"), "cpu_ns", device="cpu")
+    of_layers = {(layer, PHASES[phase]): ns for (layer, phase), ns in own.items()}
+    for (layer, phase), ns in run.layers.roll_up_by_phase(of_layers, add).items():
+        sums[layer, phase, "step_cpu_ns"] = ns
+        sums[layer, phase, "cpu_ns"] = sums[layer, phase, "no_grad_ns"] = ns
+    for (phase, chain), ns in rows.summed(("phase", "frames"), "cpu_ns", layer=OUTSIDE, device="cpu").items():
+        sums[OUTSIDE, FORWARD, f"step_{purpose_of(PHASES[phase], rows.frames[chain])}_ns"] += ns
+    return sums
+
+
+def _in_proportion(
+    run: Run, before: Mapping[tuple[int, str, str], int], after: Mapping[tuple[int, str, str], int]
+) -> dict[SampleKey, Spread]:
+    """The samples of the run, those of times of the CPU in proportion to sums over rows, before and after a change."""
+    samples = dict(run.samples)
+    for key, spread in run.samples.items():
+        about = key.layer, key.phase, key.measure
+        if key.device == "cpu" and before.get(about) and after.get(about):
+            samples[key] = spread.scaled(Scale((1, 1), (after[about], before[about])), True)
+    return samples
+
+
 def with_times(run: Run, steps: tuple[int, PassTimes] | None, calls: Mapping[int, PassTimes], left_ns: int) -> Run:
     """The run with the times of steps, and of calls of models, as they are without the profiler. ``left_ns``: the time
     of passes that no recorded one stands for, and by how much unusual ones took longer: it has a row of its own."""
     samples = dict(run.samples)
     if steps is not None and steps[1].spread is not None:
         count, times = steps
-        samples = _with_steps(samples, run.meta.rank, count, steps[1].spread, times.unusual_ns)
+        samples = _with_steps(run, count, steps[1].spread, times.unusual_ns)
         run = replace(run, metas=(replace(run.meta, steps=count),))
     for layer, times in calls.items():
         times.add_up()
@@ -173,20 +266,24 @@ def with_times(run: Run, steps: tuple[int, PassTimes] | None, calls: Mapping[int
     return _with_time_left(run, left_ns) if left_ns > 0 else run
 
 
-def _with_steps(
-    samples: dict[SampleKey, Spread], rank: int, count: int, timed: Spread, unusual_ns: int
-) -> dict[SampleKey, Spread]:
-    """The samples with the times of ``count`` steps, of which some were ``timed``. The parts of the recorded steps are
-    scaled to the usual ones of these, and by what unusual ones took longer counts as other work: the means of the parts
-    add up to the mean of a step."""
-    key = SampleKey(OUTSIDE, FORWARD, rank, "cpu", "step_ns")
-    if (recorded := samples.get(key)) is None:
-        return samples
+def _with_steps(run: Run, count: int, timed: Spread, unusual_ns: int) -> dict[SampleKey, Spread]:
+    """The samples of the run with the times of ``count`` steps, of which some were ``timed``. The parts of the recorded
+    steps are scaled to the usual ones of these, and by what unusual ones took longer counts as other work: the means of
+    the parts add up to the mean of a step."""
+    key = SampleKey(OUTSIDE, FORWARD, run.meta.rank, "cpu", "step_ns")
+    if (recorded := run.samples.get(key)) is None:
+        return dict(run.samples)
+    outermost = {NOT_SELECTED, *run.layers.roots}
+    parts_ns = 0  # what a step is the sum of, see ``SampleKey``
+    for (layer, _, _, device, measure), spread in run.samples.items():
+        is_part = layer in outermost if measure == "step_cpu_ns" else measure.startswith("step_")
+        if is_part and device == "cpu" and measure != "step_ns":
+            parts_ns += -spread.sum if measure == "step_overlap_ns" else spread.sum
     usual_ns = max(timed.sum - unusual_ns, 1)
-    scale = Scale((count, recorded.count), (usual_ns * count, max(recorded.sum, 1) * timed.count))
+    scale = Scale((count, recorded.count), (usual_ns * count, max(parts_ns, 1) * timed.count))
     scaled = {
-        each: spread.scaled(scale, True) if each.measure.startswith("step_") else spread
-        for each, spread in samples.items()
+        each: spread.scaled(scale.on(each.device), True) if each.measure.startswith("step_") else spread
+        for each, spread in run.samples.items()
     }
     scaled[key] = timed.scaled(_counting(count, timed.count), True)
     other = key._replace(measure="step_other_ns")

@@ -13,8 +13,17 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from torchprof.profile.cycle import label_ns
 from torchprof.profile.cycles import Cycles
-from torchprof.profile.pass_times import UNUSUAL, Lines, PassTimes, StepClock, with_calls_of_ranges, with_times
+from torchprof.profile.pass_times import (
+    UNUSUAL,
+    Lines,
+    PassTimes,
+    StepClock,
+    with_calls_of_ranges,
+    with_times,
+    without_profiler,
+)
 from torchprof.record.modules import instances_of
 from torchprof.record.ranges import EngineRanges, SplitRanges
 from torchprof.run.merge import add_cycle
@@ -194,8 +203,9 @@ class PassLog:
             return run
         count = self._stand_for[key]
         of_all = count + times.spread.count
-        usual_ns = (times.spread.sum - times.unusual_ns) * of_all // times.spread.count
-        return run.scaled(Scale((of_all, count), (max(usual_ns, 1), max(run.meta.wall_ns, 1))))
+        usual_ns = (times.spread.sum - times.unusual_ns) / times.spread.count
+        run = without_profiler(run, count, usual_ns, label_ns() or 0)
+        return run.scaled(Scale((of_all, count), (max(round(usual_ns * of_all), 1), run.meta.wall_ns)))
 
     def _passes(self, rank: int) -> Iterator[Passes]:
         for kind, count in self._counts.items():

@@ -318,7 +318,7 @@ class LockstepPart(RunPart[_Together]):
         return {key: lockstep for key, lockstep in sums.items() if lockstep is not None}
 
     def scaled(self, value: _Together, scale: Scale) -> _Together:
-        return {key: lockstep.scaled(scale) for key, lockstep in value.items()}
+        return {key: lockstep.scaled(scale.on(key.device)) for key, lockstep in value.items()}
 
     def merge(self, so_far: Any, value: _Together) -> Any:
         so_far = {} if so_far is None else so_far

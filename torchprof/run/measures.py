@@ -292,7 +292,9 @@ class SamplesPart(RunPart[_Samples]):
     def scaled(self, value: _Samples, scale: Scale) -> _Samples:
         """All but the peaks of devices, of which each cycle has one."""
         return {
-            key: spread if key.measure == "device_peak_bytes" else spread.scaled(scale, key.measure.endswith("_ns"))
+            key: spread.scaled(scale.on(key.device), key.measure.endswith("_ns"))
+            if key.measure != "device_peak_bytes"
+            else spread
             for key, spread in value.items()
         }
 

@@ -214,7 +214,7 @@ class Meta:
         """The recording of all passes, as estimated from that of some."""
         known = {name: getattr(self, name) for name in ("wall_ns", "process_cpu_ns", "run_delay_ns")}
         times: dict[str, Any] = {name: None if ns is None else scale.total(ns) for name, ns in known.items()}
-        busy_ns = tuple((device, scale.total(ns)) for device, ns in self.busy_ns)
+        busy_ns = tuple((device, scale.on(device).total(ns)) for device, ns in self.busy_ns)
         return replace(self, **times, busy_ns=busy_ns, steps=scale.number(self.steps))
 
     def stripped(self) -> Meta:

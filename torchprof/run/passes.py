@@ -16,8 +16,8 @@ MOST_UNUSUAL = 10
 
 
 class Unusual(NamedTuple):
-    """A pass that took far longer than others of its kind: its ``number`` among them, from 0 on, its time in ``ns``, and
-    the source ``line`` where it was most often sampled; "" without samples."""
+    """A pass that took far longer than others of its kind: its ``number`` among them, from 0 on, its time in ``ns``,
+    and the source ``line`` where it was most often sampled; "" without samples."""
 
     number: int
     ns: int

@@ -167,7 +167,8 @@ class Rows(Sequence[Row]):
         """The rows of all passes, as estimated from those of some."""
         columns = dict(self.columns)
         for name in self.VALUES:
-            columns[name] = (scale.times if name.endswith("_ns") else scale.counts)(columns[name])
+            is_time = name in ("cpu_ns", "collective_ns")
+            columns[name] = (scale.times if is_time else scale.counts)(columns[name])
         return replace(self, columns=columns)
 
     def to_json(self) -> Iterator[tuple[str, Any]]:

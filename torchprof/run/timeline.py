@@ -211,6 +211,7 @@ class DeviceTime:
         return self
 
     def scaled(self, scale: Scale) -> DeviceTime:
+        span_ns, scale = scale.total(self.span_ns), scale.on(self.device)
         streams = tuple(
             StreamTime(stream.stream, scale.number(stream.kernels), *map(scale.total, stream[2:]))
             for stream in self.streams
@@ -218,7 +219,7 @@ class DeviceTime:
         times: dict[str, Any] = {
             name: scale.total(value) for name, value in fields_of(self).items() if name.endswith("_ns")
         }
-        return replace(self, **times, streams=streams)
+        return replace(self, **{**times, "span_ns": max(span_ns, times["busy_ns"])}, streams=streams)
 
     def check(self, layers: int) -> None:
         """No part is longer than the whole, and none is negative."""
@@ -433,6 +434,7 @@ class Pipeline:
         return replace(self, roots=tuple((stage, to[layer]) for stage, layer in self.roots))
 
     def scaled(self, scale: Scale) -> Pipeline:
+        scale = scale.on(self.device)
         actions = tuple(
             action._replace(
                 took_ns=tuple(map(scale.single, action.took_ns)), waited_ns=tuple(map(scale.single, action.waited_ns))
