@@ -405,9 +405,9 @@ def test_a_range_counts_once_in_however_many_cycles_it_is() -> None:
     for options in ({}, {"passes": None}):
         run = profiled(program, **options)
         counted = dict.fromkeys(("epoch", "pass", "Optimizer.step#SGD.step"), 0)
-        for row in run.rows:
-            if row.frames and row.frames[-1].name in counted:
-                counted[row.frames[-1].name] += row.calls
+        for line in run.rows:
+            if line.frames and line.frames[-1].name in counted:
+                counted[line.frames[-1].name] += line.calls
         assert counted == {"epoch": 2, "pass": 100, "Optimizer.step#SGD.step": 100}
         epoch = sum(row.cost.cpu_ns for row in run.rows if row.frames and row.frames[0].name == "epoch")
         assert epoch > 0.5 * run.rows.total("cpu_ns", layer=OUTSIDE)
@@ -523,7 +523,7 @@ def test_times_of_layers_are_those_of_a_stopwatch_without_the_profiler() -> None
 
 
 def test_the_cost_of_events_is_taken_from_the_ranges_around_them() -> None:
-    layers = [Layer(("Net",)), Layer(("Net", "fc"))]
+    layers = [Layer(("Net",), "Net"), Layer(("Net", "fc"), "Linear")]
     op, inner = Frame(FrameKind.OP, "aten::linear"), Frame(FrameKind.OP, "aten::addmm")
     node = Frame(FrameKind.OP, "autograd::engine::evaluate_function: AddmmBackward0")
     rows = [
