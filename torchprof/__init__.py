@@ -78,7 +78,10 @@ def __getattr__(name: str) -> Any:
     if name not in _FILE_OF:
         # ``name`` and ``obj`` let Python say which name may have been meant
         raise AttributeError(f"module 'torchprof' has no attribute {name!r}", name=name, obj=modules[__name__])
-    return getattr(import_module(f"torchprof.{_FILE_OF[name]}"), name)
+    from torchprof.run.processes import paused_gc
+
+    with paused_gc():  # with torch imported, one collection takes as long as half of our files
+        return getattr(import_module(f"torchprof.{_FILE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -15,9 +15,6 @@ from torchprof.analyze.steps import device_parts, ns_behind_the_cpu, percents, s
 from torchprof.analyze.top import measures_of
 from torchprof.errors import printable
 from torchprof.first_screen.headline import headline
-from torchprof.ranks import balance_of
-from torchprof.ranks.pipeline_report import pipelines_in_short
-from torchprof.ranks.sentences import straggler
 from torchprof.run.formats import as_range, format_count, format_memory, short_time
 from torchprof.run.groups import sums_by_key
 from torchprof.run.measures import Spread
@@ -49,6 +46,10 @@ def lines_of_run(run: Run) -> list[str]:
     """What ran, and the parts of its time: a line each."""
     lines = [what_ran(run), *parts_of_time(run), compiled_in_short(run)]
     if len(run.metas) > 1:
+        from torchprof.ranks import balance_of
+        from torchprof.ranks.pipeline_report import pipelines_in_short
+        from torchprof.ranks.sentences import straggler
+
         lines += [straggler(run, balance_of(run)), *pipelines_in_short(run)]
     return [*filter(None, lines)]
 

@@ -25,7 +25,6 @@ from torchprof.measure.recording import Options
 from torchprof.profile.arguments import AUTO, action_of, checked_device, checked_provenance, checked_schedule, decorated
 from torchprof.profile.cycle import Setup, label_ns
 from torchprof.profile.cycles import ScheduledCycles
-from torchprof.profile.gather import gather
 from torchprof.profile.signals import DelayedSignals, DelayedSigterm, uninterrupted
 from torchprof.record.compiled.inductor import Provenance
 from torchprof.record.labels import Labels
@@ -424,6 +423,8 @@ class Profile:
         Raises TorchprofError before the block has ended, for ranks that are not in the group, if the process group has
         no key-value store (MPI) or was destroyed, and for a run that was recorded before the group was made.
         """
+        from torchprof.profile.gather import gather
+
         failed = self._failed or sys.exc_info()[0] is not None
         with DelayedSigterm() as sigterm:  # before the run is made, since another rank may have died already
             run = self.run if self.enabled else None

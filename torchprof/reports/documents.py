@@ -9,6 +9,7 @@ from importlib import import_module
 from importlib.resources import files
 from itertools import zip_longest
 from shutil import get_terminal_size
+from typing import TYPE_CHECKING
 from unicodedata import east_asian_width
 
 from tabulate import tabulate, tabulate_formats
@@ -16,13 +17,14 @@ from tabulate import tabulate, tabulate_formats
 from torchprof.analyze.layer_reports import tree
 from torchprof.analyze.layers import fitting_depth
 from torchprof.analyze.report import HOT, Part, ReportTable, Section, TableRow, report, tables_and_sentences
-from torchprof.comparison.diff import Diff
-from torchprof.comparison.table import changes_of_layers, changes_of_run, diff_headline, table_of
 from torchprof.errors import TorchprofError, printable, printable_lines, suggest
 from torchprof.first_screen.overview import overview
 from torchprof.run.formats import format_time
 from torchprof.run.processes import paused_gc
 from torchprof.run.run import Run
+
+if TYPE_CHECKING:
+    from torchprof.comparison.diff import Diff
 
 # Text for terminals
 
@@ -196,6 +198,8 @@ def _code_span(name: str) -> str:
 def diff_markdown(diff: Diff, *, depth: int | None = None, sort_by: str | None = None, top: int = 20) -> str:
     """The headline, changes of the whole run, the table, matched layers that changed, and notes. The options are those
     of "table". Raises TorchprofError as "table"."""
+    from torchprof.comparison.table import changes_of_layers, changes_of_run, diff_headline, table_of
+
     table, notes = table_of(diff, depth, sort_by, top)
     lines = [_escaped(diff_headline(diff, sort_by=sort_by)), ""]
     whole = [f"- {_escaped(sentence)}" for sentence in changes_of_run(diff)]

@@ -21,6 +21,7 @@ from torchprof.run.meta import Meta, RunWarning, sum_if_known
 from torchprof.run.operators import Op, operators_of_layers
 from torchprof.run.part import PerRank, RunPart, Scale
 from torchprof.run.passes import Passes, PassesPart
+from torchprof.run.processes import paused_gc
 from torchprof.run.rows import Rows, rows_of_lines
 from torchprof.run.sentences import RANKS_CHOSEN
 from torchprof.run.timeline import DeviceTime, Memory, Pipeline, Timeline, TimelinePart
@@ -355,7 +356,8 @@ _CALLED = {
 def output(name: str) -> Callable[..., Any]:
     """The function of that name."""
     [file] = [file for file, names in _CALLED.items() if name in names]
-    return getattr(import_module(file), name)  # type: ignore[no-any-return]
+    with paused_gc():  # with torch imported, one collection takes as long as half of our files
+        return getattr(import_module(file), name)  # type: ignore[no-any-return]
 
 
 class ReportText(str):

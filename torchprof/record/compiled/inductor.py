@@ -20,7 +20,6 @@ from torchprof.attribute.compiled_graphs import CompiledGraphs, CompiledKernel
 from torchprof.attribute.events import COMPILED_INPUTS
 from torchprof.measure.recording import CalledGraph
 from torchprof.record.compiled.dynamo_code import TakenTensor, taken_by
-from torchprof.record.compiled.graph_flow import kernels_by_parameters
 from torchprof.record.compiled.kept_graph import KeptGraph, NotedCalls
 from torchprof.record.compiled.traced_graph import TracedGraph
 from torchprof.record.plan import Plan
@@ -303,6 +302,9 @@ class CalledGraphs:
         is_known = self.knows_parameters or any(key in Provenance.known for key in self.by_key)
         if provenance is None and not is_known:
             return None
+        # It imports all formulas of FLOPs: not for a run without compiled code.
+        from torchprof.record.compiled.graph_flow import kernels_by_parameters
+
         why_unknown = LAYERS_NOT_RECORDED if provenance is None else COMPILED_BEFORE
         kernels, hiding = kernels_by_parameters(self._kept, why_unknown)
         kernels |= Provenance.known

@@ -13,15 +13,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from weakref import ref
 
 from torch import nn
 
 from torchprof.attribute.compiled_graphs import FROZEN, ModuleTensor
 from torchprof.attribute.events import COMPILED_INPUTS
-from torchprof.measure.flops.graphs import GraphText, read_graph
 from torchprof.record.compiled.dynamo_code import TakenTensor
+
+if TYPE_CHECKING:
+    from torchprof.measure.flops.graphs import GraphText
 
 _FROZEN = re.compile(r"(\w+): \"[^\"]*\" = self\.(_frozen_param\d+)")
 """The line of a tensor that is a part of the graph, with ``torch._inductor.config.freezing``: its node, its name."""
@@ -111,6 +113,8 @@ class KeptGraph:
     @cached_property
     def text(self) -> GraphText:
         """Raises ValueError if it cannot be read."""
+        from torchprof.measure.flops.graphs import read_graph  # it imports all formulas of FLOPs
+
         return read_graph(self.nodes)
 
     @property
