@@ -16,6 +16,7 @@ QUESTIONS = {
     "display": "what drawing the table of a large model takes",
     "importing": "what importing torchprof takes",
     "program": "what torchprof run costs while a script runs",
+    "scripts": "what whole scripts take under torchprof run, beside other profilers (25 minutes)",
     "edges": "what entering and leaving the block takes, and what a disabled one costs",
     "page": "what the HTML report of 10,000 layers takes to write, and to answer a click in a browser",
     "traces": "what reading a trace takes, beside json.load of the same file",

@@ -29,6 +29,23 @@ ANSWER = """
 import json, sys
 print(json.dumps([took, "torch" in sys.modules]))
 """
+FIRST = """
+import time, torch
+model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3)))
+start = time.perf_counter()
+import torchprof
+with torchprof.Profile(model) as prof:
+    model(torch.rand(1, 8))
+str(prof)
+first = time.perf_counter() - start
+start = time.perf_counter()
+with torchprof.Profile(model) as prof:
+    model(torch.rand(1, 8))
+str(prof)
+took = first - (time.perf_counter() - start)
+import json
+print(json.dumps([took, False]))
+"""
 RECORD = """
 import sys, torch, torchprof
 model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(100)))
@@ -45,6 +62,7 @@ def measure(quick: bool) -> None:
         scripts = {
             "import torchprof": IMPORT + ANSWER,
             "and load a run of 100 layers and draw it": IMPORT + LOAD + "took = loaded" + ANSWER,
+            "the first Profile and its table, beyond the second": FIRST,
         }
         rows = []
         for name, script in scripts.items():

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torchprof.errors import TorchprofError
     from torchprof.profile.benchmark import benchmark
     from torchprof.profile.flops import flops
+    from torchprof.profile.passes import sampled
     from torchprof.profile.profile import Profile
     from torchprof.profile.torch_profiler import annotate, from_profiler
     from torchprof.profile.trace_ready import log_stragglers, tensorboard_trace_handler
@@ -46,6 +47,7 @@ __all__ = [
     "merge",
     "open_job",
     "peak",
+    "sampled",
     "tensorboard_trace_handler",
     "types",
 ]
@@ -57,6 +59,7 @@ _FILES = {
     "errors": "TorchprofError",
     "profile.benchmark": "benchmark",
     "profile.flops": "flops",
+    "profile.passes": "sampled",
     "profile.profile": "Profile",
     "profile.torch_profiler": "annotate from_profiler",
     "profile.trace_ready": "log_stragglers tensorboard_trace_handler",

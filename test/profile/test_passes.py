@@ -20,7 +20,7 @@ import torchprof
 from torchprof.profile import pass_times
 from torchprof.profile import passes as passes_of_program
 from torchprof.profile.pass_times import PassTimes, StepClock, without_profiler
-from torchprof.profile.passes import PassKind, PassLog, sampled
+from torchprof.profile.passes import PassKind, PassLog, is_sampled
 from torchprof.profile.program import Program
 from torchprof.record.ranges import EngineRanges
 from torchprof.run.layers import Layer
@@ -108,9 +108,9 @@ def steps_of(run: Run) -> Any:
 
 
 def test_which_passes_are_recorded() -> None:
-    assert [number for number in range(70) if sampled(number)] == [*range(20), *range(32, 36), *range(64, 68)]
-    assert sum(map(sampled, range(1_000_000))) == 16 + 16 * 4  # 16, 32, …, 524,288
-    assert sum(map(sampled, range(100_000))) == 68
+    assert [number for number in range(70) if is_sampled(number)] == [*range(20), *range(32, 36), *range(64, 68)]
+    assert sum(map(is_sampled, range(1_000_000))) == 16 + 16 * 4  # 16, 32, …, 524,288
+    assert sum(map(is_sampled, range(100_000))) == 68
 
 
 @pytest.mark.usefixtures("never_interrupted")
@@ -123,7 +123,7 @@ def test_the_passes_of_a_loop_are_recorded_by_their_numbers() -> None:
             seen.append(is_recorded())
 
     run = profiled(program, warmup_calls=None)
-    assert seen == [True, *map(sampled, range(40))]  # the first step is start-up
+    assert seen == [True, *map(is_sampled, range(40))]  # the first step is start-up
     assert calls(run) == {"Mlp": 40, "Mlp.fc1": 40, "Mlp.act": 40, "Mlp.fc2": 40}
     [passes] = run.passes
     assert (passes.count, passes.recorded, passes.training, passes.gradients) == (40, 24, True, True)
@@ -150,9 +150,9 @@ def test_other_passes_may_be_chosen(options: dict[str, Any]) -> None:
         assert seen == [*map(chosen, range(50))] and not run.passes
         assert calls(run)["Mlp.fc1"] == sum(seen)
     elif "warmup_calls" in options:
-        assert seen == [False] * 3 + [*map(sampled, range(47))] and calls(run)["Mlp.fc1"] == 47
+        assert seen == [False] * 3 + [*map(is_sampled, range(47))] and calls(run)["Mlp.fc1"] == 47
     else:
-        assert seen == [*map(sampled, range(50))] and calls(run)["Mlp.fc1"] == 50  # 24 of 30 calls are recorded
+        assert seen == [*map(is_sampled, range(50))] and calls(run)["Mlp.fc1"] == 50  # 24 of 30 calls are recorded
     about = [str(each) for each in run.warnings if each.code == "passes_chosen"]
     assert [each[:35] for each in about] == ["As requested, 4 of 50 passes of the"] * (
         "passes" in options and not all(seen)
@@ -176,7 +176,7 @@ def test_each_kind_of_passes_has_a_count_of_its_own() -> None:
             model.train()
 
     run = profiled(program, warmup_calls=0)
-    assert seen == [*map(sampled, range(60))]
+    assert seen == [*map(is_sampled, range(60))]
     assert calls(run)["Mlp.fc1"] == 120
     kinds = {(passes.training, passes.gradients): passes for passes in run.passes}
     assert {kind: (passes.count, passes.recorded) for kind, passes in kinds.items()} == {
@@ -291,7 +291,7 @@ def test_times_are_those_of_a_stopwatch() -> None:
     run = profiled(program, warmup_calls=None)
     ns = [after - before for before, after in pairwise(took)][1:]
     [passes] = run.passes
-    not_recorded = [each for number, each in enumerate(ns) if not sampled(number)]
+    not_recorded = [each for number, each in enumerate(ns) if not is_sampled(number)]
     assert passes.ns is not None and passes.ns.median == pytest.approx(median(not_recorded), rel=0.3)
     assert steps_of(run).median == pytest.approx(median(not_recorded), rel=0.3)
 
@@ -517,9 +517,8 @@ def test_times_of_layers_are_those_of_a_stopwatch_without_the_profiler() -> None
             model(x).sum().backward()
 
     run = profiled(program, warmup_calls=None)
-    for index, layer in enumerate(model, 1):
-        shown_ns = run.rows.total("cpu_ns", layer=index, phase=FORWARD) / 139
-        assert shown_ns == pytest.approx(median(layer.took), rel=0.5)  # type: ignore[arg-type]
+    shown_ns = sum(run.rows.total("cpu_ns", layer=index, phase=FORWARD) for index in range(1, 5)) / 139
+    assert shown_ns == pytest.approx(sum(sum(layer.took) / len(layer.took) for layer in model), rel=0.6)
 
 
 def test_the_cost_of_events_is_taken_from_the_ranges_around_them() -> None:
@@ -545,6 +544,40 @@ def test_the_cost_of_events_is_taken_from_the_ranges_around_them() -> None:
     assert most.rows[2].cost.cpu_ns == 20_000 - 10 * 350
     assert min(each.cost.cpu_ns for each in without_profiler(run, 10, 100, 90_000).rows) == 0
     assert without_profiler(run, 10, 31_000, 1_000) is run
+
+
+# A Profile
+
+
+def test_a_profile_may_sample_its_steps(clock: Clock) -> None:
+    model, seen = Timed(clock), []
+    step = trainer(model)
+    with torchprof.Profile(model, schedule=torchprof.sampled()) as prof:
+        for number in range(60):
+            step()
+            seen.append(is_recorded())
+            clock.ns += 300_000_000 * (number == 25)
+            prof.step()
+    run = prof.run
+    assert seen == [*map(is_sampled, range(60))]
+    [passes] = run.passes
+    assert (passes.count, passes.recorded, passes.layer) == (60, 24, 0)
+    assert calls(run) == {"Timed": 60, "Timed.fc1": 60, "Timed.act": 60, "Timed.fc2": 60}
+    assert run.meta.wall_ns == 60 * 4_000_000 + 300_000_000 and unusual_ns(run) == 300_000_000
+    assert steps_of(run).median == 4_000_000 and steps_of(run).count == run.meta.steps == 60
+    assert "Shares are estimates from 24 of 60 passes of the loop." in str(prof)
+    assert not EngineRanges.after and not hasattr(nn.Linear.forward, "_torchdynamo_inline")
+
+
+def test_a_profile_of_few_steps_is_as_without_sampling() -> None:
+    model = Mlp()
+    step = trainer(model)
+    with torchprof.Profile(model, schedule=torchprof.sampled()) as prof:
+        for _ in range(10):
+            step()
+            prof.step()
+    assert not prof.run.passes and prof.run.meta.steps == 10 and calls(prof.run)["Mlp.fc1"] == 10
+    assert repr(torchprof.sampled()) == "torchprof.sampled()"
 
 
 # The values
@@ -608,7 +641,7 @@ def test_a_step_ends_where_all_optimizers_have_made_one(order: str, known: str, 
 
 def test_ranks_record_the_same_passes_whatever_their_times() -> None:
     def recorded(wait: float) -> list[bool]:
-        log, seen = PassLog(sampled), []
+        log, seen = PassLog(is_sampled), []
         for number in range(200):
             log.end()
             seen.append(log.begin(PassKind(0, number % 5 != 4, number % 5 != 4)))

@@ -182,6 +182,15 @@ class OpGroup(NamedTuple):
                 places.append(self.all_places.inside(places[outer], _OP, name, signature))
         return places
 
+    def outermost_items(self) -> Iterator[Attributed]:
+        """The operators that are in no other one of the group, one by one, each with the time of all inside it."""
+        tree, places = self.tree, self.places()
+        around = None if self.outer is None else self.place
+        for index in tree.outermost:
+            event = self.columns.event(self.first + index, self.thread)
+            place = places[tree.path_of[index]]
+            yield Attributed(event, place, around, tree.is_call[index], self.ns[index], self.outer)
+
     def items(self) -> Iterator[Attributed]:
         tree, columns, thread = self.tree, self.columns, self.thread
         places = self.places()

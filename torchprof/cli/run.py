@@ -95,7 +95,7 @@ def execute(arguments: argparse.Namespace) -> NoReturn:
     )
     import torch
 
-    from torchprof.profile.passes import sampled
+    from torchprof.profile.passes import is_sampled
     from torchprof.profile.program import Program
     from torchprof.profile.script import Script
 
@@ -109,7 +109,7 @@ def execute(arguments: argparse.Namespace) -> NoReturn:
         compile_layers=arguments.compile_layers,
         warmup_calls=arguments.warmup,
         max_calls=arguments.max_calls,
-        passes=None if arguments.all else arguments.steps.__contains__ if arguments.steps else sampled,
+        passes=None if arguments.all else arguments.steps.__contains__ if arguments.steps else is_sampled,
     )
     failures: dict[str, str] = {}  # by file, why it was not written; "" if it was
 

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import repeat
 from typing import Any, NamedTuple
 
 from torchprof.attribute.event_columns import Intervals
@@ -108,7 +109,7 @@ class Locksteps:
         threads = self._threads
         for given in stream:
             yield given
-            for item in given.items() if isinstance(given, OpGroup) else (given,):
+            for item in self._ranges_of(given) if isinstance(given, OpGroup) else (given,):
                 event, place, _, _, ns, _ = item
                 kind, _, start, end, number, _, _, correlation, *_ = event
                 if kind is kernel:
@@ -147,6 +148,16 @@ class Locksteps:
                         self._last.note_request(place)
                     if correlation:
                         self._launched[correlation] = len(self._marks)
+
+    def _ranges_of(self, group: OpGroup) -> Iterable[Attributed]:
+        """The events of a group that say more than its outermost operators do: all, if any may be an autograd function
+        of the user. Notes what all of them launch."""
+        if group.tree.functions:
+            return group.items()
+        if correlations := group.columns.correlation:
+            self._launched.update(zip(correlations[group.first : group.after], repeat(len(self._marks))))
+            self._launched.pop(0, None)
+        return group.outermost_items()
 
     def _mark(self, time: int) -> None:
         """A step ends here, and the next begins."""

@@ -12,6 +12,7 @@ from torchprof.measure.assemble import with_warnings
 from torchprof.measure.recording import CycleEnd, Observations
 from torchprof.measure.warnings import about_buckets
 from torchprof.profile.cycle import Cycle, Setup
+from torchprof.profile.passes import PassKind, PassLog, Sampled, is_sampled
 from torchprof.profile.signals import DelayedSignals
 from torchprof.record.compiled.dynamo_code import about_left_out_stacks, awaiting_compilation
 from torchprof.record.labels import Labels
@@ -163,10 +164,20 @@ class Cycles:
 class ScheduledCycles(Cycles):
     """The cycles of a ``Profile``. They start and end, step by step, as a schedule says; the rules are those of
     ``torch.profiler.profile``. Without a schedule there is a single cycle, from ``start`` to ``stop``. ``run_of_last``:
-    of the last added cycle, with warnings, until the Profile takes it; None without ``keeps_runs``."""
+    of the last added cycle, with warnings, until the Profile takes it; None without ``keeps_runs``. With the schedule
+    ``sampled()`` all steps are timed, and the result is that of all."""
 
-    def __init__(self, setup: Setup, warnings: list[RunWarning], labels: Labels, *, keeps_runs: bool) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        warnings: list[RunWarning],
+        labels: Labels,
+        schedule: object = None,
+        *,
+        keeps_runs: bool = False,
+    ) -> None:
         super().__init__(setup, warnings, labels)
+        self._steps = PassLog(is_sampled) if isinstance(schedule, Sampled) else None
         self.run_of_last: Run | None = None
         self._general_warnings = warnings
         self._keeps_runs = keeps_runs
@@ -176,6 +187,8 @@ class ScheduledCycles(Cycles):
         """End the cycle if it ends before a step with this action: after RECORD_AND_SAVE, and where a schedule stops
         recording without that action; there, torch warns and does not call on_trace_ready."""
         self.split_ranges.on()
+        if self._steps is not None:
+            self._steps.end()
         before, self._action = self._action, action
         if self.is_recording and (before is ProfilerAction.RECORD_AND_SAVE or action not in _RECORDING):
             self.split_recording()
@@ -184,6 +197,8 @@ class ScheduledCycles(Cycles):
     def begin_step(self) -> None:
         """Do what the action of the step that begins requires: warm up, record, or neither."""
         action = self._action
+        if self._steps is not None:
+            self._begin_sampled(self._steps)
         if action is ProfilerAction.WARMUP and self.prepared is None:
             with DelayedSignals():
                 _refuse_active_profiler()
@@ -196,6 +211,32 @@ class ScheduledCycles(Cycles):
         elif action is ProfilerAction.NONE and self.prepared is not None:
             with DelayedSignals():
                 self.discard_prepared()
+
+    def _begin_sampled(self, steps: PassLog) -> None:
+        """Begin a step of a sampled loop: they are all of one kind. Labels take time even while nothing is recorded."""
+        steps.begin(PassKind(0, self.setup.plan.models[0].training, True))
+        with DelayedSignals():
+            if self._action is not ProfilerAction.NONE and not self.labels.is_attached:
+                self.labels.attach()
+            elif self._action is ProfilerAction.NONE and not self.labels.may_be_guarded:
+                self.labels.detach()
+
+    def begin_recording(self) -> None:
+        super().begin_recording()
+        if self._steps is not None:
+            self._steps.begun()
+
+    def finish(self) -> None:
+        if self._steps is not None:
+            self._steps.drop()
+        super().finish()
+
+    def result(self, layers: tuple[Layer, ...], why_nothing: RunWarning) -> Run:
+        run = super().result(layers, why_nothing)
+        if self._steps is None or self.run is None:
+            return run
+        self._steps.put(run)
+        return self._steps.whole() or run
 
     def start(self) -> None:
         """Start the next cycle. Source lines are left out while code waits to be compiled; a warning says so."""

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.profiler import ProfilerAction
 
 from torchprof.profile.cycle import label_ns
-from torchprof.profile.cycles import Cycles
 from torchprof.profile.pass_times import (
     UNUSUAL,
     Lines,
@@ -36,10 +36,32 @@ FIRST, BURST = 16, 4
 """The first passes of each kind are recorded, and after them so many at each doubling of their number."""
 
 
-def sampled(number: int) -> bool:
+def is_sampled(number: int) -> bool:
     """Whether the pass of this number, from 0 on, is recorded: 68 of 100,000. It depends on nothing but the number, so
     that all ranks of a job decide alike."""
     return number < FIRST or number - (1 << (number.bit_length() - 1)) < BURST
+
+
+class Sampled:
+    """A schedule for ``Profile``, see ``sampled``."""
+
+    def __call__(self, step: int) -> ProfilerAction:
+        if not is_sampled(step):
+            return ProfilerAction.NONE
+        return ProfilerAction.RECORD if is_sampled(step + 1) else ProfilerAction.RECORD_AND_SAVE
+
+    def __repr__(self) -> str:
+        return "torchprof.sampled()"
+
+
+def sampled() -> Callable[[int], ProfilerAction]:
+    """A schedule for a loop of any length: ``Profile(model, schedule=torchprof.sampled())``, with ``prof.step()`` at
+    the end of each step. It records the first 16 steps, and four more at each doubling of their number: 68 of 100,000.
+
+    All steps are timed. The run is that of all steps, as estimated from the recorded ones: times are those of the steps
+    that ran without the profiler, calls and FLOPs those of all. ``run.passes`` says how many were recorded.
+    """
+    return Sampled()
 
 
 class PassKind(NamedTuple):
@@ -50,7 +72,7 @@ class PassKind(NamedTuple):
     gradients: bool
 
 
-class _Cycles(NamedTuple):
+class CycleKind(NamedTuple):
     """Cycles whose runs add up: those with passes of one ``kind``; None for others. ``is_interrupted``: those in which
     a pass took far longer than others."""
 
@@ -62,8 +84,8 @@ class PassLog:
     """All passes of a program since its start-up, and the runs of the recorded ones.
 
     ``is_recorded``: of a pass with this number of its kind; None: all are recorded. ``weighs``: the passes that are
-    recorded stand for all of their kind. The runs of cycles add up by kind, if a cycle has passes of one kind and
-    nothing else. Others stand for themselves: those with the time before the first pass, those with the first passes of
+    recorded stand for all of their kind. ``runs``: those of cycles add up by kind, if a cycle has passes of one kind
+    and nothing else. Others stand for themselves: those with the time before the first pass, those with the first passes of
     several kinds, and those in which a pass took far longer than others, as where the machine was interrupted, unless
     no others are of that kind.
     """
@@ -74,7 +96,7 @@ class PassLog:
         self.calls: defaultdict[int, PassTimes] = defaultdict(PassTimes)  # of models, by layer
         self.lines = Lines()
         self._is_all = is_recorded is None
-        self.weighs = is_recorded is sampled
+        self.weighs = is_recorded is is_sampled
         self._is_recorded = is_recorded or bool
         self._counts: Counter[PassKind] = Counter()
         self._recorded: defaultdict[PassKind, list[int]] = defaultdict(list)  # the times of the recorded passes
@@ -87,8 +109,8 @@ class PassLog:
         self._in_cycle: list[
             tuple[PassKind | None, int]
         ] = []  # the recorded passes of the current cycle, with their times
-        self._stand_for: Counter[_Cycles] = Counter()  # how many passes are in a run
-        self._runs: dict[_Cycles, Run] = {}
+        self._stand_for: Counter[CycleKind] = Counter()  # how many passes are in a run
+        self.runs: dict[CycleKind, Run] = {}
 
     # Passes
 
@@ -145,20 +167,16 @@ class PassLog:
         kinds = {known for known, _ in self._in_cycle if known is not None} | {kind}
         return self.weighs and len(kinds) > 1 and any(self._counts[each] > FIRST for each in kinds)
 
-    def add(self, cycles: Cycles, is_alone: bool) -> Run:
-        """Stop the cycle that is recording, and add its run to those of its kind. ``is_alone``: this process is not a
-        rank of a job, so that it may record other passes in place of unusual ones."""
+    def end_cycle(self, is_alone: bool) -> CycleKind:
+        """The cycle that is recording ends. Returns which of ``runs`` its run is added to. ``is_alone``: this process
+        is not a rank of a job, so that it may record other passes in place of unusual ones."""
         kinds = {kind for kind, _ in self._in_cycle}
-        key = _Cycles(kinds.pop() if len(kinds) == 1 and self.weighs else None)
+        key = CycleKind(kinds.pop() if len(kinds) == 1 and self.weighs else None)
         if key.kind is not None and self._was_interrupted(key.kind):
             self._again[key.kind] += BURST if is_alone and self._stand_for[key] < 2 * FIRST else 0
-            key = _Cycles(key.kind, is_interrupted=True)
+            key = CycleKind(key.kind, is_interrupted=True)
         self._stand_for[key] += len(self._in_cycle)
-        cycles.run = self._runs.pop(key, None)
-        run = cycles.stop_and_add()
-        assert cycles.run is not None
-        self._runs[key] = cycles.run
-        return run
+        return key
 
     def _was_interrupted(self, kind: PassKind) -> bool:
         """Whether a pass in this cycle took far longer than others. The first pass in a cycle takes longer anyway."""
@@ -169,13 +187,25 @@ class PassLog:
 
     # All passes
 
+    def drop(self) -> None:
+        """The pass that is open does not count."""
+        if self._open is not None:
+            self._counts[self._open[0]] -= 1
+            self._open = None
+
+    def put(self, run: Run) -> None:
+        """The run of all recorded passes, which are of one kind, if others have added it up."""
+        for kind, ns in self._recorded.items():
+            self._stand_for[CycleKind(kind)] = len(ns)
+            self.runs = {CycleKind(kind): run}
+
     def whole(self) -> Run | None:
         """The run of all passes; None if nothing was recorded."""
         self._add_up()
         self.steps.times.add_up()
-        kinds = {key.kind: key for key in sorted(self._runs, key=lambda key: -key.is_interrupted)}  # rather without
+        kinds = {key.kind: key for key in sorted(self.runs, key=lambda key: -key.is_interrupted)}  # rather without
         whole = None
-        for key, run in self._runs.items():
+        for key, run in self.runs.items():
             scaled = self._scaled(key, run) if kinds[key.kind] == key else run
             whole = scaled if whole is None else add_cycle(whole, scaled)
         if whole is None:
@@ -196,7 +226,7 @@ class PassLog:
             recorded, count = sum(map(len, self._recorded.values())), sum(self._counts.values())
             yield RunWarning.of("passes_chosen", recorded=recorded, count=count)
 
-    def _scaled(self, key: _Cycles, run: Run) -> Run:
+    def _scaled(self, key: CycleKind, run: Run) -> Run:
         """The run of all passes of a kind but those of other cycles."""
         times = None if key.kind is None else self._times[key.kind]
         if times is None or times.spread is None:
@@ -205,7 +235,11 @@ class PassLog:
         of_all = count + times.spread.count
         usual_ns = (times.spread.sum - times.unusual_ns) / times.spread.count
         run = without_profiler(run, count, usual_ns, label_ns() or 0)
-        return run.scaled(Scale((of_all, count), (max(round(usual_ns * of_all), 1), run.meta.wall_ns)))
+        run = run.scaled(Scale((of_all, count), (max(round(usual_ns * of_all), 1), run.meta.wall_ns)))
+        # Under the profiler, a device waits longer for a slower CPU: it was not in use for longer than the passes took.
+        most_ns = run.meta.wall_ns
+        devices = (replace(each, span_ns=max(min(each.span_ns, most_ns), each.busy_ns)) for each in run.device_times)
+        return replace(run, device_times=tuple(devices))
 
     def _passes(self, rank: int) -> Iterator[Passes]:
         for kind, count in self._counts.items():

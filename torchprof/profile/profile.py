@@ -61,11 +61,11 @@ class Profile:
     layers; a kernel of several layers has its own row (see docs/compile.md).
 
     In a loop, ``step()`` ends a step. ``schedule`` selects the steps that are recorded: it is
-    ``torch.profiler.schedule(wait=…, warmup=…, active=…)``, or any function from a step's number to a
-    ``torch.profiler.ProfilerAction``. At the end of each cycle of recorded steps, ``on_trace_ready`` is called with
-    this Profile. During that call, ``run``, ``raw()``, ``key_averages()`` and ``export_chrome_trace()`` give this
-    cycle. After the block, ``run`` is the sum of all cycles, and the others give the last cycle. Without a schedule,
-    there is one cycle.
+    ``torchprof.sampled()``, for loops of any length, ``torch.profiler.schedule(wait=…, warmup=…, active=…)``, or any
+    function from a step's number to a ``torch.profiler.ProfilerAction``. At the end of each cycle of recorded steps,
+    ``on_trace_ready`` is called with this Profile. During that call, ``run``, ``raw()``, ``key_averages()`` and
+    ``export_chrome_trace()`` give this cycle. After the block, ``run`` is the sum of all cycles, and the others give
+    the last cycle. Without a schedule, there is one cycle.
 
     ``start()`` and ``stop()`` do the same as the block. As a decorator, a Profile profiles the function's first call.
 
@@ -124,7 +124,7 @@ class Profile:
         self._failed = False  # whether an error ended the block
         self._plan = Plan([], None)
         self._labels = Labels(())
-        self._cycles = ScheduledCycles(Setup(self._plan, Options()), [], self._labels, keeps_runs=False)
+        self._cycles = ScheduledCycles(Setup(self._plan, Options()), [], self._labels)
         self._guard = Guard()
         self._provenance: Provenance | None = None
 
@@ -201,7 +201,9 @@ class Profile:
         kind = None if missing else asked.device
         setup = Setup(self._plan, asked, kind, self._provenance, from_first_mark=not self.warmup)
         self._labels = Labels(self._plan.targets)
-        self._cycles = ScheduledCycles(setup, warnings, self._labels, keeps_runs=self.on_trace_ready is not None)
+        self._cycles = ScheduledCycles(
+            setup, warnings, self._labels, self.schedule, keeps_runs=self.on_trace_ready is not None
+        )
 
     def _device(self) -> str | None:
         use_cuda = True if self.use_cuda else False if self._refuses_cuda else None

@@ -20,7 +20,7 @@ from torchprof.measure.recording import CycleEnd, Options
 from torchprof.profile.arguments import check_count
 from torchprof.profile.cycle import Setup
 from torchprof.profile.cycles import Cycles
-from torchprof.profile.passes import BURST, PassKind, PassLog, Settling, StartUp, sampled
+from torchprof.profile.passes import BURST, PassKind, PassLog, Settling, StartUp, is_sampled
 from torchprof.profile.signals import DelayedSignals, uninterrupted
 from torchprof.record.compiled.inductor import Provenance
 from torchprof.record.forwards import OutermostCalls, backward_task
@@ -74,7 +74,7 @@ class Program:
         max_calls: int | None = None,
         use_cuda: bool = False,
         compile_layers: bool = False,
-        passes: Callable[[int], bool] | None = sampled,
+        passes: Callable[[int], bool] | None = is_sampled,
         **options: bool,
     ) -> None:
         if warmup_calls is not None:
@@ -287,6 +287,8 @@ class Program:
         with DelayedSignals():
             self._passes.lines.off()
             self._passes.steps.interrupt()
+            if self._cycles.setup.device is not None:  # else kernels of passes before would run in the recording
+                getattr(torch, self._cycles.setup.device).synchronize()
             self._outermost.widen()
             if self._cycles.last is None:  # after warm-up calls
                 SplitRanges.count_anew()
@@ -331,7 +333,11 @@ class Program:
 
     def _end_cycle(self) -> Run:
         assert self._cycles.last is not None
-        cycle = self._passes.add(self._cycles, is_alone=self._cycles.last.job.world_size == 1)
+        key = self._passes.end_cycle(is_alone=self._cycles.last.job.world_size == 1)
+        self._cycles.run = self._passes.runs.pop(key, None)
+        cycle = self._cycles.stop_and_add()
+        if self._cycles.run is not None:
+            self._passes.runs[key] = self._cycles.run
         self._events_a_module = self._events_of(cycle)
         return cycle
 

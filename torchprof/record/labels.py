@@ -228,6 +228,10 @@ class Labels:
                 if (module := target.module()) is not None:
                     self._labels.append(Label(module, target, self, self._joined(target, module, of_class)))
 
+    @property
+    def is_attached(self) -> bool:
+        return bool(self._labels or self._stand_ins)
+
     def detach(self) -> None:
         """Restore every class and instance that no other ``Labels`` use. If other code has wrapped one of our wrappers
         meanwhile, the wrapper stays and passes calls through. Does nothing the second time."""

@@ -211,7 +211,7 @@ class DeviceTime:
         return self
 
     def scaled(self, scale: Scale) -> DeviceTime:
-        span_ns, scale = scale.total(self.span_ns), scale.on(self.device)
+        scale = scale.on(self.device)
         streams = tuple(
             StreamTime(stream.stream, scale.number(stream.kernels), *map(scale.total, stream[2:]))
             for stream in self.streams
@@ -219,7 +219,7 @@ class DeviceTime:
         times: dict[str, Any] = {
             name: scale.total(value) for name, value in fields_of(self).items() if name.endswith("_ns")
         }
-        return replace(self, **{**times, "span_ns": max(span_ns, times["busy_ns"])}, streams=streams)
+        return replace(self, **times, streams=streams)
 
     def check(self, layers: int) -> None:
         """No part is longer than the whole, and none is negative."""
