@@ -65,7 +65,7 @@ def add_to(commands: Commands) -> None:
     # The former name of --warmup.
     recorded.add_argument("--warmup-calls", dest="warmup", type=whole_number, help=argparse.SUPPRESS)
     recorded.add_argument(
-        "--max-calls", type=whole_number, metavar="N", help="calls of the model to record (default: all)"
+        "--max-calls", type=whole_number, metavar="N", help="record all calls of the model, and end after N"
     )
     which = recorded.add_mutually_exclusive_group()
     which.add_argument("--all", action="store_true", help="record all passes (default: some; the rest is timed)")

@@ -218,7 +218,7 @@ class ScheduledCycles(Cycles):
         with DelayedSignals():
             if self._action is not ProfilerAction.NONE and not self.labels.is_attached:
                 self.labels.attach()
-            elif self._action is ProfilerAction.NONE and not self.labels.may_be_guarded:
+            elif self._action is ProfilerAction.NONE and not self.labels.are_compiled:
                 self.labels.detach()
 
     def begin_recording(self) -> None:

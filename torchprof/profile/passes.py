@@ -85,9 +85,9 @@ class PassLog:
 
     ``is_recorded``: of a pass with this number of its kind; None: all are recorded. ``weighs``: the passes that are
     recorded stand for all of their kind. ``runs``: those of cycles add up by kind, if a cycle has passes of one kind
-    and nothing else. Others stand for themselves: those with the time before the first pass, those with the first passes of
-    several kinds, and those in which a pass took far longer than others, as where the machine was interrupted, unless
-    no others are of that kind.
+    and nothing else. Others stand for themselves: those with the time before the first pass, those with the first
+    passes of several kinds, and those in which a pass took far longer than others, as where the machine was
+    interrupted, unless no others are of that kind.
     """
 
     def __init__(self, is_recorded: Callable[[int], bool] | None) -> None:

@@ -62,6 +62,8 @@ class Program:
     compilation and caches) if at least three calls follow. A step ends with that of an optimizer; without gradients it
     is one call. If no model is called, the run has everything. ``max_calls``: after this many recorded calls, recording
     ends where the next call would begin; it also ends, with a warning, where the program starts a profiler of its own.
+    ``passes``: of the passes through a model, which are recorded, by their number among those of their kind; None for
+    all, as with ``max_calls``. Without it, some are recorded, and the run is that of all, see ``PassLog``.
     ``options``: what else is recorded, ``profile_memory`` and others of ``Options``. Arguments are as for ``Profile``.
 
     Raises TorchprofError for an invalid number of calls, and on entry while another profiler is active.
@@ -105,7 +107,7 @@ class Program:
         self._calls_before_cycle = self._modules_before_cycle = 0  # of models, and of all modules in recorded calls
         self._in_use: list[tuple[int, int]] = []  # at the start of each cycle: calls of models, bytes in use
         self._models = 0
-        self._passes = PassLog(passes)
+        self._passes = PassLog(None if max_calls is not None else passes)
         self._settling = Settling(self._passes.steps)
         self._is_labelling = False
         self._classes: set[type[nn.Module]] = set()  # of the modules of outermost calls
@@ -190,7 +192,7 @@ class Program:
                 self._set_start_up_aside(self._start_up)
         self._classes.add(type(module))
         if self._calls > self._warmup_calls and self._may_begin_pass():
-            self._begin_pass(PassKind(self._plan.layer_of(module), module.training, torch.is_grad_enabled()))
+            self._begin_pass(self._kind_of(module))
         elif self._cycles.is_recording and self._events_in_cycle > _PATIENCE * _CYCLE_EVENTS:
             self._begin_cycle_anew(with_more=True)
         self._settling.note_call()
@@ -242,6 +244,10 @@ class Program:
         in_first_step = self._start_up is not None and self._start_up.first is None and self._settling.is_settled
         return self._settling.may_begin_pass and not in_first_step
 
+    def _kind_of(self, module: nn.Module) -> PassKind:
+        is_training = getattr(module, "training", False)  # a frozen ScriptModule has no mode
+        return PassKind(self._plan.layer_of(module), is_training, torch.is_grad_enabled())
+
     def _begin_pass(self, kind: PassKind) -> None:
         """A pass ends, and one of this kind begins. Cycles end, and recording starts and stops, only here."""
         self._passes.end()
@@ -269,7 +275,8 @@ class Program:
             self._end_cycle()
             if (end := self._cycles.end_of_last) is not None:
                 self._cycles.end_of_last = CycleEnd(end.loop)  # the step that is open there is not whole in the run
-            if not self._labels.may_be_guarded:  # torch.compile would compile again what it has compiled with labels
+            self._labels.targets = self._plan.targets
+            if not self._labels.are_compiled:  # torch.compile would compile again what it has compiled with labels
                 self._labels.detach()
                 self._is_labelling = False
             self._passes.lines.on(threading.get_ident())
@@ -293,7 +300,7 @@ class Program:
             if self._cycles.last is None:  # after warm-up calls
                 SplitRanges.count_anew()
             if not self._is_labelling:
-                self._labels.targets = self._plan.targets
+                self._labels.targets = self._plan.targets  # with those of models that were found meanwhile
                 self._labels.attach()
                 self._is_labelling = True
             self._start_cycle()

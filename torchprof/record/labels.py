@@ -181,8 +181,7 @@ class Labels:
     for the profiler of a user, which may record all threads; calls on all threads are labelled then.
     ``unobserved``: the number of calls on threads that the profiler does not record, by label. ``unlabelled``: the
     labels of modules whose forward could not be wrapped. ``before_first``: if given, it is called before each call of a
-    module of ``trigger`` until it returns True, and calls are labelled only from then on. ``may_be_guarded``: whether
-    torch.compile had compiled any of the modules when they were attached.
+    module of ``trigger`` until it returns True, and calls are labelled only from then on.
     """
 
     targets: Sequence[Target]
@@ -193,7 +192,6 @@ class Labels:
     unlabelled: list[str] = field(default_factory=list)
     home: int = field(default=0, init=False)
     is_waiting: bool = field(default=False, init=False)
-    may_be_guarded: bool = field(default=False, init=False)
     _labels: list[Label] = field(default_factory=list, init=False)
     _stand_ins: dict[int, StandIn] = field(default_factory=dict, init=False)
     _open_triggers: int = field(default=0, init=False)
@@ -204,10 +202,7 @@ class Labels:
 
     def attach(self) -> None:
         self.home = get_ident()
-        modules = [module for target in self.targets if (module := target.module()) is not None]
-        one_of_each = {type(unwrapped(module)): module for module in modules}  # compiled code is that of a class
-        is_inlined = any(target.inlined for target in self.targets)
-        self.may_be_guarded = is_inlined or any(map(has_code, one_of_each.values()))
+        self._may_be_guarded = self.are_compiled
         self.is_waiting = self.before_first is not None
         if self.before_first is not None:
             self.before_first = never_compiled(self.before_first)
@@ -231,6 +226,13 @@ class Labels:
     @property
     def is_attached(self) -> bool:
         return bool(self._labels or self._stand_ins)
+
+    @property
+    def are_compiled(self) -> bool:
+        """Whether torch.compile compiles any of the modules, or has compiled it."""
+        modules = [module for target in self.targets if (module := target.module()) is not None]
+        one_of_each = {type(unwrapped(module)): module for module in modules}  # compiled code is that of a class
+        return any(target.inlined for target in self.targets) or any(map(has_code, one_of_each.values()))
 
     def detach(self) -> None:
         """Restore every class and instance that no other ``Labels`` use. If other code has wrapped one of our wrappers
@@ -288,7 +290,7 @@ class Labels:
             if owner is None or owner is nn.Module:
                 continue  # a container without a forward cannot be called
             # Such a forward checks whether its class still has it, and torch.compile has guards on the result.
-            is_guarded = self.may_be_guarded and refers_to_itself(owner.__dict__["forward"])
+            is_guarded = self._may_be_guarded and refers_to_itself(owner.__dict__["forward"])
             stand_in = None if is_guarded else on_class(owner)
             if stand_in is not None:
                 yield stand_in
