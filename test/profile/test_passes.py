@@ -240,6 +240,27 @@ def without_no_grad(model: nn.Module) -> None:
         model(X)
 
 
+class Wrapper(torch.optim.Optimizer):
+    """As accelerate's: it passes steps on, and torch does not see its own."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+
+    @property
+    def param_groups(self) -> Any:
+        return self.inner.param_groups
+
+    def step(self) -> None:  # type: ignore[override]
+        self.inner.step()
+
+
+def wrapped(model: nn.Module) -> None:
+    optimizer = Wrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(30):
+        model(X).sum().backward()
+        optimizer.step()
+
+
 def lbfgs(model: nn.Module) -> None:
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3, line_search_fn=None)
 
@@ -261,6 +282,7 @@ def lbfgs(model: nn.Module) -> None:
         (adversarial, 30),
         (critic_first, 30),
         (critic_more_often, 30),
+        (wrapped, 30),
         (without_optimizer, 30),
         (without_no_grad, 27),  # the first calls might still have a backward
         (lbfgs, 30),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple, replace
 from operator import add
 from time import perf_counter_ns
@@ -144,15 +145,27 @@ class StepClock:
                 self._known[id(optimizer)] = ref(optimizer)
                 self._last[id(optimizer)], self._period[id(optimizer)] = self._number, _PERIOD
 
+    def _forget_wrappers(self, optimizer: Any) -> None:
+        """Do not wait for optimizers around this one, as those of accelerate, whose own steps are not seen: they have
+        made none, and have the same parameters."""
+        parameters = _parameters_of(optimizer)
+        for key, known in [*self._known.items()]:
+            other = known()
+            if other is not optimizer and self._period[key] == _PERIOD and parameters & _parameters_of(other):
+                del self._known[key]
+
     def add(self, optimizer: Any) -> bool:
         """An optimizer has made a step. Returns whether it ends a step of the loop."""
         key, now = id(optimizer), perf_counter_ns()
         self._number += 1
         if key not in self._known or self._known[key]() is not optimizer:
             self._known[key], self._period[key] = ref(optimizer), 1
+            self._forget_wrappers(optimizer)
+        elif self._period[key] == _PERIOD:
+            self._period[key] = self._number - self._last[key]
+            self._forget_wrappers(optimizer)
         else:
-            before = 0 if self._period[key] == _PERIOD else self._period[key]
-            self._period[key] = max(self._number - self._last[key], before)
+            self._period[key] = max(self._number - self._last[key], self._period[key])
         self._last[key] = self._number
         self._done.add(key)
         for other in [*self._known] if len(self._known) > 1 else ():
@@ -166,6 +179,13 @@ class StepClock:
             self.times.add_up()
         self._began_ns = now
         return True
+
+
+def _parameters_of(optimizer: Any) -> set[int]:
+    """The ids of the parameters of an optimizer."""
+    with suppress(Exception):  # code of a wrapper may raise anything
+        return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return set()
 
 
 _EVENT_NS = 200, 350  # the least and the most that an event costs; a node of autograd costs twice as much

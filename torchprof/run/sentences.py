@@ -348,7 +348,7 @@ def layers_by_parameters(layers: list[str], asked: bool) -> str:
 def passes_sampled(layers: list[str], recorded: int, count: int) -> str:
     return (
         f"Shares are estimates from {recorded:,} of {count:,} passes of the loop. The others ran without the profiler: "
-        "all times are scaled to theirs."
+        "times are scaled to theirs, those of layers to within some 10%."
     )
 
 
