@@ -490,6 +490,31 @@ except UnicodeEncodeError:
     assert done.stdout.splitlines()[-1].startswith("Written: script.torchprof.json.")
 
 
+@pytest.mark.parametrize(
+    "option, recorded, said",
+    [
+        ("--all", 49, ""),
+        ("--steps=20:30", 10, "As requested, 10 of 49 passes of the loop are in the figures, and no other time."),
+        ("--max-calls=7", 7, "7 model call(s) recorded"),
+        ("--warmup=0", 50, "Shares are estimates from 24 of 50 passes of the loop."),
+    ],
+)
+def test_which_steps_are_recorded_may_be_chosen(tmp_path: Path, option: str, recorded: int, said: str) -> None:
+    code = "with torch.no_grad():\n    for _ in range(50): model(x)"
+    done = run(tmp_path, option, "-o", "run.json", script(tmp_path, code))
+    found = saved(tmp_path, "run.json")
+    assert done.returncode == 0 and calls(found) == recorded
+    assert said.replace("call(s)", "calls") in done.stdout
+    assert bool(found.passes) is (option == "--warmup=0")
+
+
+@pytest.mark.parametrize("steps", ["20", "30:20", "a:b", "1:2:3"])
+def test_wrong_steps_are_refused(tmp_path: Path, steps: str) -> None:
+    done = run(tmp_path, "--steps", steps, script(tmp_path, "print('ran')"))
+    assert done.returncode == 2 and done.stdout == ""
+    assert f"{steps!r} is not A:B with A < B, as 100:120 for passes 100 to 119" in done.stderr
+
+
 # Under torchrun
 
 IN_A_JOB = """
@@ -527,6 +552,40 @@ def test_the_ranks_of_a_job_write_a_file_each_and_the_first_prints(tmp_path: Pat
     assert {*runs[1].rows.columns["rank"]} == {1} and (tmp_path / "1.csv").is_file()
     assert torchprof.merge(runs).missing_ranks == ()
     assert torchprof.open_job(tmp_path / "job").run() == torchprof.merge(runs)
+
+
+TRAINS_IN_A_JOB = """
+import time, torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.ReLU()))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(60):
+    if dist.get_rank() == 2:
+        time.sleep(0.02)
+    model(torch.rand(16, 64)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+
+
+def test_the_ranks_of_a_job_record_the_same_steps(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINS_IN_A_JOB)
+    job = warm_job(tmp_path, 4, "-m", "torchprof", "run", "-o", "rank{rank}.json", "train.py")
+    assert job.code == 0, job
+    runs = [saved(tmp_path, f"rank{rank}.json") for rank in range(4)]
+    for run in runs:
+        [passes] = run.passes
+        assert (passes.count, passes.recorded, run.meta.steps, calls(run)) == (59, 24, 59, 59)
+    merged = torchprof.merge(runs)
+    assert [passes.rank for passes in merged.passes] == [0, 1, 2, 3]
+    assert all(lockstep.is_paired for key, lockstep in merged.lockstep.items() if key.keeps_values)
+    assert "24 of 59 passes" in merged.report("overview")
 
 
 def test_after_one_rank_fails_the_others_write_what_ran_until_then(tmp_path: Path) -> None:

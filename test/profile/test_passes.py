@@ -602,6 +602,17 @@ def test_a_profile_of_few_steps_is_as_without_sampling() -> None:
     assert repr(torchprof.sampled()) == "torchprof.sampled()"
 
 
+def test_a_layer_that_no_recorded_pass_called_may_have_been_called() -> None:
+    class Rare(Mlp):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc1(x)
+
+    step = trainer(Rare())
+    run = profiled(lambda: [step() for _ in range(50)], warmup_calls=None)
+    [warning] = [str(each) for each in run.warnings if "alled" in each.code]
+    assert warning == "Not called in a recorded pass: Rare.fc2. `--all` records all passes."
+
+
 # The values
 
 

@@ -29,6 +29,9 @@ from torchprof.run.words import (
 
 _LAST = ("label_cost", "backward_incomplete", "counted_on_data")  # stored warnings that come after the computed ones
 
+_NEVER, _NOT_RECORDED = "never_called", "not_called_when_recorded"
+"""A layer without calls; and the same where not all passes of a loop were recorded."""
+
 # Thresholds: above each, it is a warning.
 _SLOW_START = 2  # the first call over the mean of the later calls
 _SHARE_NOT_LAUNCHED = 0.05  # of the device's time in kernels whose launch was not recorded
@@ -43,7 +46,11 @@ def all_warnings(run: Run) -> tuple[RunWarning, ...]:
     is_merged = len(run.metas) > 1
     ranks_of: dict[RunWarning, list[int]] = {}
     for one_rank in run.of_ranks([meta.rank for meta in run.metas]) if is_merged else [run]:
-        stored = [warning for warning in one_rank.meta.warnings if warning.code != WITHOUT_SHAPES]
+        stored = [
+            replace(warning, code=_NOT_RECORDED) if one_rank.passes and warning.code == _NEVER else warning
+            for warning in one_rank.meta.warnings
+            if warning.code != WITHOUT_SHAPES
+        ]
         last = [warning for warning in stored if warning.code in _LAST and not warning.added]
         first = (warning for warning in stored if warning not in last)
         for warning in dict.fromkeys([*first, *following_from(one_rank, is_merged), *last]):
