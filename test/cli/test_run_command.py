@@ -508,6 +508,18 @@ def test_which_steps_are_recorded_may_be_chosen(tmp_path: Path, option: str, rec
     assert bool(found.passes) is (option == "--warmup=0")
 
 
+def test_steps_that_do_not_come_leave_nothing(tmp_path: Path) -> None:
+    code = "with torch.no_grad():\n    for _ in range(30): model(x)"
+    for warmup in ([], ["--warmup", "0"]):
+        done = run(tmp_path, "--steps", "500:600", *warmup, "-o", "run.json", script(tmp_path, code))
+        assert done.returncode == 0 and "As requested, 0 of" in done.stdout, done
+        assert calls(saved(tmp_path, "run.json")) == 0 and saved(tmp_path, "run.json").meta.wall_ns == 0
+    done = run(tmp_path, "--steps", "1:6", "--warmup", "0", "-o", "run.json", script(tmp_path, code))
+    assert calls(saved(tmp_path, "run.json")) == 5
+    done = run(tmp_path, "--steps", "1:6", "--max-calls", "2", script(tmp_path, code))
+    assert done.returncode == 2 and "--steps and --max-calls both say what is recorded" in done.stderr
+
+
 @pytest.mark.parametrize("steps", ["20", "30:20", "a:b", "1:2:3"])
 def test_wrong_steps_are_refused(tmp_path: Path, steps: str) -> None:
     done = run(tmp_path, "--steps", steps, script(tmp_path, "print('ran')"))

@@ -384,6 +384,25 @@ def test_an_unusual_pass_is_in_no_layer(clock: Clock) -> None:
     assert "304.000ms" in run.report("steps") and UNUSUAL_PASSES in run.report("ops")
 
 
+@pytest.mark.parametrize("passes", [21, 23, 27, 40])
+def test_the_time_after_a_loop_is_in_no_layer(clock: Clock, passes: int) -> None:
+    """Few passes were not recorded, and the last one lasts until the program ends."""
+    model = Timed(clock)
+
+    def program() -> None:
+        with torch.no_grad():
+            for _ in range(passes):
+                model(X)
+        clock.ns += 3_000_000_000
+
+    run = profiled(program, warmup_calls=None)
+    layers_ns = sum(line.cost.cpu_ns for line in run.rows if line.layer is not None)
+    assert layers_ns < passes * 4_000_000 and calls(run)["Timed.fc1"] == passes - 1
+    if passes > 21:  # else the last pass is recorded
+        assert unusual_ns(run) == pytest.approx(3_000_000_000, rel=0.01)
+        assert run.meta.process_cpu_ns is None
+
+
 def test_an_unusual_pass_has_the_line_where_it_was() -> None:
     step = trainer(Mlp())
 
@@ -453,22 +472,23 @@ def test_a_model_that_is_first_called_while_nothing_is_recorded_is_found() -> No
     assert calls(run)["Sequential"] == calls(run)["Sequential.0"] == 1 and calls(run)["Mlp.fc1"] == 60
 
 
-@pytest.mark.usefixtures("never_interrupted")
-def test_calls_inside_of_tiny_models_are_not_seen_while_nothing_is_recorded() -> None:
-    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(100)))
-    seen = []
+def test_models_of_other_classes_are_found_in_whatever_stretch_they_are_called() -> None:
+    class Tiny(nn.Sequential):
+        pass
+
+    models = [Tiny(*(nn.Identity() for _ in range(60)), nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 2)), Mlp()]
 
     def program() -> None:
         with torch.no_grad():
-            for _ in range(70):
-                seen.append("__call__" in vars(nn.Sequential))
-                model(X)
+            for model in models:
+                for _ in range(50):
+                    model(X)
 
-    original = nn.Module.__call__
-    run = profiled(program)
-    assert seen[25:32] == [True] * 7 and not any(seen[:20]) and not any(seen[33:36])
-    assert calls(run)["Sequential.99"] == 70
-    assert nn.Module.__call__ is original and "__call__" not in vars(nn.Sequential)
+    assert {name: count for name, count in calls(profiled(program)).items() if "." not in name} == {
+        "Tiny": 50,
+        "Sequential": 50,
+        "Mlp": 50,
+    }
 
 
 def test_afterwards_everything_is_as_before() -> None:
@@ -589,6 +609,32 @@ def test_a_profile_may_sample_its_steps(clock: Clock) -> None:
     assert steps_of(run).median == 4_000_000 and steps_of(run).count == run.meta.steps == 60
     assert "Shares are estimates from 24 of 60 passes of the loop." in str(prof)
     assert not EngineRanges.after and not hasattr(nn.Linear.forward, "_torchdynamo_inline")
+
+
+def test_steps_of_a_sampled_profile_are_of_one_kind(clock: Clock) -> None:
+    model = Timed(clock)
+    step = trainer(model)
+    with torchprof.Profile(model, schedule=torchprof.sampled()) as prof:
+        for _ in range(5):
+            for training in (True, False):
+                model.train(training)
+                for _ in range(20):
+                    step()
+                    prof.step()
+    [passes] = prof.run.passes
+    assert (passes.count, passes.recorded) == (200, 32) and calls(prof.run)["Timed.fc1"] == 200
+    assert prof.run.meta.wall_ns == 200 * 4_000_000 and prof.run.meta.steps == 200
+
+
+@pytest.mark.parametrize("steps", [33, 34, 60])
+def test_a_step_that_is_open_at_the_end_counts_if_it_is_one(clock: Clock, steps: int) -> None:
+    model = Timed(clock)
+    with torchprof.Profile(model, schedule=torchprof.sampled()) as prof, torch.no_grad():
+        for number in range(steps):
+            if number:
+                prof.step()
+            model(X)
+    assert prof.run.passes[0].count == calls(prof.run)["Timed.fc1"] == calls(prof.run)["Timed"] == steps
 
 
 def test_a_profile_of_few_steps_is_as_without_sampling() -> None:

@@ -157,6 +157,8 @@ def _check(arguments: argparse.Namespace, world_size: int) -> None:
             "torchprof run has no --json: stdout belongs to the script. Run it, then print the data of the saved run: "
             "torchprof show FILE --json."
         )
+    if arguments.steps and arguments.max_calls is not None:
+        raise TorchprofError("--steps and --max-calls both say what is recorded: give only one.")
     if arguments.python and world_size > 1:
         raise TorchprofError("--python runs the script twice, which a rank of a job cannot do: leave it out.")
     for file in arguments.output:

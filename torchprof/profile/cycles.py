@@ -178,6 +178,7 @@ class ScheduledCycles(Cycles):
     ) -> None:
         super().__init__(setup, warnings, labels)
         self._steps = PassLog(is_sampled) if isinstance(schedule, Sampled) else None
+        self._kind = PassKind(0, any(model.training for model in setup.plan.models[:1]), True)
         self.run_of_last: Run | None = None
         self._general_warnings = warnings
         self._keeps_runs = keeps_runs
@@ -214,7 +215,7 @@ class ScheduledCycles(Cycles):
 
     def _begin_sampled(self, steps: PassLog) -> None:
         """Begin a step of a sampled loop: they are all of one kind. Labels take time even while nothing is recorded."""
-        steps.begin(PassKind(0, self.setup.plan.models[0].training, True))
+        steps.begin(self._kind)
         with DelayedSignals():
             if self._action is not ProfilerAction.NONE and not self.labels.is_attached:
                 self.labels.attach()
@@ -228,7 +229,7 @@ class ScheduledCycles(Cycles):
 
     def finish(self) -> None:
         if self._steps is not None:
-            self._steps.drop()
+            self._steps.end_or_drop()
         super().finish()
 
     def result(self, layers: tuple[Layer, ...], why_nothing: RunWarning) -> Run:

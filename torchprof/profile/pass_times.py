@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, replace
 from operator import add
+from statistics import median
 from time import perf_counter_ns
 from typing import Any
 from weakref import ref
@@ -37,6 +38,7 @@ UNUSUAL = 3
 """A pass that takes so many times as long as the median is unusual."""
 _PIECE = 1024  # times that are added up at once
 _FEWEST = 8  # times, from which on their median tells what is usual
+_UNKNOWN_USE = 0.01  # of the time in unusual passes: from this on, the use of the processor is unknown
 _PERIOD = 8  # of an optimizer that has made no step yet
 
 
@@ -60,17 +62,19 @@ class PassTimes:
         times.append(ns)
         return len(times) >= _PIECE
 
-    def add_up(self, line_between: Callable[[int, int], str] = lambda start, end: "") -> None:
-        """Add the times since the last call. ``line_between``: the source line that was sampled most in a time."""
+    def add_up(
+        self, line_between: Callable[[int, int], str] = lambda start, end: "", recorded: Sequence[int] = ()
+    ) -> None:
+        """Add the times since the last call. ``line_between``: the source line that was sampled most in a time.
+        ``recorded``: the times of the recorded passes, which say what is usual if there are few others."""
         numbers, starts, times = self._waiting
         if not times:
             return
         self._waiting = array("q"), array("q"), array("q")
         spread = Spread.of([*zip(starts, times)])
         self.spread = spread if self.spread is None else self.spread + spread
-        if self.spread.count < _FEWEST:
-            return
-        usual = self.usual_ns
+        is_enough = self.spread.count >= _FEWEST
+        usual = self.usual_ns if is_enough else round(median([*recorded, *self.spread.sample]))
         found = [number for number, ns in enumerate(times) if ns > UNUSUAL * usual]
         self.unusual_ns += sum(times[number] - usual for number in found)
         found = sorted(found, key=times.__getitem__)[-MOST_UNUSUAL:]
@@ -343,4 +347,7 @@ def _with_time_left(run: Run, left_ns: int) -> Run:
     }
     frames = (), (Frame(FrameKind.OP, UNUSUAL_PASSES),)
     rows = run.rows.added(rows_of_lines(run.rows.layers, line, frames, ["cpu"]))
-    return replace(run, rows=rows, metas=(replace(run.meta, wall_ns=run.meta.wall_ns + left_ns),))
+    meta = replace(run.meta, wall_ns=run.meta.wall_ns + left_ns)
+    if left_ns > _UNKNOWN_USE * meta.wall_ns:
+        meta = replace(meta, process_cpu_ns=None, run_delay_ns=None)
+    return replace(run, rows=rows, metas=(meta,))

@@ -97,6 +97,7 @@ class PassLog:
         self.lines = Lines()
         self._is_all = is_recorded is None
         self.weighs = is_recorded is is_sampled
+        self._is_chosen = not (self._is_all or self.weighs)
         self._is_recorded = is_recorded or bool
         self._counts: Counter[PassKind] = Counter()
         self._recorded: defaultdict[PassKind, list[int]] = defaultdict(list)  # the times of the recorded passes
@@ -151,8 +152,8 @@ class PassLog:
         return self._open is not None
 
     def _add_up(self) -> None:
-        for times in self._times.values():
-            times.add_up(self.lines.between)
+        for kind, times in self._times.items():
+            times.add_up(self.lines.between, self._recorded[kind])
         self.lines.forget()
 
     # Cycles
@@ -172,6 +173,8 @@ class PassLog:
         is not a rank of a job, so that it may record other passes in place of unusual ones."""
         kinds = {kind for kind, _ in self._in_cycle}
         key = CycleKind(kinds.pop() if len(kinds) == 1 and self.weighs else None)
+        if self._is_chosen and (None in kinds or not kinds):  # what is not in a pass was not chosen
+            return CycleKind(None, is_interrupted=True)
         if key.kind is not None and self._was_interrupted(key.kind):
             self._again[key.kind] += BURST if is_alone and self._stand_for[key] < 2 * FIRST else 0
             key = CycleKind(key.kind, is_interrupted=True)
@@ -187,10 +190,16 @@ class PassLog:
 
     # All passes
 
-    def drop(self) -> None:
-        """The pass that is open does not count."""
-        if self._open is not None:
-            self._counts[self._open[0]] -= 1
+    def end_or_drop(self) -> None:
+        """The program ends. The pass that is open counts if it took as long as half of one: else it has only begun."""
+        if self._open is None:
+            return
+        kind = self._open[0]
+        usual = [*self._recorded[kind], *filter(None, [self._times[kind].usual_ns])]
+        if perf_counter_ns() - self._began_ns > _HALF * median(usual or [0]):
+            self.end()
+        else:
+            self._counts[kind] -= 1
             self._open = None
 
     def put(self, run: Run) -> None:
@@ -203,6 +212,8 @@ class PassLog:
         """The run of all passes; None if nothing was recorded."""
         self._add_up()
         self.steps.times.add_up()
+        if self._is_chosen:
+            self.runs.pop(CycleKind(None, is_interrupted=True), None)
         kinds = {key.kind: key for key in sorted(self.runs, key=lambda key: -key.is_interrupted)}  # rather without
         whole = None
         for key, run in self.runs.items():
@@ -218,11 +229,11 @@ class PassLog:
             )
             whole = replace(whole, passes=tuple(self._passes(whole.meta.rank)))
             whole = with_times(whole, self._timed_steps(whole), self.calls, left_ns)
-        return with_calls_of_ranges(whole, SplitRanges.entered) if self.weighs or self._is_all else whole
+        return whole if self._is_chosen else with_calls_of_ranges(whole, SplitRanges.entered)
 
     def about_chosen(self) -> Iterator[RunWarning]:
         """A warning if passes were chosen by their numbers: the figures are theirs alone."""
-        if not (self.weighs or self._is_all):
+        if self._is_chosen:
             recorded, count = sum(map(len, self._recorded.values())), sum(self._counts.values())
             yield RunWarning.of("passes_chosen", recorded=recorded, count=count)
 
@@ -262,6 +273,7 @@ class PassLog:
 
 _CALLS_WITHOUT_BACKWARD = 4  # from so many on, a model with gradients is taken for one without backward
 _BACKWARD_WITHOUT_STEP = 256  # from so many on, optimizers are taken for none
+_HALF = 0.5  # of the usual time of a pass
 _LARGE_START_UP = 0.01  # a larger share of start-up, which is left out, gives a warning
 
 

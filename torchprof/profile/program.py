@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from torchprof.measure.recording import CycleEnd, Options
 from torchprof.profile.arguments import check_count
 from torchprof.profile.cycle import Setup
 from torchprof.profile.cycles import Cycles
-from torchprof.profile.passes import BURST, PassKind, PassLog, Settling, StartUp, is_sampled
+from torchprof.profile.passes import PassKind, PassLog, Settling, StartUp, is_sampled
 from torchprof.profile.signals import DelayedSignals, uninterrupted
 from torchprof.record.compiled.inductor import Provenance
 from torchprof.record.forwards import OutermostCalls, backward_task
@@ -38,8 +38,6 @@ _MOST_MODELS = 32
 _CYCLE_S, _CYCLE_EVENTS = 10.0, 100_000
 """After so many seconds, or about so many events of 2 to 3 KB each, a cycle ends before the next pass."""
 _PATIENCE = 20  # after so many times these events, a cycle ends inside a pass
-_NARROW = 0.01  # calls of modules inside models are not seen if that would take a larger share of the time
-_NS_OF_CALL = 400  # that it takes to see one of these
 _EVENTS_A_MODULE = 30.0  # a guess of the events of one call of a module, until the first cycle is read
 _CYCLES_OF_CACHES, _FEWEST_RISES = 2, 2
 _LEAST_RISE = 0.2  # of the memory in use at the last cycle's start
@@ -110,8 +108,6 @@ class Program:
         self._passes = PassLog(None if max_calls is not None else passes)
         self._settling = Settling(self._passes.steps)
         self._is_labelling = False
-        self._classes: set[type[nn.Module]] = set()  # of the modules of outermost calls
-        self._rest_began = _RestBegan(0, 0)
         self._guard = Guard(lambda: uninterrupted(functools.partial(self._end, RunWarning.of("gave_way"))))
         self._outermost = OutermostCalls(self._before_call, self._after_call, self._count_elsewhere)
         self._undo = ExitStack()
@@ -176,7 +172,7 @@ class Program:
         # A recomputation by a checkpoint is part of backward. While TorchScript traces, nothing may be added.
         if backward_task() != -1 or _tracing_state() is not None:
             return False
-        if not (self._plan.knows(module) if self._outermost.is_narrow else self._ensure_labelled(module)):
+        if not self._ensure_labelled(module):
             return False
         if self._cycles.is_recording and self._recorded_calls == self._max_calls:
             self._cycles.end_recording()
@@ -190,7 +186,6 @@ class Program:
                 self._cycles.last.update_job()
             if self._start_up is not None and self._start_up.ends_before(module, self._settling.is_settled):
                 self._set_start_up_aside(self._start_up)
-        self._classes.add(type(module))
         if self._calls > self._warmup_calls and self._may_begin_pass():
             self._begin_pass(self._kind_of(module))
         elif self._cycles.is_recording and self._events_in_cycle > _PATIENCE * _CYCLE_EVENTS:
@@ -255,8 +250,6 @@ class Program:
         if not self._passes.begin(kind):
             if self._cycles.is_recording:
                 self._rest()
-            else:
-                self._maybe_narrow()
         elif not self._cycles.is_recording:
             self._wake()
         elif must_split or self._is_cycle_full:
@@ -280,15 +273,6 @@ class Program:
                 self._labels.detach()
                 self._is_labelling = False
             self._passes.lines.on(threading.get_ident())
-            self._rest_began = _RestBegan(time.perf_counter_ns(), self._outermost.inner)
-
-    def _maybe_narrow(self) -> None:
-        """After some passes of a rest: see fewer calls if they are so short that seeing them takes a notable time."""
-        self._rest_began = rest = self._rest_began._replace(passes=self._rest_began.passes + 1)
-        if rest.passes == BURST:
-            seeing_ns = (self._outermost.inner - rest.inner) * _NS_OF_CALL
-            if seeing_ns > _NARROW * (time.perf_counter_ns() - rest.at_ns):
-                self._outermost.narrow(self._classes)
 
     def _wake(self) -> None:
         with DelayedSignals():
@@ -296,7 +280,6 @@ class Program:
             self._passes.steps.interrupt()
             if self._cycles.setup.device is not None:  # else kernels of passes before would run in the recording
                 getattr(torch, self._cycles.setup.device).synchronize()
-            self._outermost.widen()
             if self._cycles.last is None:  # after warm-up calls
                 SplitRanges.count_anew()
             if not self._is_labelling:
@@ -380,6 +363,8 @@ class Program:
         self._cycles.finish()
         self._add_warnings(why)
         why_nothing = RunWarning.of("nothing_after_calls", warmup=self._warmup_calls, calls=self._calls)
+        if self._cycles.run is None and (about := [*self._passes.about_chosen()]):  # no pass has such a number
+            why_nothing, self._cycles.last = about[0], None
         self._run = self._cycles.result(self._plan.layers(), why_nothing)
 
     def _add_short_start_up(self, start_up: StartUp) -> None:
@@ -408,14 +393,6 @@ class Program:
         if self._calls_elsewhere:
             classes = tuple(self._calls_elsewhere.most_common())
             warnings.append(RunWarning.of("calls_on_other_threads", classes=classes))
-
-
-class _RestBegan(NamedTuple):
-    """When the last rest began, how many nested calls there were then, and the passes since."""
-
-    at_ns: int
-    inner: int
-    passes: int = 0
 
 
 def _growth_of(in_use: Sequence[tuple[int, int]]) -> int:

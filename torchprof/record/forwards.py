@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from threading import get_ident
 from time import perf_counter_ns
 from types import CodeType, FunctionType
@@ -337,8 +337,6 @@ class OutermostCalls:
 
     It replaces ``nn.Module.__call__``, not a hook, because that runs before the forward of the module is looked up: a
     label that ``before`` attaches is already on this call. torch.compile has no guard on it and does not compile again.
-
-    ``narrow`` leaves only the calls of some classes, so that calls inside of these cost nothing; ``widen`` undoes that.
     """
 
     def __init__(
@@ -348,35 +346,13 @@ class OutermostCalls:
         elsewhere: Callable[[nn.Module], bool],
     ) -> None:
         self.inner = 0
-        self.is_narrow = False
         self._before, self._after, self._elsewhere = before, after, elsewhere
-        self._home = 0
-        self._inside: set[int] = set()  # the threads with an open outermost call
-        self._restores: list[Callable[[], None]] = []
+        self._restore: Callable[[], None] = lambda: None
 
     def attach(self) -> None:
-        self._home = get_ident()
-        self._before, self._after = never_compiled(self._before), never_compiled(self._after)
-        self._elsewhere = never_compiled(self._elsewhere)
-        self._put(nn.Module)
-
-    def narrow(self, classes: Iterable[type[nn.Module]]) -> None:
-        """See only the calls of modules of these classes."""
-        self._restore()
-        self.is_narrow = True
-        for cls in classes:
-            self._put(cls)
-
-    def widen(self) -> None:
-        """See the calls of all modules again."""
-        if self.is_narrow:
-            self._restore()
-            self.is_narrow = False
-            self._put(nn.Module)
-
-    def _put(self, owner: type[nn.Module]) -> None:
-        original = owner.__call__
-        home, inside = self._home, self._inside
+        original = nn.Module.__dict__["__call__"]
+        home = get_ident()
+        inside: set[int] = set()  # the threads with an open outermost call
         is_compiling, thread, clock = torch.compiler.is_compiling, get_ident, perf_counter_ns
 
         @leave_to_eager
@@ -398,11 +374,9 @@ class OutermostCalls:
                 if began_ns:
                     self._after(module, clock() - began_ns)
 
-        self._restores.append(replaced(owner, "__call__", call))
-
-    def _restore(self) -> None:
-        while self._restores:
-            self._restores.pop()()
+        self._before, self._after = never_compiled(self._before), never_compiled(self._after)
+        self._elsewhere = never_compiled(self._elsewhere)
+        self._restore = replaced(nn.Module, "__call__", call)
 
     def detach(self) -> None:
         """Restore ``nn.Module``. If other code still calls our function, it passes calls through."""
