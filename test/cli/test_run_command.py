@@ -516,6 +516,8 @@ def test_steps_that_do_not_come_leave_nothing(tmp_path: Path) -> None:
         assert calls(saved(tmp_path, "run.json")) == 0 and saved(tmp_path, "run.json").meta.wall_ns == 0
     done = run(tmp_path, "--steps", "1:6", "--warmup", "0", "-o", "run.json", script(tmp_path, code))
     assert calls(saved(tmp_path, "run.json")) == 5
+    done = run(tmp_path, "--steps", "0:5", "--warmup", "0", "-o", "run.json", script(tmp_path, code))
+    assert calls(saved(tmp_path, "run.json")) == 5 and "before the first model call" not in done.stdout
     done = run(tmp_path, "--steps", "1:6", "--max-calls", "2", script(tmp_path, code))
     assert done.returncode == 2 and "--steps and --max-calls both say what is recorded" in done.stderr
 

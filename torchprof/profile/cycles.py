@@ -227,10 +227,11 @@ class ScheduledCycles(Cycles):
         if self._steps is not None:
             self._steps.begun()
 
-    def finish(self) -> None:
+    def end_block(self) -> None:
+        """The block ends. Call it first, right after the user's code."""
         if self._steps is not None:
             self._steps.end_or_drop()
-        super().finish()
+        self.end_recording()
 
     def result(self, layers: tuple[Layer, ...], why_nothing: RunWarning) -> Run:
         run = super().result(layers, why_nothing)

@@ -331,7 +331,7 @@ def with_calls_of_ranges(run: Run, entered: Mapping[str, int]) -> Run:
     for name, of_name in places.items():
         recorded = [calls[place] for place in of_name]
         if sum(recorded):
-            for place, exact in zip(of_name, Scale((entered[name], sum(recorded)), (1, 1)).counts(recorded)):
+            for place, exact in zip(of_name, Scale((1, 1), (entered[name], sum(recorded))).times(recorded)):
                 calls[place] = exact
     return replace(run, rows=replace(rows, columns={**rows.columns, "calls": calls}))
 

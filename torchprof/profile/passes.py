@@ -107,6 +107,10 @@ class PassLog:
         self._open: tuple[PassKind, int, bool] | None = None
         self._is_new = False
         self._began_ns = 0
+        # Calls of models: in the open pass, in the cycle, in cycles, and of each kind in passes that are not recorded.
+        self._calls_in_pass = self._calls_in_cycle = 0
+        self._calls: Counter[CycleKind] = Counter()
+        self._calls_left: Counter[PassKind] = Counter()
         self._in_cycle: list[
             tuple[PassKind | None, int]
         ] = []  # the recorded passes of the current cycle, with their times
@@ -124,7 +128,10 @@ class PassLog:
         if is_recorded:
             self._recorded[kind].append(ns)
             self._in_cycle.append((kind, ns))
-        elif self._times[kind].add(number, self._began_ns, ns):
+            self._calls_in_cycle += self._calls_in_pass
+            return
+        self._calls_left[kind] += self._calls_in_pass
+        if self._times[kind].add(number, self._began_ns, ns):
             self._add_up()
 
     def begin(self, kind: PassKind) -> bool:
@@ -148,7 +155,9 @@ class PassLog:
         """Our work before a call has ended: a pass that begins with it begins now. Returns whether one is open."""
         if self._is_new:
             self._is_new = False
+            self._calls_in_pass = 0
             self._began_ns = perf_counter_ns()
+        self._calls_in_pass += 1
         return self._open is not None
 
     def _add_up(self) -> None:
@@ -161,10 +170,13 @@ class PassLog:
     def begin_cycle(self, *, with_more: bool) -> None:
         """A cycle begins. ``with_more``: it has more than passes."""
         self._in_cycle = [(None, 0)] if with_more else []
+        self._calls_in_cycle = 0
 
     def splits_before(self, kind: PassKind) -> bool:
         """Whether a cycle has to end before a pass of this kind, since it has passes of others. The first passes of
         each kind may be together."""
+        if self._is_chosen:  # what is before the first chosen pass has a cycle of its own
+            return any(known is None for known, _ in self._in_cycle)
         kinds = {known for known, _ in self._in_cycle if known is not None} | {kind}
         return self.weighs and len(kinds) > 1 and any(self._counts[each] > FIRST for each in kinds)
 
@@ -179,6 +191,7 @@ class PassLog:
             self._again[key.kind] += BURST if is_alone and self._stand_for[key] < 2 * FIRST else 0
             key = CycleKind(key.kind, is_interrupted=True)
         self._stand_for[key] += len(self._in_cycle)
+        self._calls[key] += self._calls_in_cycle
         return key
 
     def _was_interrupted(self, kind: PassKind) -> bool:
@@ -205,7 +218,7 @@ class PassLog:
     def put(self, run: Run) -> None:
         """The run of all recorded passes, which are of one kind, if others have added it up."""
         for kind, ns in self._recorded.items():
-            self._stand_for[CycleKind(kind)] = len(ns)
+            self._stand_for[CycleKind(kind)] = self._calls[CycleKind(kind)] = len(ns)
             self.runs = {CycleKind(kind): run}
 
     def whole(self) -> Run | None:
@@ -239,14 +252,16 @@ class PassLog:
 
     def _scaled(self, key: CycleKind, run: Run) -> Run:
         """The run of all passes of a kind but those of other cycles."""
-        times = None if key.kind is None else self._times[key.kind]
-        if times is None or times.spread is None:
+        kind = key.kind
+        times = None if kind is None else self._times[kind]
+        if kind is None or times is None or times.spread is None:
             return run
-        count = self._stand_for[key]
+        count, calls = self._stand_for[key], self._calls[key]
         of_all = count + times.spread.count
         usual_ns = (times.spread.sum - times.unusual_ns) / times.spread.count
         run = without_profiler(run, count, usual_ns, label_ns() or 0)
-        run = run.scaled(Scale((of_all, count), (max(round(usual_ns * of_all), 1), run.meta.wall_ns)))
+        counting = max(calls + self._calls_left[kind], 1), max(calls, 1)
+        run = run.scaled(Scale(counting, (max(round(usual_ns * of_all), 1), run.meta.wall_ns)))
         # Under the profiler, a device waits longer for a slower CPU: it was not in use for longer than the passes took.
         most_ns = run.meta.wall_ns
         devices = (replace(each, span_ns=max(min(each.span_ns, most_ns), each.busy_ns)) for each in run.device_times)
@@ -280,10 +295,10 @@ _LARGE_START_UP = 0.01  # a larger share of start-up, which is left out, gives a
 class Settling:
     """Whether the backward of all calls so far has probably run.
 
-    ``is_settled``: a step of the loop has ended since the last call with gradients, see ``StepClock``.
-    ``may_begin_pass``: the same, and without optimizers, that a backward pass has ended; without any backward, as where
-    evaluation forgets ``no_grad``, that several calls had none. Optimizers that make no step in hundreds of backward
-    passes count as none.
+    ``is_settled``: an optimizer has made a step since the last call with gradients. ``may_begin_pass``: a step of the
+    loop has ended since then, see ``StepClock``; without optimizers, a backward pass; without any backward, as where
+    evaluation forgets ``no_grad``, several calls had none. Optimizers that make no step in hundreds of backward passes
+    count as none.
     """
 
     def __init__(self, steps: StepClock) -> None:
@@ -310,8 +325,9 @@ class Settling:
         self._find_optimizers()
         self._has_optimizer = True
         self._calls = self._backwards = 0
+        self.is_settled = True
         if self._steps.add(optimizer):
-            self.is_settled, self._waits = True, False
+            self._waits = False
 
     def _note_backward(self) -> None:
         self._find_optimizers()

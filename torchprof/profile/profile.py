@@ -228,7 +228,7 @@ class Profile:
         if not self.entered or self.exited:
             return
         try:
-            self._cycles.end_recording()
+            self._cycles.end_block()
             self._failed = exc_type is not None
         finally:
             uninterrupted(functools.partial(self._detach_and, self._end_session, self._complete_observations))

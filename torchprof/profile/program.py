@@ -220,8 +220,10 @@ class Program:
         return True
 
     def _count_elsewhere(self, module: nn.Module) -> bool:
-        """Count a call on a thread that is not recorded."""
-        if not self._plan.knows(module) and not is_observed() and _is_model(module):
+        """Count a call on a thread that is not recorded. Labels count those of known modules, while they are there."""
+        if (label := self._plan.label_of(module)) and not self._is_labelling:
+            self._labels.unobserved[label] += 1
+        elif not label and not is_observed() and _is_model(module):
             self._calls_elsewhere[type(module).__name__] += 1
         return False
 
@@ -302,7 +304,7 @@ class Program:
                 self._cycles.end_of_last = CycleEnd(live=live)  # the step that is open there is not whole in the run
             self._recorded_calls = 0
             SplitRanges.count_anew()
-            self._start_cycle(with_more=self._calls == 1)
+            self._start_cycle(with_more=self._calls == 1 or not self._settling.may_begin_pass)
 
     @property
     def _is_cycle_full(self) -> bool:
@@ -379,10 +381,12 @@ class Program:
         warnings, recorded = self._cycles.observations.warnings, self._cycles.run
         if why is not None:
             warnings.insert(0, why)
-        if recorded is not None:
-            warnings += self._passes.about_chosen()
+        chosen = [*self._passes.about_chosen()] if recorded is not None else []
+        warnings += chosen
         if recorded is not None and not self._models:
             warnings.append(RunWarning.of("no_model_called"))
+        elif chosen:
+            pass  # start-up is no part of what was asked for
         elif recorded is not None and self._start_up is not None:
             warnings[:0] = self._start_up.warnings(self._start_ns, recorded)
         elif recorded is not None and self._start_ns > _LONG_START * recorded.meta.wall_ns:

@@ -67,6 +67,11 @@ class Plan:
         target = self._target(module)
         return OUTSIDE if target is None else self.sites[target.label].layers[0]
 
+    def label_of(self, module: nn.Module) -> str:
+        """The label of a module; "" if it is not labelled."""
+        target = self._target(module)
+        return "" if target is None else target.label
+
     def _target(self, module: nn.Module | None) -> Target | None:
         target = self._target_of.get(id(module))
         return target if target is not None and target.module() is module else None

@@ -39,6 +39,9 @@ _OLD_GENERATION = 1 if sys.version_info >= (3, 14) else 2
 # Ranges that are open where a session of torch's profiler ends and the next one begins
 
 
+_MOST_NAMES = 4096  # of ranges that are counted
+
+
 @dataclass(slots=True)
 class _OpenRange:
     """A range that is open. ``is_closed``: for a while, between ``close`` and ``reopen``."""
@@ -72,7 +75,9 @@ class SplitRanges(SharedChange):
         def entered(opened: Any) -> Any:
             result = enter(opened)
             if _add_open(opened) and threading.get_ident() == home:
-                counts[opened.name] += 1
+                name = opened.name
+                if name in counts or len(counts) < _MOST_NAMES:  # a name may have the number of the step
+                    counts[name] += 1
             return result
 
         @leave_to_eager

@@ -136,14 +136,23 @@ class Scale(NamedTuple):
         return self if device == "cpu" else Scale(self.counting, self.counting)
 
     def counts(self, values: Iterable[int]) -> array[int]:
-        return _multiplied(values, *self.counting)
+        """Each is rounded by itself: layers that are called equally often still are."""
+        return array("q", map(self.number, values))
 
     def times(self, values: Iterable[int]) -> array[int]:
-        return _multiplied(values, *self.timing)
+        """What is rounded off one time is added to the next: their sum is right, and a time of 0 stays 0."""
+        numerator, denominator = self.timing
+        times = array("q")
+        so_far = before = 0
+        for ns in values:
+            so_far += ns * numerator
+            times.append(so_far // denominator - before)
+            before = so_far // denominator
+        return times
 
     def number(self, count: int) -> int:
         """One count."""
-        return count * self.counting[0] // self.counting[1]
+        return (2 * count * self.counting[0] + self.counting[1]) // (2 * self.counting[1])
 
     def total(self, ns: int) -> int:
         """A sum of times."""
@@ -152,18 +161,6 @@ class Scale(NamedTuple):
     def single(self, ns: int) -> int:
         """The time of one call or step, as a mean."""
         return ns * self.timing[0] * self.counting[1] // (self.timing[1] * self.counting[0])
-
-
-def _multiplied(values: Iterable[int], numerator: int, denominator: int) -> array[int]:
-    """The values times a fraction. What is rounded off one value is added to the next, so that their sum is right, and
-    a value of 0 stays 0."""
-    multiplied = array("q")
-    so_far = before = 0
-    for value in values:
-        so_far += value * numerator
-        multiplied.append(so_far // denominator - before)
-        before = so_far // denominator
-    return multiplied
 
 
 # Parts of a run
