@@ -136,7 +136,7 @@ class Scale(NamedTuple):
         return self if device == "cpu" else Scale(self.counting, self.counting)
 
     def counts(self, values: Iterable[int]) -> array[int]:
-        """Each is rounded by itself: layers that are called equally often still are."""
+        """Each is rounded alone: layers that are called equally often still are."""
         return array("q", map(self.number, values))
 
     def times(self, values: Iterable[int]) -> array[int]:
