@@ -78,7 +78,7 @@ def about_passes(run: Run) -> Iterator[RunWarning]:
     if not run.passes:
         return
     recorded, count = (sum(getattr(passes, name) for passes in run.passes) for name in ("recorded", "count"))
-    yield RunWarning.of("passes_sampled", recorded=recorded, count=count)
+    yield RunWarning.of("passes_sampled", recorded=recorded, count=count, memory=bool(run.memory))
     extra_ns = sum(passes.unusual_ns for passes in run.passes)
     unusual = max((each for passes in run.passes for each in passes.unusual), key=lambda each: each.ns, default=None)
     if unusual is not None and extra_ns > _SHARE_UNUSUAL * run.meta.wall_ns:

@@ -138,7 +138,8 @@ def _peak(run: Run) -> Iterator[str]:
     if memory is None or memory.peak_bytes <= 0:
         return
     by_layer = sums_by_key((held.layer, max(held.nbytes, 0)) for held in memory.held)
-    text = f"{memory.device} peak +{format_memory(memory.peak_bytes)}"
+    bound = "≥ " if run.passes else ""  # of the recorded passes
+    text = f"{memory.device} peak {bound}+{format_memory(memory.peak_bytes)}"
     [(largest, nbytes)] = by_layer.most_common(1) or [(OUTSIDE, 0)]
     if nbytes:
         kinds = sums_by_key((held.kind, max(held.nbytes, 0)) for held in memory.held if held.layer == OUTSIDE)

@@ -152,10 +152,10 @@ class StepClock:
     def _forget_wrappers(self, optimizer: Any) -> None:
         """Do not wait for optimizers around this one, as those of accelerate, whose own steps are not seen: they have
         made none, and have the same parameters."""
-        parameters = _parameters_of(optimizer)
+        parameters = parameters_in(optimizer)
         for key, known in [*self._known.items()]:
             other = known()
-            if other is not optimizer and self._period[key] == _PERIOD and parameters & _parameters_of(other):
+            if other is not optimizer and self._period[key] == _PERIOD and parameters & parameters_in(other):
                 del self._known[key]
 
     def add(self, optimizer: Any) -> bool:
@@ -185,7 +185,7 @@ class StepClock:
         return True
 
 
-def _parameters_of(optimizer: Any) -> set[int]:
+def parameters_in(optimizer: Any) -> set[int]:
     """The ids of the parameters of an optimizer."""
     with suppress(Exception):  # code of a wrapper may raise anything
         return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
+from threading import get_ident
 from time import perf_counter_ns
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from torchprof.profile.pass_times import (
     Lines,
     PassTimes,
     StepClock,
+    parameters_in,
     with_calls_of_ranges,
     with_times,
     without_profiler,
@@ -107,6 +109,7 @@ class PassLog:
         self._open: tuple[PassKind, int, bool] | None = None
         self._is_new = False
         self._began_ns = 0
+        self._in_cycles: defaultdict[CycleKind, list[int]] = defaultdict(list)  # the times of the passes in a run
         # Calls of models: in the open pass, in the cycle, in cycles, and of each kind in passes that are not recorded.
         self._calls_in_pass = self._calls_in_cycle = 0
         self._calls: Counter[CycleKind] = Counter()
@@ -136,8 +139,9 @@ class PassLog:
 
     def begin(self, kind: PassKind) -> bool:
         """A pass of this kind comes. Returns whether it is recorded."""
-        if not self._counts:
-            self.steps_before = self.steps.count
+        if not self._counts:  # the steps before were start-up, or warm-up
+            self.steps_before, self.steps.times = self.steps.count, PassTimes()
+            self.steps.interrupt()
         number = self._counts[kind]
         self._counts[kind] = number + 1
         is_recorded = self._is_all or self._is_recorded(number)
@@ -191,6 +195,7 @@ class PassLog:
             self._again[key.kind] += BURST if is_alone and self._stand_for[key] < 2 * FIRST else 0
             key = CycleKind(key.kind, is_interrupted=True)
         self._stand_for[key] += len(self._in_cycle)
+        self._in_cycles[key] += [ns for _, ns in self._in_cycle]
         self._calls[key] += self._calls_in_cycle
         return key
 
@@ -219,10 +224,11 @@ class PassLog:
         """The run of all recorded passes, which are of one kind, if others have added it up."""
         for kind, ns in self._recorded.items():
             self._stand_for[CycleKind(kind)] = self._calls[CycleKind(kind)] = len(ns)
+            self._in_cycles[CycleKind(kind)] = ns
             self.runs = {CycleKind(kind): run}
 
-    def whole(self) -> Run | None:
-        """The run of all passes; None if nothing was recorded."""
+    def whole(self, entered: Mapping[str, int] = SplitRanges.entered) -> Run | None:
+        """The run of all passes; None if nothing was recorded. ``entered``: see ``with_calls_of_ranges``."""
         self._add_up()
         self.steps.times.add_up()
         if self._is_chosen:
@@ -235,14 +241,16 @@ class PassLog:
         if whole is None:
             return None
         if self.weighs and any(times.spread for times in self._times.values()):
-            left_ns = sum(
-                times.unusual_ns if kind in kinds else times.spread.sum
+            passes = [*self._passes(whole.meta.rank, kinds)]
+            left_ns = sum(each.unusual_ns for each in passes)
+            left_ns += sum(
+                times.spread.sum - times.unusual_ns
                 for kind, times in self._times.items()
-                if times.spread is not None
+                if times.spread is not None and kind not in kinds
             )
-            whole = replace(whole, passes=tuple(self._passes(whole.meta.rank)))
+            whole = replace(whole, passes=tuple(passes))
             whole = with_times(whole, self._timed_steps(whole), self.calls, left_ns)
-        return whole if self._is_chosen else with_calls_of_ranges(whole, SplitRanges.entered)
+        return whole if self._is_chosen else with_calls_of_ranges(whole, entered)
 
     def about_chosen(self) -> Iterator[RunWarning]:
         """A warning if passes were chosen by their numbers: the figures are theirs alone."""
@@ -267,17 +275,23 @@ class PassLog:
         devices = (replace(each, span_ns=max(min(each.span_ns, most_ns), each.busy_ns)) for each in run.device_times)
         return replace(run, device_times=tuple(devices))
 
-    def _passes(self, rank: int) -> Iterator[Passes]:
+    def _passes(self, rank: int, keys: Mapping[PassKind | None, CycleKind]) -> Iterator[Passes]:
+        """``keys``: by kind, which of ``runs`` stands for all of its passes, with the times of the others."""
         for kind, count in self._counts.items():
             times, recorded = self._times[kind], self._recorded[kind]
-            timed = times.spread, times.unusual_ns, times.unusual
+            most = UNUSUAL * median(recorded or [0])
+            unusual_ns = times.unusual_ns
+            if times.spread is not None and kind in keys:
+                unusual_ns += sum(round(ns - most / UNUSUAL) for ns in self._in_cycles[keys[kind]] if ns > most)
+            timed = times.spread, unusual_ns, times.unusual
             yield Passes(rank, *kind, count, len(recorded), sum(recorded), *timed)
 
     def _timed_steps(self, run: Run) -> tuple[int, PassTimes] | None:
         """How many steps there were, and the times of those that were not recorded; None if that is unknown. Without
         optimizers, they are the passes with gradients, or else those of the model that was called first."""
         if self.steps.times.spread is not None:
-            return self.steps.count - self.steps_before, self.steps.times
+            timed = self.steps.times.spread.count
+            return max(self.steps.count - self.steps_before, timed), self.steps.times
         kinds = [kind for kind in self._counts if kind.gradients] or [*self._counts][:1]
         if len(kinds) != 1 or not run.meta.steps:
             return None
@@ -301,13 +315,16 @@ class Settling:
     count as none.
     """
 
-    def __init__(self, steps: StepClock) -> None:
+    def __init__(self, steps: StepClock, models: Callable[[], Iterable[nn.Module]]) -> None:
+        """``models``: those that were called."""
         self.is_settled = True
+        self._models = models
         self._steps = steps
         self._waits = self._has_optimizer = self._has_backward = False
         self._calls = self._backwards = 0  # since the last step
 
     def on(self) -> None:
+        self._home = get_ident()
         self._engine = EngineRanges()
         self._engine.on()
         EngineRanges.after.append(self._note_backward)
@@ -322,6 +339,8 @@ class Settling:
             self._calls += 1
 
     def note_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if get_ident() != self._home:
+            return
         self._find_optimizers()
         self._has_optimizer = True
         self._calls = self._backwards = 0
@@ -330,16 +349,19 @@ class Settling:
             self._waits = False
 
     def _note_backward(self) -> None:
+        if get_ident() != self._home:
+            return
         self._find_optimizers()
         self._backwards += 1
         if not self._has_optimizer or self._backwards > _BACKWARD_WITHOUT_STEP:
             self._waits = False
 
     def _find_optimizers(self) -> None:
-        """Once, when the first backward pass has ended: find the optimizers of this process."""
+        """Once, when the first backward pass has ended: find the optimizers of the models that were called."""
         if not self._has_backward:
             self._has_backward = True
-            optimizers = instances_of(torch.optim.Optimizer)
+            called = {id(parameter) for model in self._models() for parameter in model.parameters()}
+            optimizers = [each for each in instances_of(torch.optim.Optimizer) if called & parameters_in(each)]
             self._has_optimizer = bool(optimizers)
             self._steps.know(optimizers)
 

@@ -20,6 +20,7 @@ from torchprof.measure.recording import CycleEnd, Options
 from torchprof.profile.arguments import check_count
 from torchprof.profile.cycle import Setup
 from torchprof.profile.cycles import Cycles
+from torchprof.profile.pass_times import with_calls_of_ranges
 from torchprof.profile.passes import PassKind, PassLog, Settling, StartUp, is_sampled
 from torchprof.profile.signals import DelayedSignals, uninterrupted
 from torchprof.record.compiled.inductor import Provenance
@@ -106,8 +107,9 @@ class Program:
         self._in_use: list[tuple[int, int]] = []  # at the start of each cycle: calls of models, bytes in use
         self._models = 0
         self._passes = PassLog(None if max_calls is not None else passes)
-        self._settling = Settling(self._passes.steps)
+        self._settling = Settling(self._passes.steps, lambda: self._plan.models)
         self._is_labelling = False
+        self._ranges_before = self._ranges_at_first_call = Counter[str]()  # that were left before what is recorded
         self._guard = Guard(lambda: uninterrupted(functools.partial(self._end, RunWarning.of("gave_way"))))
         self._outermost = OutermostCalls(self._before_call, self._after_call, self._count_elsewhere)
         self._undo = ExitStack()
@@ -283,7 +285,7 @@ class Program:
             if self._cycles.setup.device is not None:  # else kernels of passes before would run in the recording
                 getattr(torch, self._cycles.setup.device).synchronize()
             if self._cycles.last is None:  # after warm-up calls
-                SplitRanges.count_anew()
+                self._ranges_before = SplitRanges.left()
             if not self._is_labelling:
                 self._labels.targets = self._plan.targets  # with those of models that were found meanwhile
                 self._labels.attach()
@@ -303,7 +305,7 @@ class Program:
                 self._cycles.run = None
                 self._cycles.end_of_last = CycleEnd(live=live)  # the step that is open there is not whole in the run
             self._recorded_calls = 0
-            SplitRanges.count_anew()
+            self._ranges_at_first_call, self._ranges_before = self._ranges_before, SplitRanges.left()
             self._start_cycle(with_more=self._calls == 1 or not self._settling.may_begin_pass)
 
     @property
@@ -359,7 +361,7 @@ class Program:
             if self._cycles.is_recording:
                 last.callback(self._end_cycle)
             self._undo.close()
-        self._cycles.run = self._passes.whole()
+        self._cycles.run = self._passes.whole(SplitRanges.entered - self._ranges_before)
         if self._start_up is not None:
             self._add_short_start_up(self._start_up)
         self._cycles.finish()
@@ -373,7 +375,8 @@ class Program:
         """Put the first step back into the run if too few calls followed it: then it is not start-up."""
         first, run = start_up.first, self._cycles.run
         if first is not None and self._calls - start_up.calls < start_up.following:
-            self._cycles.run = first if run is None else add_cycle(first, run)
+            both = first if run is None else add_cycle(first, run)
+            self._cycles.run = with_calls_of_ranges(both, SplitRanges.entered - self._ranges_at_first_call)
             start_up.first = None
 
     def _add_warnings(self, why: RunWarning | None) -> None:

@@ -109,10 +109,10 @@ class SplitRanges(SharedChange):
                     opened.range.__enter__()
 
     @classmethod
-    def count_anew(cls) -> None:
-        """Count only the ranges that are open now, and those that are entered later."""
-        cls.entered.clear()
-        cls.entered.update(opened.range.name for opened in cls._open[threading.get_ident()] if not _is_ours(opened))
+    def left(cls) -> Counter[str]:
+        """How often ranges of each name were entered that are not open now."""
+        is_open = (opened.range.name for opened in cls._open[threading.get_ident()] if not _is_ours(opened))
+        return cls.entered - Counter(is_open)
 
 
 @contextmanager

@@ -31,8 +31,9 @@ class Passes:
     and whether that is in ``training`` mode and records ``gradients``.
 
     ``count``: of all passes, of which ``recorded`` ran under the profiler, for ``recorded_ns``. ``ns``: the times of
-    the others, as they are without the profiler; None if there are none. ``unusual_ns``: by how much the unusual ones
-    of these took longer than their median. ``unusual``: the longest of them, the longest first.
+    the others, as they are without the profiler; None if there are none. ``unusual_ns``: by how much unusual passes
+    took longer than the median, of the recorded ones or of the others. ``unusual``: the longest of the others, the
+    longest first.
     """
 
     rank: int
@@ -49,11 +50,6 @@ class Passes:
     @property
     def kind(self) -> tuple[int, int, bool, bool]:
         return self.rank, self.layer, self.training, self.gradients
-
-    @property
-    def usual_ns(self) -> int:
-        """How long all passes that were not recorded would have taken without unusual ones."""
-        return 0 if self.ns is None else max(self.ns.sum - self.unusual_ns, 0)
 
     def __add__(self, later: Passes) -> Passes:
         known = [spread for spread in (self.ns, later.ns) if spread is not None]

@@ -166,10 +166,19 @@ class Rows(Sequence[Row]):
     def scaled(self, scale: Scale) -> Rows:
         """The rows of all passes, as estimated from those of some."""
         columns = dict(self.columns)
-        for name in self.VALUES:
+        for name in FIELDS:
             is_time = name in ("cpu_ns", "collective_ns")
             columns[name] = (scale.times if is_time else scale.counts)(columns[name])
-        return replace(self, columns=columns)
+        # The calls of a layer, or an operator, may be in many rows, each of another range of the user around them.
+        ends = [chain[-1:] for chain in self.frames]
+        so_far: Counter[tuple[Any, ...]] = Counter()
+        calls = array("q")
+        rows = zip(*(self.columns[name] for name in ("layer", "phase", "frames", "device", "calls")))
+        for layer, phase, chain, device, of_row in rows:
+            key = layer, phase, ends[chain], device
+            before, so_far[key] = scale.number(so_far[key]), so_far[key] + of_row
+            calls.append(scale.number(so_far[key]) - before)
+        return replace(self, columns={**columns, "calls": calls})
 
     def to_json(self) -> Iterator[tuple[str, Any]]:
         """The keys of the file for the rows and their tables, and the values. Frames have the number of their

@@ -346,10 +346,12 @@ def layers_by_parameters(layers: list[str], asked: bool) -> str:
 
 
 @_sentence
-def passes_sampled(layers: list[str], recorded: int, count: int) -> str:
+def passes_sampled(layers: list[str], recorded: int, count: int, memory: bool) -> str:
+    """``memory``: whether the run has peaks of memory."""
+    peaks = " Peaks of memory are of the recorded ones: others may be higher." if memory else ""
     return (
         f"Shares are estimates from {recorded:,} of {count:,} passes of the loop. The others ran without the profiler: "
-        "times are scaled to theirs, those of layers to within some 10%."
+        f"times are scaled to theirs, those of layers to within some 10%.{peaks}"
     )
 
 
