@@ -178,7 +178,8 @@ class ScheduledCycles(Cycles):
     ) -> None:
         super().__init__(setup, warnings, labels)
         self._steps = PassLog(is_sampled) if isinstance(schedule, Sampled) else None
-        self._kind = PassKind(0, any(model.training for model in setup.plan.models[:1]), True)
+        # A frozen ScriptModule has no mode.
+        self._kind = PassKind(0, any(getattr(model, "training", False) for model in setup.plan.models[:1]), True)
         self.run_of_last: Run | None = None
         self._general_warnings = warnings
         self._keeps_runs = keeps_runs

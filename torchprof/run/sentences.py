@@ -27,7 +27,7 @@ _TEXTS = {
     "modules_removed": "Removed inside the block: {layers}. Their figures end there.",
     "layers_unlabelled": "Cannot be labeled: {layers}. Their work counts in the layer above.",
     "never_called": "Never called: {layers}. If another layer uses the parameters, that work counts there.",
-    "not_called_when_recorded": "Not called in a recorded pass: {layers}. `--all` records all passes.",
+    "not_called_when_recorded": "Not called in a recorded pass, but perhaps in others: {layers}.",
     "exported": "{layers}: a graph of torch.export runs the operators of its layers itself, so their figures are "
     "unknown. To see them, profile torch.export.unflatten(program).",
     # Communication between ranks
