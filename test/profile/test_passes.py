@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -25,10 +26,13 @@ from torchprof.profile.passes import PassKind, PassLog, is_sampled
 from torchprof.profile.program import Program
 from torchprof.record.ranges import EngineRanges
 from torchprof.run.layers import Layer
+from torchprof.run.lockstep import Lockstep
 from torchprof.run.measures import SampleKey
+from torchprof.run.meta import Meta
 from torchprof.run.part import Scale
 from torchprof.run.passes import Passes, Unusual
 from torchprof.run.run import Run
+from torchprof.run.timeline import DeviceTime, Pipeline, StageAction, StreamTime
 from torchprof.run.words import AUTOGRAD_ENGINE, FORWARD, OUTSIDE, UNUSUAL_PASSES, Frame, FrameKind
 
 X = torch.ones(3, 4)
@@ -381,7 +385,9 @@ def test_an_unusual_pass_is_in_no_layer(clock: Clock) -> None:
     assert run.meta.wall_ns == 59 * 4_000_000 + 300_000_000
     assert steps_of(run).median == 4_000_000 and mean_of_parts(run) == pytest.approx(steps_of(run).sum / 59, rel=0.01)
     [warning] = [str(each) for each in run.warnings if each.code == "passes_unusual"]
-    assert warning.startswith("Unusual passes of the loop took 300.000ms longer than others: pass 26 took 304.000ms.")
+    assert warning.startswith(
+        "Unusual passes of the loop took 300.000ms longer than others: pass 26 of Timed took 304.000ms."
+    )
     assert "304.000ms" in run.report("steps") and UNUSUAL_PASSES in run.report("ops")
 
 
@@ -664,6 +670,19 @@ def test_a_step_that_is_open_at_the_end_counts_if_it_is_one(clock: Clock, steps:
     assert prof.run.passes[0].count == calls(prof.run)["Timed.fc1"] == calls(prof.run)["Timed"] == steps
 
 
+def test_ranges_are_those_of_the_block_however_late_the_run_is_asked_for() -> None:
+    step = trainer(model := Mlp())
+    profs = [torchprof.Profile(model, schedule=torchprof.sampled()) for _ in range(2)]
+    for prof, steps in zip(profs, (50, 30)):
+        with prof:
+            for _ in range(steps):
+                step()
+                prof.step()
+    for prof, steps in zip(profs, (50, 30)):
+        ranges = [line.calls for line in prof.run.rows if line.frames and line.frames[-1].name.endswith("SGD.step")]
+        assert sum(ranges) == steps
+
+
 def test_a_profile_of_few_steps_is_as_without_sampling() -> None:
     model = Mlp()
     step = trainer(model)
@@ -757,6 +776,38 @@ def test_passes_are_saved_and_added(tmp_path: Any) -> None:
     with_line = Passes(0, 0, True, True, 3, 1, 5, None, 0, (Unusual(1, 7, "train.py:3 f"),))
     assert with_line.stripped().unusual == (Unusual(1, 7, ""),)
     assert (with_line + with_line).unusual == (Unusual(1, 7, "train.py:3 f"), Unusual(4, 7, "train.py:3 f"))
+
+
+def test_a_device_is_not_slower_under_the_profiler() -> None:
+    """By hand: 3 of 12 passes were recorded, at twice the time of the CPU: counts are 4 times, its times twice."""
+    scale = Scale((12, 3), (2, 1))
+    device = DeviceTime("cuda:0", 0, 100, 60, 50, 8, 4, 2, (StreamTime(7, 5, 60, 50, 8, 4),))
+    assert device.scaled(scale) == DeviceTime(
+        "cuda:0", 0, 400, 240, 200, 32, 16, 8, (StreamTime(7, 20, 240, 200, 32, 16),)
+    )
+    meta = Meta(("Net",), wall_ns=100, process_cpu_ns=None, busy_ns=(("cpu", 90), ("cuda:0", 60)), steps=3).scaled(
+        scale
+    )
+    assert (meta.wall_ns, meta.process_cpu_ns, meta.steps) == (200, None, 12)
+    assert meta.busy_ns == (("cpu", 180), ("cuda:0", 240))
+    lines = [row(0, calls=3, cpu_ns=30, device_ns=0), row(0, device="cuda:0", calls=6, device_ns=60, macs=9)]
+    cpu, cuda = run_of(lines).scaled(scale).rows
+    assert (cpu.calls, cpu.cost.cpu_ns, cuda.calls, cuda.cost.device_ns, cuda.cost.macs) == (12, 60, 24, 240, 36)
+    pipeline = Pipeline("cuda:0", 0, "", 2, (), (), 3, (10, 20), (StageAction(0, "F", 0, (4, 6), (1, 2)),))
+    assert pipeline.scaled(scale) == replace(pipeline, steps=12)
+    lockstep = Lockstep.of(0, [4, 6, 8])
+    on_cpu, on_device = lockstep.scaled(scale), lockstep.scaled(scale.on("device"))
+    assert (on_cpu.counts, on_cpu.ns, on_cpu.own_ns, on_cpu.times) == ((12,), (36,), (2, 3, 4), (0, 1, 2))
+    assert (on_device.counts, on_device.ns, on_device.own_ns) == ((12,), (72,), (4, 6, 8))
+    assert on_cpu.is_valid and on_cpu.is_paired
+
+
+def test_peaks_of_recorded_passes_are_lower_bounds_in_each_view() -> None:
+    step = trainer(Mlp())
+    run = profiled(lambda: [step() for _ in range(60)], warmup_calls=None, profile_memory=True)
+    assert "cpu peak ≥ +" in run.report("overview") and "peak: ≥ +" in run.report("memory")
+    assert run.metrics()["lower_bounds/count"] >= 1
+    assert "Peaks of memory are of the recorded ones" in "".join(map(str, run.warnings))
 
 
 def test_times_need_the_same_memory_however_many_there_are() -> None:

@@ -11,7 +11,7 @@ from torchprof.analyze.columns import Column, column_called
 from torchprof.analyze.figures import Figures, figure_of, figures_of_layers, varying_calls
 from torchprof.analyze.layers import Entry, down_to, entries_by_path, keep_top, sort_entries, table_rows
 from torchprof.analyze.report import Part, ReportTable, TableRow, name_of_layer, phase_cell, report, spaced, stacked
-from torchprof.analyze.sentences import summed_over, warnings_below
+from torchprof.analyze.sentences import peak_in_words, summed_over, warnings_below
 from torchprof.errors import TorchprofError
 from torchprof.run.formats import UNKNOWN, Cell, Figure, Unit, format_memory, format_number, format_share, format_time
 from torchprof.run.groups import lists_by_key
@@ -118,16 +118,16 @@ def about_peak(run: Run, memory: Memory, samples: _Samples, depth: int | None, s
 
     ``samples``: those of the device. ``shown``: the number of rows of the table by layer.
     """
-    device = name_of_device(run, memory)
+    device, peak = name_of_device(run, memory), peak_in_words(run, memory.peak_bytes)
     if memory.peak_bytes <= 0:
         yield f"{device} peak: never above the start."
     elif not memory.held:
-        yield f"{device} peak: +{format_memory(memory.peak_bytes)} above the start. When and where was not recorded."
+        yield f"{device} peak: {peak} above the start. When and where was not recorded."
     else:
         where = _where_reached(run, memory, samples)
         start = "the start of its cycle" if run.meta.cycles > 1 else "the start"
         when = f"above {start}, after {format_time(memory.peak_ns)}"
-        yield f"{device} peak: +{format_memory(memory.peak_bytes)} {when}{where}. Live at the peak:"
+        yield f"{device} peak: {peak} {when}{where}. Live at the peak:"
     if memory.held or memory.before:
         yield _by_kind(memory)
     if memory.held:

@@ -107,7 +107,7 @@ def _memory_metrics(run: Run) -> Iterator[_Metric]:
     for name, is_cpu in (("cpu", True), ("device", False)):
         memories = [memory for memory in run.memory if (memory.device == "cpu") is is_cpu]
         if peaks := [memory.peak_bytes for memory in memories if memory.peak_bytes]:
-            yield f"memory/{name}/peak_bytes", Figure(max(peaks))
+            yield f"memory/{name}/peak_bytes", Figure.of_sum(max(peaks), is_complete=not run.passes)
         if growths := [memory.growth_per_call for memory in memories if memory.growth_per_call is not None]:
             yield f"memory/{name}/growth_bytes_per_call", Figure(max(growths))
 

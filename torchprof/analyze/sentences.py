@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from torchprof.analyze.report import Section
 from torchprof.analyze.warnings import waited_share
 from torchprof.errors import printable
-from torchprof.run.formats import ranks_in_words, short_time
+from torchprof.run.formats import format_memory, ranks_in_words, short_time
 from torchprof.run.run import Run
 from torchprof.run.words import BETWEEN_OPS, OUTSIDE_NAME
 
@@ -116,6 +116,11 @@ def about_times(run: Run) -> Iterator[str]:
 def other_warnings_of(run: Run) -> list[str]:
     """The warnings that are not in ``about_times``: all of them in a run of several ranks, whose figures differ."""
     return warnings_of(run, without=_ABOUT_TIMES if len(run.metas) == 1 else ())
+
+
+def peak_in_words(run: Run, nbytes: int) -> str:
+    """A peak above the start: a lower bound if only some passes of a loop were recorded."""
+    return f"{'≥ ' if run.passes else ''}+{format_memory(nbytes)}"
 
 
 # What figures are sums over

@@ -155,7 +155,8 @@ def _figures(
     yield from _of_time(run, root, figures, varies)
     yield "Activations", _if_known(_activations(run, root), format_memory)
     devices = (memory for memory in run.memory if memory.peak_bytes)
-    peaks = ", ".join(f"{format_memory(memory.peak_bytes)} on {memory.device}" for memory in devices)
+    bound = "≥ " if run.passes else ""  # of the recorded passes
+    peaks = ", ".join(f"{bound}{format_memory(memory.peak_bytes)} on {memory.device}" for memory in devices)
     yield "Peak memory above start", peaks or UNKNOWN
 
 

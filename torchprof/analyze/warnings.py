@@ -80,11 +80,12 @@ def about_passes(run: Run) -> Iterator[RunWarning]:
     recorded, count = (sum(getattr(passes, name) for passes in run.passes) for name in ("recorded", "count"))
     yield RunWarning.of("passes_sampled", recorded=recorded, count=count, memory=bool(run.memory))
     extra_ns = sum(passes.unusual_ns for passes in run.passes)
-    unusual = max((each for passes in run.passes for each in passes.unusual), key=lambda each: each.ns, default=None)
-    if unusual is not None and extra_ns > _SHARE_UNUSUAL * run.meta.wall_ns:
-        number, longest_ns, line = unusual
-        facts: dict[str, Any] = {"number": number + 1, "line": str(line), "extra_ns": extra_ns}
-        yield RunWarning.of("passes_unusual", longest_ns=longest_ns, **facts)
+    unusual = [(each.ns, passes.layer, each) for passes in run.passes for each in passes.unusual]
+    if unusual and extra_ns > _SHARE_UNUSUAL * run.meta.wall_ns:
+        longest_ns, layer, longest = max(unusual)
+        name = run.layers[layer].name if layer >= 0 else NO_LAYERS[layer]
+        facts: dict[str, Any] = {"number": longest.number + 1, "line": str(longest.line), "extra_ns": extra_ns}
+        yield RunWarning.of("passes_unusual", [name], longest_ns=longest_ns, **facts)
 
 
 def about_start(run: Run, is_merged: bool = False) -> Iterator[RunWarning]:

@@ -10,7 +10,7 @@ from torchprof.advise.chains import inside
 from torchprof.advise.evidence import Evidence
 from torchprof.analyze.compiled import compiled_in_short
 from torchprof.analyze.report import Part, name_of_layer, stacked
-from torchprof.analyze.sentences import about_times, called_models, count_of_ranks, throughput
+from torchprof.analyze.sentences import about_times, called_models, count_of_ranks, peak_in_words, throughput
 from torchprof.analyze.steps import device_parts, ns_behind_the_cpu, percents, spreads_of, time_parts
 from torchprof.analyze.top import measures_of
 from torchprof.errors import printable
@@ -138,8 +138,7 @@ def _peak(run: Run) -> Iterator[str]:
     if memory is None or memory.peak_bytes <= 0:
         return
     by_layer = sums_by_key((held.layer, max(held.nbytes, 0)) for held in memory.held)
-    bound = "≥ " if run.passes else ""  # of the recorded passes
-    text = f"{memory.device} peak {bound}+{format_memory(memory.peak_bytes)}"
+    text = f"{memory.device} peak {peak_in_words(run, memory.peak_bytes)}"
     [(largest, nbytes)] = by_layer.most_common(1) or [(OUTSIDE, 0)]
     if nbytes:
         kinds = sums_by_key((held.kind, max(held.nbytes, 0)) for held in memory.held if held.layer == OUTSIDE)

@@ -178,6 +178,7 @@ class ScheduledCycles(Cycles):
     ) -> None:
         super().__init__(setup, warnings, labels)
         self._steps = PassLog(is_sampled) if isinstance(schedule, Sampled) else None
+        self._entered = Counter[str]()  # the ranges of the user in the block
         # A frozen ScriptModule has no mode.
         self._kind = PassKind(0, any(getattr(model, "training", False) for model in setup.plan.models[:1]), True)
         self.run_of_last: Run | None = None
@@ -232,6 +233,7 @@ class ScheduledCycles(Cycles):
         """The block ends. Call it first, right after the user's code."""
         if self._steps is not None:
             self._steps.end_or_drop()
+            self._entered = SplitRanges.entered.copy()
         self.end_recording()
 
     def result(self, layers: tuple[Layer, ...], why_nothing: RunWarning) -> Run:
@@ -239,7 +241,7 @@ class ScheduledCycles(Cycles):
         if self._steps is None or self.run is None:
             return run
         self._steps.put(run)
-        return self._steps.whole() or run
+        return self._steps.whole(self._entered) or run
 
     def start(self) -> None:
         """Start the next cycle. Source lines are left out while code waits to be compiled; a warning says so."""

@@ -138,6 +138,10 @@ class StepClock:
         self._done: set[int] = set()  # the optimizers that have made a step since the last end
         self._began_ns = 0  # 0: unknown
 
+    def restart(self) -> None:
+        """Count and time only the steps that end from now on."""
+        self.times, self.count, self._began_ns = PassTimes(), 0, 0
+
     def interrupt(self) -> None:
         """The step that is open now is not timed."""
         self._began_ns = 0

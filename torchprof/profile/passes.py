@@ -27,7 +27,7 @@ from torchprof.profile.pass_times import (
     without_profiler,
 )
 from torchprof.record.modules import instances_of
-from torchprof.record.ranges import EngineRanges, SplitRanges
+from torchprof.record.ranges import EngineRanges
 from torchprof.run.merge import add_cycle
 from torchprof.run.meta import RunWarning
 from torchprof.run.part import Scale
@@ -94,7 +94,6 @@ class PassLog:
 
     def __init__(self, is_recorded: Callable[[int], bool] | None) -> None:
         self.steps = StepClock()
-        self.steps_before = 0  # the first pass
         self.calls: defaultdict[int, PassTimes] = defaultdict(PassTimes)  # of models, by layer
         self.lines = Lines()
         self._is_all = is_recorded is None
@@ -114,10 +113,8 @@ class PassLog:
         self._calls_in_pass = self._calls_in_cycle = 0
         self._calls: Counter[CycleKind] = Counter()
         self._calls_left: Counter[PassKind] = Counter()
-        self._in_cycle: list[
-            tuple[PassKind | None, int]
-        ] = []  # the recorded passes of the current cycle, with their times
-        self._stand_for: Counter[CycleKind] = Counter()  # how many passes are in a run
+        # The recorded passes of the current cycle, with their times.
+        self._in_cycle: list[tuple[PassKind | None, int]] = []
         self.runs: dict[CycleKind, Run] = {}
 
     # Passes
@@ -140,8 +137,7 @@ class PassLog:
     def begin(self, kind: PassKind) -> bool:
         """A pass of this kind comes. Returns whether it is recorded."""
         if not self._counts:  # the steps before were start-up, or warm-up
-            self.steps_before, self.steps.times = self.steps.count, PassTimes()
-            self.steps.interrupt()
+            self.steps.restart()
         number = self._counts[kind]
         self._counts[kind] = number + 1
         is_recorded = self._is_all or self._is_recorded(number)
@@ -192,9 +188,8 @@ class PassLog:
         if self._is_chosen and (None in kinds or not kinds):  # what is not in a pass was not chosen
             return CycleKind(None, is_interrupted=True)
         if key.kind is not None and self._was_interrupted(key.kind):
-            self._again[key.kind] += BURST if is_alone and self._stand_for[key] < 2 * FIRST else 0
+            self._again[key.kind] += BURST if is_alone and len(self._in_cycles[key]) < 2 * FIRST else 0
             key = CycleKind(key.kind, is_interrupted=True)
-        self._stand_for[key] += len(self._in_cycle)
         self._in_cycles[key] += [ns for _, ns in self._in_cycle]
         self._calls[key] += self._calls_in_cycle
         return key
@@ -223,11 +218,10 @@ class PassLog:
     def put(self, run: Run) -> None:
         """The run of all recorded passes, which are of one kind, if others have added it up."""
         for kind, ns in self._recorded.items():
-            self._stand_for[CycleKind(kind)] = self._calls[CycleKind(kind)] = len(ns)
-            self._in_cycles[CycleKind(kind)] = ns
+            self._calls[CycleKind(kind)], self._in_cycles[CycleKind(kind)] = len(ns), ns
             self.runs = {CycleKind(kind): run}
 
-    def whole(self, entered: Mapping[str, int] = SplitRanges.entered) -> Run | None:
+    def whole(self, entered: Mapping[str, int]) -> Run | None:
         """The run of all passes; None if nothing was recorded. ``entered``: see ``with_calls_of_ranges``."""
         self._add_up()
         self.steps.times.add_up()
@@ -264,7 +258,7 @@ class PassLog:
         times = None if kind is None else self._times[kind]
         if kind is None or times is None or times.spread is None:
             return run
-        count, calls = self._stand_for[key], self._calls[key]
+        count, calls = len(self._in_cycles[key]), self._calls[key]
         of_all = count + times.spread.count
         usual_ns = (times.spread.sum - times.unusual_ns) / times.spread.count
         run = without_profiler(run, count, usual_ns, label_ns() or 0)
@@ -290,8 +284,7 @@ class PassLog:
         """How many steps there were, and the times of those that were not recorded; None if that is unknown. Without
         optimizers, they are the passes with gradients, or else those of the model that was called first."""
         if self.steps.times.spread is not None:
-            timed = self.steps.times.spread.count
-            return max(self.steps.count - self.steps_before, timed), self.steps.times
+            return self.steps.count, self.steps.times
         kinds = [kind for kind in self._counts if kind.gradients] or [*self._counts][:1]
         if len(kinds) != 1 or not run.meta.steps:
             return None

@@ -388,11 +388,11 @@ class Program:
         warnings += chosen
         if recorded is not None and not self._models:
             warnings.append(RunWarning.of("no_model_called"))
-        elif chosen:
-            pass  # start-up is no part of what was asked for
-        elif recorded is not None and self._start_up is not None:
+        elif recorded is None or chosen:  # start-up is no part of what was asked for
+            pass
+        elif self._start_up is not None:
             warnings[:0] = self._start_up.warnings(self._start_ns, recorded)
-        elif recorded is not None and self._start_ns > _LONG_START * recorded.meta.wall_ns:
+        elif self._start_ns > _LONG_START * recorded.meta.wall_ns:
             wall_ns = recorded.meta.wall_ns  # by torch's clock, which may be a little slower
             warnings.append(RunWarning.of("long_start", start_ns=min(self._start_ns, wall_ns), wall_ns=wall_ns))
         if not self._cycles.setup.asked.profile_memory and (growth := _growth_of(self._in_use)):

@@ -174,15 +174,11 @@ class SharedChange:
 
 def replaced(owner: Any, name: str, ours: Any) -> Callable[[], None]:
     """Replace an attribute of a class or a module. Returns what restores it, unless others have replaced it."""
-    is_own = name in vars(owner)  # else it is inherited
     before = getattr(owner, name)
     setattr(owner, name, ours)
 
     def restore() -> None:
         if getattr(owner, name) is ours:
-            if is_own:
-                setattr(owner, name, before)
-            else:
-                delattr(owner, name)
+            setattr(owner, name, before)
 
     return restore

@@ -365,8 +365,8 @@ def passes_unusual(layers: list[str], longest_ns: int, number: int, line: str, e
     """``number``: of the longest one among those of its kind, from 1 on. ``extra_ns``: of all unusual ones."""
     at = f", most often at {line}" if line else ""
     return (
-        f"Unusual passes of the loop took {format_time(extra_ns)} longer than others: pass {number:,} took "
-        f"{format_time(longest_ns)}{at}. This time is in no layer."
+        f"Unusual passes of the loop took {format_time(extra_ns)} longer than others: pass {number:,} of {layers[0]} "
+        f"took {format_time(longest_ns)}{at}. This time is in no layer."
     )
 
 
