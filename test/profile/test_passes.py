@@ -424,6 +424,20 @@ def test_the_time_after_a_loop_is_in_no_layer(clock: Clock, passes: int) -> None
         assert run.meta.process_cpu_ns is None
 
 
+def test_the_first_call_that_was_not_recorded_is_no_start_up() -> None:
+    class Slow(Mlp):
+        number = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.number += 1
+            time.sleep(0.02 * (self.number == 22))  # the first one after the recorded ones
+            return super().forward(x)
+
+    step = trainer(Slow())
+    run = profiled(lambda: [step() for _ in range(50)], warmup_calls=None)
+    assert run.passes and "slow_start" not in {warning.code for warning in run.warnings}
+
+
 def test_an_unusual_pass_has_the_line_where_it_was() -> None:
     step = trainer(Mlp())
 

@@ -93,6 +93,8 @@ def about_start(run: Run, is_merged: bool = False) -> Iterator[RunWarning]:
 
     In a merged run shapes may vary only between ranks: then it is unknown whether they vary on this rank.
     """
+    if run.passes:  # the times are of calls that were not recorded, long after start-up
+        return
     for key, spread in run.samples.items():
         if key.measure != "cpu_ns" or key.phase != FORWARD or len(run.layers[key.layer].path) > 1:
             continue
