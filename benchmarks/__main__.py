@@ -32,7 +32,7 @@ QUESTIONS = {
     "memory_faults": "the same for faults of memory, and whether the remedy lowers the peak (4 minutes)",
     "fuzz": "whether damaged files of every kind are read or refused, and nothing else (30 minutes)",
     "growth": "how time and memory of reading and drawing grow with the file, by what grows in it (5 minutes)",
-    "loops": "what a long loop takes: memory after the first and the last cycles, and the time to fold one",
+    "loops": "what a long loop takes: memory after the first and the last cycles, reading one, and watching the loop",
 }
 
 

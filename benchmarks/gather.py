@@ -121,7 +121,7 @@ def in_each_cycle(ranks: int) -> list[str]:
     """A line of the log in three cycles. From the third on, ranks also delete what they sent two cycles before."""
     from torch import distributed
 
-    from torchprof.profile import trace_ready
+    from torchprof.profile import watch
 
     server = distributed.TCPStore("localhost", 0, 1, True)
     stores: list[Counting] = []
@@ -132,13 +132,13 @@ def in_each_cycle(ranks: int) -> list[str]:
 
     runs = [*recorded(ranks)]
     took = [0.0] * ranks
-    with patch.object(trace_ready, "store_of_job", store_of_job), patch.object(trace_ready, "_numbers", repeat(0)):
-        of_ranks = [trace_ready._Comparisons() for _ in runs]
+    with patch.object(watch, "store_of_job", store_of_job), patch.object(watch, "_numbers", repeat(0)):
+        of_ranks = [watch.Comparisons() for _ in runs]
         for cycle in range(3):
             stores.clear()
             for rank in reversed(range(ranks)):
                 start = time.perf_counter()
-                of_ranks[rank].add(runs[rank], CYCLE * cycle, rank, ranks)
+                of_ranks[rank].add(runs[rank], CYCLE * cycle, (CYCLE * cycle, CYCLE * (cycle + 1) - 1), rank, ranks)
                 took[rank] = time.perf_counter() - start
     of_cycle = CYCLE * STEP_NS / 1e9
     sending = statistics.median(took[1:])

@@ -26,6 +26,7 @@ from benchmarks.subjects import Subject, subjects, tiny_layers
 LAYERS = 20
 FLAT = 1.05
 STEADY = 1.5
+WATCHED = {20_000: 1.25, 2_000: 1.05}  # by the number of steps
 EARLY = 10
 
 
@@ -33,6 +34,7 @@ def measure(quick: bool) -> None:
     torch.set_num_threads(1)
     of_long_loops(quick)
     of_one_step_in(quick)
+    of_watched(quick)
 
 
 def of_long_loops(quick: bool) -> None:
@@ -114,6 +116,60 @@ def of_one_step_in(quick: bool) -> None:
     )
 
 
+def of_watched(quick: bool) -> None:
+    """What a loop takes while ``torchprof.watch`` is on, which reports every 5 s here."""
+    rows = []
+    for name, model, size, steps in (
+        (f"{LAYERS} tiny Linear", tiny_layers(LAYERS), 8, 300 if quick else 20_000),
+        ("12 x Linear(512)", nn.Sequential(*(nn.Linear(512, 512) for _ in range(12))), 512, 100 if quick else 2_000),
+    ):
+        loop = Loop(model, name, size)
+        sizes: list[int] = []
+
+        def plain(loop: Loop = loop, steps: int = steps) -> float:
+            start = time.perf_counter()
+            for _ in range(steps):
+                loop.step()
+            return time.perf_counter() - start
+
+        def watched(loop: Loop = loop, steps: int = steps, sizes: list[int] = sizes) -> float:
+            start = time.perf_counter()
+            with torchprof.watch(loop.model, every=5):
+                for number in range(steps):
+                    loop.step()
+                    if number in (steps // 10, steps - 1):
+                        sizes.append(resident_size())
+            return time.perf_counter() - start
+
+        took = take_turns({"plain": plain, "watched": watched}, 1 if quick else 5, f"watched, {name}")
+        ratio = Ratio.of(took["watched"], took["plain"])
+        step = f"{statistics.median(took['plain']) / steps * 1e3:.2f} ms"
+        growth = sizes[1] / sizes[0]
+        rows.append(
+            [
+                name,
+                step,
+                f"{steps:,}",
+                str(ratio),
+                ratio.spread,
+                ratio.verdict(WATCHED.get(steps, 2.0)),
+                f"{growth:.3f}x",
+                verdict(growth, FLAT),
+            ]
+        )
+    headings = [
+        "Model",
+        "A step",
+        "Steps",
+        "watched/plain",
+        "Quartiles",
+        "Limit",
+        "Resident size, last/first tenth",
+        "Limit",
+    ]
+    show("A training loop while torchprof.watch is on", headings, rows)
+
+
 def seconds_of_steps(subject: Subject, every: int, make: Callable[[], Any]) -> float:
     """The seconds of so many steps, of which one is recorded and read."""
     with make() as profiler:
@@ -128,11 +184,16 @@ def seconds_of_steps(subject: Subject, every: int, make: Callable[[], Any]) -> f
 class Loop:
     """A training loop over random inputs."""
 
-    def __init__(self, model: nn.Module, name: str) -> None:
+    def __init__(self, model: nn.Module, name: str, size: int = 8) -> None:
         self.model = model
         self._name = name
         self._optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        self._x = torch.rand(4, 8)
+        self._x = torch.rand(4, size)
+
+    def step(self) -> None:
+        self.model(self._x).sum().backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
 
     def run(self, profiler: Any, cycles: int) -> tuple[list[float], list[int]]:
         """For each cycle, the seconds of the call of step() that ended it, and the resident size after that."""
@@ -141,9 +202,7 @@ class Loop:
             for cycle in range(cycles):
                 say(f"a loop, {self._name}: cycle {cycle + 1} of {cycles}", again=cycle > 0)
                 for records in (False, True):
-                    self.model(self._x).sum().backward()
-                    self._optimizer.step()
-                    self._optimizer.zero_grad()
+                    self.step()
                     start = time.perf_counter()
                     profiler.step()
                     if records:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from torchprof.profile.flops import flops
     from torchprof.profile.passes import sampled
     from torchprof.profile.profile import Profile
-    from torchprof.profile.torch_profiler import annotate, from_profiler
-    from torchprof.profile.trace_ready import log_stragglers, tensorboard_trace_handler
+    from torchprof.profile.torch_profiler import annotate, from_profiler, tensorboard_trace_handler
+    from torchprof.profile.watch import log_stragglers, watch
     from torchprof.record.peak import peak
     from torchprof.run.merge import merge
     from torchprof.run.run import Run
@@ -50,6 +50,7 @@ __all__ = [
     "sampled",
     "tensorboard_trace_handler",
     "types",
+    "watch",
 ]
 
 _FILES = {
@@ -61,8 +62,8 @@ _FILES = {
     "profile.flops": "flops",
     "profile.passes": "sampled",
     "profile.profile": "Profile",
-    "profile.torch_profiler": "annotate from_profiler",
-    "profile.trace_ready": "log_stragglers tensorboard_trace_handler",
+    "profile.torch_profiler": "annotate from_profiler tensorboard_trace_handler",
+    "profile.watch": "log_stragglers watch",
     "record.peak": "peak",
     "run.merge": "merge",
     "run.run": "Run",

@@ -39,6 +39,7 @@ from torchprof.run.words import Frame, FrameKind, Signature, StepEnd
 
 if TYPE_CHECKING:
     from torchprof.profile.benchmark import BenchmarkResult, Latency
+    from torchprof.profile.watch import Watch
     from torchprof.record.modules import Trace
 
 __all__ = [
@@ -96,9 +97,15 @@ __all__ = [
     "Unfinished",
     "Unit",
     "Unusual",
+    "Watch",
 ]
 
-_NEED_TORCH = {"BenchmarkResult": "profile.benchmark", "Latency": "profile.benchmark", "Trace": "record.modules"}
+_NEED_TORCH = {
+    "BenchmarkResult": "profile.benchmark",
+    "Latency": "profile.benchmark",
+    "Trace": "record.modules",
+    "Watch": "profile.watch",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -186,9 +186,15 @@ FEATURES = {
         "integrations/test_lightning integrations/test_transformers",
         "integrations",
     ),
+    "watching": Feature(
+        "trainings that are watched: reports from time to time, slow ranks in the log",
+        "profile/watch",
+        "profile/test_trace_ready profile/test_watch build/delayed_training",
+        "watch",
+    ),
     "torch's profiler": Feature(
         "annotate, from_profiler, and the methods of torch's profiler",
-        "profile/torch_profiler profile/trace_ready record/session_events",
+        "profile/torch_profiler record/session_events",
         "profile/test_annotate build/torchs_list",
     ),
     "latency": Feature(

@@ -20,9 +20,9 @@ from torch import nn
 
 import torchprof
 from torchprof import Profile, Run, TorchprofError
-from torchprof.profile import trace_ready
+from torchprof.profile import watch
 from torchprof.profile.gather import RunsInStore
-from torchprof.profile.trace_ready import _Comparisons
+from torchprof.profile.watch import Comparisons
 from torchprof.run.words import FORWARD
 
 if not dist.is_available():
@@ -46,8 +46,8 @@ def ranks_of(run: Run) -> dict[int, Run]:
 def store(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The store of a job that is played by one process. Its rank 0 waits for 50 ms."""
     store = dist.HashStore()
-    monkeypatch.setattr(trace_ready, "store_of_job", lambda prefix: dist.PrefixStore(prefix, store))
-    monkeypatch.setattr(trace_ready, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(watch, "store_of_job", lambda prefix: dist.PrefixStore(prefix, store))
+    monkeypatch.setattr(watch, "_PATIENCE_S", 0.05)
     return store
 
 
@@ -56,10 +56,11 @@ def logged(store: Any, caplog: pytest.LogCaptureFixture) -> Logged:
     """Compares four ranks in a cycle, rank 0 last, and returns the levels and texts of the lines of it."""
     caplog.set_level(logging.INFO, "torchprof")
 
-    def lines(of_ranks: Mapping[int, _Comparisons], runs: Mapping[int, Run], first: int = 100) -> list[tuple[int, str]]:
+    def lines(of_ranks: Mapping[int, Comparisons], runs: Mapping[int, Run], first: int = 100) -> list[tuple[int, str]]:
         caplog.clear()
         for rank in sorted(runs, reverse=True):
-            of_ranks[rank].add(runs[rank], first, rank, 4)
+            last = first + runs[rank].meta.marked_steps - 1
+            of_ranks[rank].add(runs[rank], first, (first, last), rank, 4)
         assert {record.name for record in caplog.records} <= {"torchprof"}
         return [(record.levelno, record.getMessage()) for record in caplog.records]
 
@@ -67,13 +68,13 @@ def logged(store: Any, caplog: pytest.LogCaptureFixture) -> Logged:
 
 
 @pytest.fixture
-def four(monkeypatch: pytest.MonkeyPatch) -> dict[int, _Comparisons]:
+def four(monkeypatch: pytest.MonkeyPatch) -> dict[int, Comparisons]:
     """The same Profile on four ranks, which are played by one process: it has one number."""
-    monkeypatch.setattr(trace_ready, "_numbers", iter([7] * 4))
-    return {rank: _Comparisons() for rank in range(4)}
+    monkeypatch.setattr(watch, "_numbers", iter([7] * 4))
+    return {rank: Comparisons() for rank in range(4)}
 
 
-def test_a_straggler_is_a_warning(logged: Logged, four: dict[int, _Comparisons]) -> None:
+def test_a_straggler_is_a_warning(logged: Logged, four: dict[int, Comparisons]) -> None:
     """Rank 2 takes 25 ms in 18 of 20 steps, all others 16. In the other two rank 0 takes 42."""
     [(level, text)] = logged(four, ranks_of(planted()))
     assert level == logging.WARNING
@@ -84,7 +85,7 @@ def test_a_straggler_is_a_warning(logged: Logged, four: dict[int, _Comparisons])
     assert "sent nothing" not in text
 
 
-def test_no_straggler_is_an_info(logged: Logged, four: dict[int, _Comparisons]) -> None:
+def test_no_straggler_is_an_info(logged: Logged, four: dict[int, Comparisons]) -> None:
     assert logged(four, ranks_of(even_job())) == [
         (
             logging.INFO,
@@ -94,7 +95,7 @@ def test_no_straggler_is_an_info(logged: Logged, four: dict[int, _Comparisons]) 
     ]
 
 
-def test_what_may_be_chance_is_an_info(logged: Logged, four: dict[int, _Comparisons]) -> None:
+def test_what_may_be_chance_is_an_info(logged: Logged, four: dict[int, Comparisons]) -> None:
     """Two steps are too few to exclude it."""
     own = {rank: [(12 if rank == 2 else 10) * MS] * 2 for rank in range(4)}
     [(level, text)] = logged(four, ranks_of(run_of_ranks({("Net.a", FORWARD): own})))
@@ -102,14 +103,12 @@ def test_what_may_be_chance_is_an_info(logged: Logged, four: dict[int, _Comparis
     assert level == logging.INFO
 
 
-def test_ranks_that_are_late_are_named_and_compared_the_next_time(
-    logged: Logged, four: dict[int, _Comparisons]
-) -> None:
+def test_ranks_that_are_late_are_named_and_compared_the_next_time(logged: Logged, four: dict[int, Comparisons]) -> None:
     runs = ranks_of(planted())
     late = runs.pop(3)
     [(level, text)] = logged(four, runs)
     assert "Rank 2 is the straggler: " in text and " Rank 3 sent nothing in time: " in text
-    four[3].add(late, 100, 3, 4)
+    four[3].add(late, 100, (100, 119), 3, 4)
     [(level, text)] = logged(four, ranks_of(even_job()), 200)
     assert (level, "Steps 200 to 219: No straggler found" in text, "sent nothing" in text) == (
         logging.INFO,
@@ -125,7 +124,7 @@ def test_ranks_that_are_late_are_named_and_compared_the_next_time(
 
 
 def test_rank_0_waits_once_for_a_rank_that_sends_nothing(
-    logged: Logged, four: dict[int, _Comparisons], monkeypatch: pytest.MonkeyPatch
+    logged: Logged, four: dict[int, Comparisons], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[int | None] = []
     wait = RunsInStore.wait_for_comparisons
@@ -154,12 +153,12 @@ def test_an_error_while_ranks_are_compared_is_logged(
     def without_a_store(prefix: str) -> None:
         raise TorchprofError("There is no store.")
 
-    monkeypatch.setattr(trace_ready, "store_of_job", without_a_store)
+    monkeypatch.setattr(watch, "store_of_job", without_a_store)
     train()
     assert [record.getMessage() for record in caplog.records] == ["Ranks were not compared: There is no store."] * 2
 
 
-def test_nodes_may_name_the_job_differently(logged: Logged, four: dict[int, _Comparisons]) -> None:
+def test_nodes_may_name_the_job_differently(logged: Logged, four: dict[int, Comparisons]) -> None:
     """As two allocations of Slurm do that are one process group."""
     runs = {
         rank: replace(run, metas=(replace(run.meta, job=f"allocation {rank % 2}"),))
@@ -169,7 +168,7 @@ def test_nodes_may_name_the_job_differently(logged: Logged, four: dict[int, _Com
 
 
 def test_ranks_send_about_a_kilobyte_and_the_store_does_not_grow(
-    store: Any, logged: Logged, four: dict[int, _Comparisons], monkeypatch: pytest.MonkeyPatch
+    store: Any, logged: Logged, four: dict[int, Comparisons], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs, sent, counts = ranks_of(planted()), [], []
     write = dist.PrefixStore.set
@@ -186,15 +185,15 @@ def test_ranks_send_about_a_kilobyte_and_the_store_does_not_grow(
 
 
 def test_if_the_store_is_gone_training_goes_on(
-    monkeypatch: pytest.MonkeyPatch, four: dict[int, _Comparisons], caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, four: dict[int, Comparisons], caplog: pytest.LogCaptureFixture
 ) -> None:
     server = dist.TCPStore("localhost", 0, 1, True)
     client = dist.TCPStore("localhost", server.port, 1, False)
-    monkeypatch.setattr(trace_ready, "store_of_job", lambda prefix: dist.PrefixStore(prefix, client))
+    monkeypatch.setattr(watch, "store_of_job", lambda prefix: dist.PrefixStore(prefix, client))
     del server
     for rank, run in ranks_of(even_job()).items():
         for first in (0, 20, 40):
-            four[rank].add(run, first, rank, 4)
+            four[rank].add(run, first, (first, first), rank, 4)
     texts = [record.getMessage() for record in caplog.records]
     assert len(texts) == 3 and all("Ranks 1 to 3 sent nothing in time" in text for text in texts)
 
@@ -218,8 +217,8 @@ def test_each_profile_compares_its_own_cycles(
         monkeypatch.setattr(dist, name, lambda value=value: value)
     monkeypatch.setattr("torchprof.profile.cycle.this_job", lambda *_: torchprof.record.this_process.Job(0, 2))
     prefixes: list[str] = []
-    of_job = trace_ready.store_of_job
-    monkeypatch.setattr(trace_ready, "store_of_job", lambda prefix: prefixes.append(prefix) or of_job(prefix))
+    of_job = watch.store_of_job
+    monkeypatch.setattr(watch, "store_of_job", lambda prefix: prefixes.append(prefix) or of_job(prefix))
     train()
     train(with_flops=True)
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["Steps 2 to 3", "Steps 6 to 7"] * 2

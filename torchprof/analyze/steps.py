@@ -267,21 +267,33 @@ def _parts(loop: _Loop) -> ReportTable:
     return ReportTable.of_cells(headings, table).of("parts")
 
 
+PARTS_OF_NO_LAYER = {
+    "step_data_ns": "data loading",
+    "step_optimizer_ns": "optimizer",
+    "step_copy_ns": "host-device copies",
+    "step_wait_ns": "waiting for the device",
+    "step_gc_ns": "garbage collection",
+    "step_backward_ns": "backward of no layer",
+    "step_other_ns": "loss and other ops",
+    "step_start_ns": "start-up of the device",
+    "step_awaited_ns": "waiting for other threads or ranks",
+    "step_gap_ns": "in no op",
+}
+"""The parts of a step outside all layers, see ``SampleKey``, in words."""
+_LAUNCHING = ("step_data_ns", "step_optimizer_ns", "step_copy_ns", "step_backward_ns", "step_other_ns")
+_ALWAYS_SHOWN = ("step_data_ns", "step_optimizer_ns", "step_other_ns", "step_gap_ns")
+_OF_DEVICES = ("step_copy_ns", "step_wait_ns")  # shown if a device was recorded
+
+
 def _parts_of_no_layer(loop: _Loop) -> list[_Part]:
     has_device = bool(loop.accelerators)
     are_ranges = bool(loop.run.roots) and not loop.run.meta.model
     twice = "several threads, or in ranges" if are_ranges else "several threads"
     return [
-        _Part("data loading", "step_data_ns", launches=True),
-        _Part("optimizer", "step_optimizer_ns", launches=True),
-        _Part("host-device copies", "step_copy_ns", launches=True, shown=has_device),
-        _Part("waiting for the device", "step_wait_ns", shown=has_device),
-        _Part("garbage collection", "step_gc_ns", shown=None),
-        _Part("backward of no layer", "step_backward_ns", launches=True, shown=None),
-        _Part("loss and other ops", "step_other_ns", launches=True),
-        _Part("start-up of the device", "step_start_ns", shown=None),
-        _Part("waiting for other threads or ranks", "step_awaited_ns", shown=None),
-        _Part("in no op", "step_gap_ns"),
+        *(
+            _Part(name, part, part in _LAUNCHING, has_device if part in _OF_DEVICES else part in _ALWAYS_SHOWN or None)
+            for part, name in PARTS_OF_NO_LAYER.items()
+        ),
         _Part(f"counted twice ({twice})", "step_overlap_ns", launches=are_ranges, shown=None),
         _Part("Step", "step_ns"),
     ]

@@ -109,7 +109,7 @@ def execute(arguments: argparse.Namespace) -> NoReturn:
         compile_layers=arguments.compile_layers,
         warmup_calls=arguments.warmup,
         max_calls=arguments.max_calls,
-        passes=None if arguments.all else arguments.steps.__contains__ if arguments.steps else is_sampled,
+        passes=None if arguments.all else arguments.steps or is_sampled,
     )
     failures: dict[str, str] = {}  # by file, why it was not written; "" if it was
 

@@ -10,13 +10,15 @@ from typing import NamedTuple
 
 from torchprof.analyze.columns import Column, as_key, catalogue
 from torchprof.analyze.figures import Figures, figure_of, figures_of_layers, measured_by_all
+from torchprof.analyze.steps import PARTS_OF_NO_LAYER
 from torchprof.comparison import diff
 from torchprof.comparison.diff import Change, Denominator, Diff, Noise, Pair
 from torchprof.comparison.layers import UNCHANGED, match_layers
 from torchprof.comparison.notes import differences_of, notes_on, warnings_of_both
 from torchprof.errors import TorchprofError
-from torchprof.run.formats import Bound, Figure
+from torchprof.run.formats import Bound, Figure, format_time
 from torchprof.run.groups import lists_by_key, sums_by_key
+from torchprof.run.measures import SampleKey
 from torchprof.run.run import Run
 from torchprof.run.saved import load
 from torchprof.run.words import FORWARD, NO_LAYERS, PHASES
@@ -44,6 +46,70 @@ def as_run(run: object, name: str, function: str) -> Run:
         f"{name} is {type(run).__name__}, not a run. {function} takes `prof.run`, or the path of a file that "
         "`prof.run.save(path)` wrote."
     )
+
+
+_MOST_DRIFTING = 3  # layers and parts of a step that are named
+
+
+def drift(before: Run, after: Run, when: str) -> tuple[bool, str]:
+    """Whether the steps of a loop take longer or shorter than before, by more than noise; and in words by how much, and
+    where: the layers (their self time, by phase) and the other parts of a step that changed most, each beyond noise.
+    ``when``: the steps before, in words.
+
+    The test is that of ``compare``. For each quantity, its values in the steps of one run are set against those in the
+    steps of the other: of whole steps all, of layers those of the recorded steps. "" if there are no steps.
+    """
+    before = before.on_layers(after.layers)
+    noises = {key: diff.noise_of(*both) for key, both in _values_of_both(before, after)}
+    step = next((key for key in noises if key.measure == "step_ns"), None)
+    if step is None:
+        return False, ""
+    whole = noises.pop(step)
+    shift = _exact(*whole.medians, *whole.medians)
+    if _verdict(shift, whole, whole.p, 1) not in (diff.SLOWER, diff.FASTER):
+        return False, f"No change beyond noise since {when} ({format_time(whole.medians[0])})."
+    tested = {key: noise for key, noise in noises.items() if min(noise.counts) >= diff.FEWEST}
+    rates = dict(zip(tested, diff.false_discovery_rates([noise.p for noise in tested.values()])))
+    clear = [
+        key
+        for key, noise in tested.items()
+        if rates[key] <= diff.ALPHA and abs(noise.shift) > noise.spread and (noise.shift > 0) == (whole.shift > 0)
+    ]
+    largest = sorted(clear, key=lambda key: -abs(tested[key].shift))[:_MOST_DRIFTING]
+    parts = [
+        f"{_place_of(key, after)} ({'+' * (tested[key].shift > 0)}{format_time(tested[key].shift)})" for key in largest
+    ]
+    where = f"Most of that: {', '.join(parts)}." if parts else "No layer is known to differ beyond noise."
+    by, word = abs(whole.shift) / max(whole.medians[0], 1), "longer" if whole.shift > 0 else "shorter"
+    return True, f"That is {by:.1%} {word} than {when} ({format_time(whole.medians[0])}). {where}"
+
+
+def _values_of_both(before: Run, after: Run) -> Iterator[tuple[SampleKey, tuple[Sequence[float], Sequence[float]]]]:
+    """By sample of steps, its values in both runs: whole steps, self times of layers, parts outside all layers."""
+    for key in after.samples.keys() & before.samples.keys():
+        is_layer = key.measure in ("step_cpu_ns", "step_device_ns")
+        if key.measure.startswith("step_") and (key.layer >= 0 if is_layer else key.measure != "step_overlap_ns"):
+            values = [
+                [*_self_by_step(run, key).values()] if is_layer else run.samples[key].sample for run in (before, after)
+            ]
+            if all(values):
+                yield key, (values[0], values[1])
+
+
+def _self_by_step(run: Run, key: SampleKey) -> dict[int, int]:
+    """The self time of a layer in each sampled step, by the hash of the step's start."""
+    own = dict(zip(run.samples[key].hashes, run.samples[key].sample))
+    for child in run.layers.children[key.layer]:
+        if (below := run.samples.get(key._replace(layer=child))) is not None:
+            for step, ns in zip(below.hashes, below.sample):
+                own[step] = own.get(step, 0) - ns
+    return own
+
+
+def _place_of(key: SampleKey, run: Run) -> str:
+    """A layer and phase, or a part of a step, in words."""
+    where = PARTS_OF_NO_LAYER[key.measure] if key.layer < 0 else f"{run.layers[key.layer].name}, {key.phase}"
+    return where if key.device == "cpu" else f"{where} on {key.device}"
 
 
 _NEARLY_ALL_TIME = 0.99  # times of steps and of calls differ slightly by the cost of measuring them

@@ -160,6 +160,14 @@ class Cycles:
             observations.warnings.append(_LOST)
         return with_warnings(run, observations)
 
+    def take(self, layers: tuple[Layer, ...]) -> Run:
+        """The sum of the cycles until now, with its warnings. The next sum begins. While nothing is recorded."""
+        self._observe_labels()
+        run = self.result(layers, _LOST)
+        self.run, self.observations = None, Observations()
+        self.labels.unobserved.clear()
+        return run
+
 
 class ScheduledCycles(Cycles):
     """The cycles of a ``Profile``. They start and end, step by step, as a schedule says; the rules are those of

@@ -85,22 +85,24 @@ class CycleKind(NamedTuple):
 class PassLog:
     """All passes of a program since its start-up, and the runs of the recorded ones.
 
-    ``is_recorded``: of a pass with this number of its kind; None: all are recorded. ``weighs``: the passes that are
-    recorded stand for all of their kind. ``runs``: those of cycles add up by kind, if a cycle has passes of one kind
+    ``recorded``: whether a pass with this number of its kind is recorded; a range of numbers, if the user chose them;
+    None: all are recorded. ``weighs``: those that are recorded stand for all of their kind, unless they were chosen.
+    ``runs``: those of cycles add up by kind, if a cycle has passes of one kind
     and nothing else. Others stand for themselves: those with the time before the first pass, those with the first
     passes of several kinds, and those in which a pass took far longer than others, as where the machine was
     interrupted, unless no others are of that kind.
     """
 
-    def __init__(self, is_recorded: Callable[[int], bool] | None) -> None:
+    def __init__(self, recorded: Callable[[int], bool] | range | None) -> None:
         self.steps = StepClock()
         self.calls: defaultdict[int, PassTimes] = defaultdict(PassTimes)  # of models, by layer
         self.lines = Lines()
-        self._is_all = is_recorded is None
-        self.weighs = is_recorded is is_sampled
-        self._is_chosen = not (self._is_all or self.weighs)
-        self._is_recorded = is_recorded or bool
-        self._counts: Counter[PassKind] = Counter()
+        self._is_all = recorded is None
+        self._is_chosen = isinstance(recorded, range)
+        self.weighs = not (self._is_all or self._is_chosen)
+        self._is_recorded = recorded.__contains__ if isinstance(recorded, range) else recorded or bool
+        self._numbers: Counter[PassKind] = Counter()  # of the next pass of each kind
+        self._counts: Counter[PassKind] = Counter()  # of the passes since ``restart``
         self._recorded: defaultdict[PassKind, list[int]] = defaultdict(list)  # the times of the recorded passes
         self._times: defaultdict[PassKind, PassTimes] = defaultdict(PassTimes)  # of the others
         self._firsts: defaultdict[PassKind, list[int]] = defaultdict(list)  # of the recorded ones, the first of cycles
@@ -138,8 +140,9 @@ class PassLog:
         """A pass of this kind comes. Returns whether it is recorded."""
         if not self._counts:  # the steps before were start-up, or warm-up
             self.steps.restart()
-        number = self._counts[kind]
-        self._counts[kind] = number + 1
+        number = self._numbers[kind]
+        self._numbers[kind] += 1
+        self._counts[kind] += 1
         is_recorded = self._is_all or self._is_recorded(number)
         if not is_recorded and self._again[kind] > 0:
             self._again[kind] -= 1
@@ -178,7 +181,7 @@ class PassLog:
         if self._is_chosen:  # what is before the first chosen pass has a cycle of its own
             return any(known is None for known, _ in self._in_cycle)
         kinds = {known for known, _ in self._in_cycle if known is not None} | {kind}
-        return self.weighs and len(kinds) > 1 and any(self._counts[each] > FIRST for each in kinds)
+        return self.weighs and len(kinds) > 1 and any(self._numbers[each] > FIRST for each in kinds)
 
     def end_cycle(self, is_alone: bool) -> CycleKind:
         """The cycle that is recording ends. Returns which of ``runs`` its run is added to. ``is_alone``: this process
@@ -202,6 +205,20 @@ class PassLog:
         return first > UNUSUAL * max(usual_first, usual) or any(ns > UNUSUAL * usual for _, ns in others)
 
     # All passes
+
+    def restart(self) -> None:
+        """Forget the passes until now, but not their numbers. Between passes, while nothing is recorded."""
+        for known in (self._counts, self._recorded, self._times, self._firsts, self._in_cycles, self._calls):
+            known.clear()
+        self._calls_left.clear()
+        self.calls.clear()
+        self.runs = {}
+
+    def usual_ns(self, kind: PassKind) -> int:
+        """The median time of the passes of a kind that were not recorded; 0 if it is unknown."""
+        times = self._times[kind]
+        times.add_up(self.lines.between, self._recorded[kind])
+        return times.usual_ns
 
     def end_or_drop(self) -> None:
         """The program ends. The pass that is open counts if it took as long as half of one: else it has only begun."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -41,6 +42,7 @@ _CYCLE_S, _CYCLE_EVENTS = 10.0, 100_000
 _PATIENCE = 20  # after so many times these events, a cycle ends inside a pass
 _EVENTS_A_MODULE = 30.0  # a guess of the events of one call of a module, until the first cycle is read
 _CYCLES_OF_CACHES, _FEWEST_RISES = 2, 2
+_MOST_CYCLES = 64  # of which the memory in use is known at the start
 _LEAST_RISE = 0.2  # of the memory in use at the last cycle's start
 _LONG_START = 0.1  # a larger share of the time before the first call of a model gives a warning
 _FOLLOWING_CALLS = 3  # the first step is start-up only if at least this many calls of models follow it
@@ -61,8 +63,9 @@ class Program:
     compilation and caches) if at least three calls follow. A step ends with that of an optimizer; without gradients it
     is one call. If no model is called, the run has everything. ``max_calls``: after this many recorded calls, recording
     ends where the next call would begin; it also ends, with a warning, where the program starts a profiler of its own.
-    ``passes``: of the passes through a model, which are recorded, by their number among those of their kind; None for
-    all, as with ``max_calls``. Without it, some are recorded, and the run is that of all, see ``PassLog``.
+    ``passes``: of the passes through a model, which are recorded, by their number among those of their kind: a range,
+    or a function that samples them; None for all, as with ``max_calls``. See ``PassLog``: the run is that of all passes
+    if they are sampled. ``models``: only these are found, and modules around or inside them; None for all.
     ``options``: what else is recorded, ``profile_memory`` and others of ``Options``. Arguments are as for ``Profile``.
 
     Raises TorchprofError for an invalid number of calls, and on entry while another profiler is active.
@@ -75,7 +78,8 @@ class Program:
         max_calls: int | None = None,
         use_cuda: bool = False,
         compile_layers: bool = False,
-        passes: Callable[[int], bool] | None = is_sampled,
+        passes: Callable[[int], bool] | range | None = is_sampled,
+        models: Sequence[nn.Module] | None = None,
         **options: bool,
     ) -> None:
         if warmup_calls is not None:
@@ -106,11 +110,13 @@ class Program:
         self._calls_before_cycle = self._modules_before_cycle = 0  # of models, and of all modules in recorded calls
         self._in_use: list[tuple[int, int]] = []  # at the start of each cycle: calls of models, bytes in use
         self._models = 0
+        self._wanted = None if models is None else WeakSet(part for model in models for part in model.modules())
+        self._unwanted = WeakSet[nn.Module]()
         self._passes = PassLog(None if max_calls is not None else passes)
         self._settling = Settling(self._passes.steps, lambda: self._plan.models)
         self._is_labelling = False
         self._ranges_before = self._ranges_at_first_call = Counter[str]()  # that were left before what is recorded
-        self._guard = Guard(lambda: uninterrupted(functools.partial(self._end, RunWarning.of("gave_way"))))
+        self._guard = Guard(self._give_way)
         self._outermost = OutermostCalls(self._before_call, self._after_call, self._count_elsewhere)
         self._undo = ExitStack()
         self._has_ended = False
@@ -208,7 +214,7 @@ class Program:
         """Label a new model. Returns whether the module is a model, or part of one."""
         if self._plan.knows(module):
             return True
-        if self._models >= _MOST_MODELS or not _is_model(module):
+        if self._models >= _MOST_MODELS or not _is_model(module) or not self._is_wanted(module):
             return False
         # A plan that is half made has no layers, and a label that is not known is never removed. A recording goes on
         # here, because the backward of an earlier call may be outstanding: the range says whose time this is.
@@ -220,6 +226,14 @@ class Program:
         if self._models == _MOST_MODELS:
             self._cycles.observations.warnings.append(RunWarning.of("too_many_models", count=_MOST_MODELS))
         return True
+
+    def _is_wanted(self, module: nn.Module) -> bool:
+        """Whether a module is one of the models that are to be found, is inside one, or has one inside."""
+        if self._wanted is None:
+            return True
+        if module not in self._unwanted and not any(part in self._wanted for part in module.modules()):
+            self._unwanted.add(module)
+        return module not in self._unwanted
 
     def _count_elsewhere(self, module: nn.Module) -> bool:
         """Count a call on a thread that is not recorded. Labels count those of known modules, while they are there."""
@@ -348,6 +362,23 @@ class Program:
         return self._recorded_calls - self._calls_before_cycle + self._outermost.inner - self._modules_before_cycle
 
     # The end
+
+    def take(self) -> Run | None:
+        """The run since the last one that was taken; None if nothing was recorded. The next run begins now. It may be
+        called between passes, while nothing is recorded."""
+        self._cycles.run = self._passes.whole(SplitRanges.entered - self._ranges_before)
+        if self._cycles.run is None:
+            return None
+        self._add_warnings(None)
+        run = self._cycles.take(self._plan.layers())
+        self._passes.restart()
+        self._ranges_before, self._start_up = SplitRanges.left(), None
+        del self._in_use[_CYCLES_OF_CACHES:-_MOST_CYCLES:2]
+        return run
+
+    def _give_way(self) -> None:
+        """Another profiler is about to start."""
+        uninterrupted(functools.partial(self._end, RunWarning.of("gave_way")))
 
     def _end(self, why: RunWarning | None = None) -> None:
         """Switch everything off and make the run. Later calls do nothing."""

@@ -1,11 +1,17 @@
-"""``annotate`` labels a model for another profiler; ``from_profiler`` makes a ``Run`` of what it recorded."""
+"""``annotate`` labels a model for another profiler; ``from_profiler`` makes a ``Run`` of what it recorded.
+``tensorboard_trace_handler`` writes traces as torch's function of that name does."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -22,6 +28,9 @@ from torchprof.record.session import CustomOps
 from torchprof.record.session_events import SessionEvents, ended_session
 from torchprof.record.this_process import live_memory, this_job, this_process
 from torchprof.run.run import Run
+
+if TYPE_CHECKING:
+    from torchprof.profile.profile import Profile
 
 
 @contextmanager
@@ -93,3 +102,26 @@ def from_profiler(profiler: Any, model: nn.Module | Sequence[nn.Module], *, path
         regions=compiled_regions(),
     )
     return with_warnings(assemble(recording, plan.layer_plan(), asked), observations)
+
+
+def tensorboard_trace_handler(
+    dir_name: str | PathLike[str], worker_name: str | None = None, use_gzip: bool = False
+) -> Callable[[Profile], None]:
+    """Make a function for ``on_trace_ready`` that writes the trace of each cycle into a folder.
+
+    It corresponds to torch's function of the same name. The file is ``<worker_name>.<time in ns>.pt.trace.json``, with
+    ``.gz`` appended for ``use_gzip``. The folder is created if it does not exist. ``worker_name`` must be different in
+    each process of a job; the default is ``<host name>_<process id>``. The returned function raises TorchprofError if
+    the folder cannot be created, and OSError if the file cannot be written.
+    """
+
+    def write_trace(profile: Profile) -> None:
+        folder = Path(dir_name)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise TorchprofError(f"No folder for traces can be made at {folder}: {error.strerror}.") from error
+        worker = worker_name or f"{socket.gethostname()}_{os.getpid()}"
+        profile.export_chrome_trace(folder / f"{worker}.{time.time_ns()}.pt.trace.json{'.gz' if use_gzip else ''}")
+
+    return write_trace

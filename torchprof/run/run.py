@@ -345,6 +345,7 @@ _CALLED = {
     "torchprof.analyze.metrics": ["metrics"],
     "torchprof.analyze.summary": ["benchmark_table"],
     "torchprof.analyze.warnings": ["all_warnings"],
+    "torchprof.comparison": ["drift"],
     "torchprof.ranks.sentences": ["chosen_ranks", "verdict_on_ranks", "with_comparison"],
     "torchprof.reports": ["export", "render"],
     "torchprof.reports.documents": ["html_of", "printed", "show_page", "text_of"],

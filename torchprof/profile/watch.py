@@ -1,0 +1,445 @@
+"""Watch a training: some steps are recorded, all are timed, and from time to time a line in the log says what changed,
+and which rank of a job is slow."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from torchprof.errors import TorchprofError
+from torchprof.profile.arguments import check_count
+from torchprof.profile.gather import RunsInStore, store_of_job
+from torchprof.profile.passes import BURST, PassKind, is_sampled
+from torchprof.profile.program import Program
+from torchprof.profile.signals import DelayedSigterm, uninterrupted
+from torchprof.record.modules import checked_models
+from torchprof.record.session import refuse_if_profiled
+from torchprof.run.formats import format_number, format_time, ranks_in_words
+from torchprof.run.merge import merge
+from torchprof.run.meta import RunWarning
+from torchprof.run.run import Run, output
+
+if TYPE_CHECKING:
+    from torchprof.profile.profile import Profile
+
+_LOG = logging.getLogger("torchprof")
+_numbers = count()  # of the Profiles whose cycles are compared, and of watches
+
+# Watching
+
+
+def watch(
+    model: nn.Module | Sequence[nn.Module],
+    *,
+    every: float = 3600.0,
+    folder: str | PathLike[str] | None = None,
+    keep: int = 24,
+    metrics: Callable[[dict[str, int | float]], Any] | None = None,
+    use_cuda: bool | None = None,
+    **options: bool,
+) -> Watch:
+    """Watch a training of any length from now on: ``torchprof.watch(model)`` before the loop is all it takes.
+
+    All steps are timed. Few are recorded: the first 20, four more at each doubling of their number, and after 64 steps
+    so many that recording takes at most 0.5 % of the time. ``every`` so many seconds, and for the first time after a
+    minute, there is a report:
+
+    - one line in the log, with the logger "torchprof": how long a step took, what took far longer, and, as a warning,
+      whether steps take longer than in the first full report, beyond noise, and in which layers. In a job, ranks other
+      than 0 log warnings alone;
+    - ``metrics(numbers)`` is called with the numbers of ``Run.metrics``, with those of the layers below the model;
+    - ``folder`` gets the run of the report, in a file ``<start>-<report>-rank<rank>.json.gz``. The first full one and
+      the last ``keep`` stay, of those that this call wrote;
+    - in a job, rank 0 also logs which rank is slow, as ``log_stragglers`` does.
+
+    ``model``: a module, or a list. ``use_cuda``: by default, whether CUDA is available. ``options``: what else is
+    recorded, as for ``Profile``: ``profile_memory``, ``with_flops``, ``record_shapes``, ``compile_layers``.
+
+    While another profiler records, this one does not; one that starts while this one records ends it. An error of
+    torchprof or of ``metrics`` is logged, and ends no training. Raises TorchprofError for a wrong model or
+    number, if the folder cannot be made, and while another profiler is active.
+    """
+    return Watch(checked_models(model), every, folder, keep, metrics, use_cuda, options)
+
+
+class Watch:
+    """A training that is watched, see ``torchprof.watch``, from the start to ``stop()``, to the end of its ``with``
+    block, or of the process. ``run``: that of the last report, None before the first. ``steps``: how many steps all
+    reports have."""
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        every: float,
+        folder: str | PathLike[str] | None,
+        keep: int,
+        metrics: Callable[[dict[str, int | float]], Any] | None,
+        use_cuda: bool | None,
+        options: dict[str, bool],
+    ) -> None:
+        if isinstance(every, bool) or not isinstance(every, (int, float)) or not every > 0:
+            raise TorchprofError(f"every={every!r:.60} is not a number of seconds above 0.")
+        check_count(keep, 1, "keep must be a number of files, 1 or more")
+        if metrics is not None and not callable(metrics):
+            raise TorchprofError(f"metrics={metrics!r:.60} is not a function: give for example wandb.log.")
+        self.run: Run | None = None
+        self.steps = 0
+        self._usual: tuple[Run, str] | None = None  # that of the first full report, and its steps in words
+        self._metrics = metrics
+        self._files = _Files(Path(folder), keep) if folder is not None else None
+        self._ranks = Comparisons()
+        self._recording = _Recording(
+            self._report,
+            every,
+            models=models,
+            use_cuda=torch.cuda.is_available() if use_cuda is None else use_cuda,
+            **options,
+        )
+        self._recording.__enter__()
+        atexit.register(self.stop)
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End it, with a last report. Does nothing the second time."""
+        atexit.unregister(self.stop)
+        self._recording.__exit__()
+
+    def _report(self, run: Run, number: int) -> None:
+        """Make a report. ``number``: how many came before."""
+        first, last = self.steps + 1, self.steps + _steps_in(run)
+        if last < first:
+            return
+        about, is_first_full = f"Steps {first:,} to {last:,}", number == 1
+        before, self.run, self.steps = self._usual, run, last
+        if is_first_full:
+            self._usual = run, about.lower()
+        for output_of in (
+            partial(_log, run, about, before),
+            partial(self._files.add, run, number, stays=is_first_full) if self._files is not None else None,
+            partial(self._pass_metrics, run),
+            partial(self._ranks.add, run, number, (first, last), *_rank_and_world_size()),
+        ):
+            try:
+                if output_of is not None:
+                    output_of()
+            except Exception as error:  # of a function of the user, or a full disk: it ends no training
+                _LOG.warning("A part of a report failed: %s: %s", type(error).__name__, error)
+
+    def _pass_metrics(self, run: Run) -> None:
+        if self._metrics is not None:
+            self._metrics(run.metrics(layers=1))
+
+
+def _log(run: Run, about: str, usual: tuple[Run, str] | None) -> None:
+    """Log a line ``about`` the steps of a run. ``usual``: the run to compare with, and its steps in words."""
+    has_changed, sentences = False, [*_about_times(run)]
+    if usual is not None:
+        has_changed, sentence = output("drift")(usual[0], run, usual[1])
+        sentences += [sentence] if sentence else []
+    rank, world_size = _rank_and_world_size()
+    level = logging.WARNING if has_changed else logging.INFO if rank == 0 else logging.DEBUG
+    _LOG.log(level, "%s: %s", f"Rank {rank}, {about.lower()}" if world_size > 1 else about, " ".join(sentences))
+
+
+def _steps_in(run: Run) -> int:
+    """The number of steps; without any, that of passes through a model."""
+    return run.meta.steps or sum(passes.count for passes in run.passes)
+
+
+def _about_times(run: Run) -> Iterator[str]:
+    """Sentences on how long the steps of a run took, and on unusual ones."""
+    steps = [spread for key, spread in run.samples.items() if key.measure == "step_ns"]
+    for spread in steps or [passes.ns for passes in run.passes if passes.ns is not None]:
+        recorded = sum(passes.recorded for passes in run.passes)
+        typical, rare = format_time(spread.median), format_time(spread.quantile(0.95))
+        yield f"median {typical}, P95 {rare}, {format_number(recorded)} recorded."
+        break
+    unusual = [each for passes in run.passes for each in passes.unusual]
+    if unusual:
+        longest = max(unusual, key=lambda each: each.ns)
+        more_ns = sum(passes.unusual_ns for passes in run.passes)
+        where = f" at {longest.line}" if longest.line else ""
+        yield (
+            f"Unusual steps took {format_time(more_ns)} longer than the median; "
+            f"the longest, {longest.number + 1:,}, took {format_time(longest.ns)}{where}."
+        )
+    for warning in run.warnings:
+        if warning.code == "memory_grows":
+            yield str(warning)
+
+
+class _Files:
+    """The files of runs in a folder. ``keep``: how many stay, but for those that are never removed."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise TorchprofError(f"No folder for runs can be made at {folder}: {error.strerror}.") from error
+        self._folder, self._keep = folder.resolve(), keep
+        self._started = time.strftime("%Y%m%d-%H%M%S")
+        self._written: deque[Path] = deque()
+
+    def add(self, run: Run, number: int, *, stays: bool) -> None:
+        file = self._folder / f"{self._started}-{number:05}-rank{run.meta.rank}.json.gz"
+        run.save(file)
+        if not stays:
+            self._written.append(file)
+        while len(self._written) > self._keep:
+            self._written.popleft().unlink(missing_ok=True)
+
+
+_MOST_COST = 0.005  # of the time: recording takes at most so much
+_LEAST_GAP = 64
+_USUAL_GAP = 1024  # if it is not known what recording costs
+_FIRST_S = 60.0
+
+
+class Pace:
+    """Which passes of a training are recorded, and when reports are due; in a job as rank 0 says, so that all ranks
+    record the same steps, and report them together.
+
+    After the first ones, a burst of passes is recorded in each ``gap``: a power of two of passes, the smallest in which
+    recording takes at most 0.5 % of the time. A report comes right after a burst. Rank 0 announces it one burst before.
+    """
+
+    def __init__(self, every_s: float, may_record: Callable[[], bool]) -> None:
+        self.reports = 0
+        self._every_s, self._may_record = every_s, may_record
+        self._due_s = time.monotonic() + min(every_s, _FIRST_S)
+        self._gap: int | None = None
+        self._own_gap = _USUAL_GAP
+        self._bursts = 0
+        self._report_after: int | None = None  # so many bursts
+        self._prefix = f"torchprof/watch/{next(_numbers)}"  # the same on all ranks, which watch in the same order
+
+    def is_recorded(self, number: int) -> bool:
+        if number < _LEAST_GAP:
+            return is_sampled(number) and self._may_record()
+        if self._gap is None:
+            self._gap = self._own_gap
+            with suppress(RuntimeError):  # the store is gone
+                if (store := self._store()) is not None and store.check(["gap"]):
+                    self._gap = int(store.get("gap"))
+        return number % self._gap < BURST and self._may_record()
+
+    def note_burst(self, cost_ns: float | None, usual_ns: int) -> bool:
+        """A burst has ended. ``cost_ns``: what it took longer than so many passes that were not recorded. Returns
+        whether a report is due."""
+        self._bursts += 1
+        is_first = self._gap is None and cost_ns is not None and usual_ns > 0
+        if is_first and cost_ns is not None:
+            self._own_gap = _LEAST_GAP
+            while self._own_gap * usual_ns * _MOST_COST < cost_ns:
+                self._own_gap *= 2
+        is_due = time.monotonic() >= self._due_s
+        with suppress(RuntimeError):
+            if (store := self._store()) is not None:
+                is_due = self._is_announced(store, is_due)
+                if is_first and _rank_and_world_size()[0] == 0:
+                    store.set("gap", str(self._own_gap))
+        return is_due
+
+    def _is_announced(self, store: Any, is_due: bool) -> bool:
+        """Whether rank 0 has said that a report comes after this burst."""
+        key = f"report/{self.reports}"
+        if self._report_after is None:
+            if _rank_and_world_size()[0] == 0 and is_due:
+                self._report_after = self._bursts + 1
+                store.set(key, str(self._report_after))
+            elif _rank_and_world_size()[0] != 0 and store.check([key]):
+                self._report_after = int(store.get(key))
+        return self._report_after is not None and self._bursts >= self._report_after
+
+    def note_report(self) -> None:
+        self.reports += 1
+        self._report_after = None
+        self._due_s = time.monotonic() + self._every_s
+
+    def _store(self) -> Any:
+        """The part of the job's store for this watch; None without a job, or if it has none."""
+        try:
+            return store_of_job(self._prefix) if _rank_and_world_size()[1] > 1 else None
+        except TorchprofError:
+            return None
+
+
+def _rank_and_world_size() -> tuple[int, int]:
+    """(0, 1) without a process group."""
+    distributed = torch.distributed
+    is_job = distributed.is_available() and distributed.is_initialized()
+    return (distributed.get_rank(), distributed.get_world_size()) if is_job else (0, 1)
+
+
+class _Recording(Program):
+    """Records some passes of a training, as ``Pace`` says, and calls ``report`` with the run since the last report and
+    the number of reports before."""
+
+    def __init__(self, report: Callable[[Run, int], None], every_s: float, **options: Any) -> None:
+        self._pace = Pace(every_s, self._may_record)
+        self._make_report = report
+        self._burst: tuple[PassKind, float | None, int] | None = None  # the one that has just ended
+        self._woke_ns = 0  # 0: before the first pass that is not recorded
+        self._kind: PassKind | None = None  # of the passes that are recorded now, and how many they are
+        self._recorded_passes = 0
+        self._has_gradients = False
+        super().__init__(warmup_calls=None, passes=self._pace.is_recorded, **options)
+
+    def _may_record(self) -> bool:
+        """Whether no other profiler is active, or would be harmed."""
+        if self._cycles.is_recording:
+            return True
+        try:
+            refuse_if_profiled()
+        except TorchprofError:
+            return False
+        return True
+
+    def _before_call(self, module: nn.Module) -> bool:
+        try:
+            return super()._before_call(module)
+        except Exception as error:  # no error of ours ends a training
+            _LOG.warning("Watching has ended: %s: %s", type(error).__name__, error)
+            self._has_ended = True
+            uninterrupted(self._detach)
+            return False
+
+    def _begin_pass(self, kind: PassKind) -> None:
+        self._passes.end()
+        self._has_gradients |= kind.gradients
+        if self._cycles.is_recording:
+            self._recorded_passes += 1
+        elif self._burst is not None:
+            (of, ns, passes), self._burst = self._burst, None
+            usual_ns = self._passes.usual_ns(of)
+            cost_ns = None if ns is None else ns - passes * usual_ns
+            if (of.gradients or not self._has_gradients) and self._pace.note_burst(cost_ns, usual_ns):
+                self._report(self.take())
+        super()._begin_pass(kind)
+        if self._cycles.is_recording:
+            self._kind = kind
+
+    def _wake(self) -> None:
+        self._woke_ns, self._recorded_passes = time.perf_counter_ns(), 0
+        super()._wake()
+
+    def _rest(self) -> None:
+        super()._rest()
+        if self._kind is not None:
+            ns = time.perf_counter_ns() - self._woke_ns if self._woke_ns else None
+            self._burst = self._kind, ns, self._recorded_passes
+
+    def _give_way(self) -> None:
+        """Another profiler is about to start. It may, while this one does not record."""
+        if self._cycles.is_recording:
+            super()._give_way()
+
+    def _end(self, why: RunWarning | None = None) -> None:
+        if self._has_ended:
+            return
+        super()._end(why)
+        if self._cycles.run is not None:
+            self._report(self.run)
+        if why is not None:
+            _LOG.warning("Watching has ended: %s", why)
+
+    def _report(self, run: Run | None) -> None:
+        if run is None:
+            return
+        self._make_report(run, self._pace.reports)
+        self._pace.note_report()
+
+
+# Ranks
+
+_PATIENCE_S = 5.0
+"""How long rank 0 waits for the others at most. It rarely does: ranks that exchange gradients end a cycle together."""
+_KEPT = 2  # the number of comparisons of a rank that stay in the store if rank 0 does not take them
+
+_comparisons_of: WeakKeyDictionary[Profile, Comparisons] = WeakKeyDictionary()
+
+
+def log_stragglers(prof: Profile) -> None:
+    """Compare the ranks of the job in the steps of the last cycle, and log on rank 0 which of them is slow.
+
+    It is a function for ``on_trace_ready``; see docs/ranks-in-a-job.md. Every rank calls it, and sends a kilobyte or
+    two to the job's store without waiting. Rank 0 waits for the others, 5 s at most, and compares what has come. It
+    logs one line with the logger "torchprof": a warning if a rank is slow or sent nothing, else an info. It does not
+    wait again for a rank that sent nothing in the cycle before.
+
+    Without a process group, and for a cycle without a whole step, nothing is compared. Why ranks could not be compared,
+    as in a process group without a key-value store (MPI), is logged as a warning: no error ends a training. Raises
+    TorchprofError for a Profile that has no run yet.
+    """
+    distributed = torch.distributed
+    run = prof.run
+    steps = run.meta.marked_steps
+    if not steps or not (distributed.is_available() and distributed.is_initialized()):
+        return
+    comparisons = _comparisons_of.get(prof) or _comparisons_of.setdefault(prof, Comparisons())
+    first, last = prof.step_num - steps, prof.step_num - 1
+    comparisons.add(run, first, (first, last), distributed.get_rank(), distributed.get_world_size())
+
+
+class Comparisons:
+    """The part of this rank in the comparisons of the cycles of one Profile, or of the reports of a ``Watch``. What a
+    rank wrote too late for rank 0 to take is deleted two cycles later, so that the store does not grow."""
+
+    def __init__(self) -> None:
+        self._number = next(_numbers)  # the same on all ranks, which profile in the same order
+        self._written: deque[RunsInStore] = deque()
+        self._missing: set[int] = set()  # the ranks that sent nothing for the last cycle
+
+    def add(self, run: Run, number: int, steps: tuple[int, int], rank: int, world_size: int) -> None:
+        """Send a run, and on rank 0 compare those with this ``number``. ``steps``: the first and the last one in it."""
+        if world_size < 2:
+            return
+        try:
+            store = store_of_job(f"torchprof/steps/{self._number}/{number}")
+            table = RunsInStore(store, _PATIENCE_S, DelayedSigterm(), world_size)
+            self._written.append(table)
+            if len(self._written) > _KEPT:
+                self._written.popleft().delete_comparison(rank)
+            if rank == 0:
+                self._compare(table, run, steps, [*range(1, world_size)])
+            else:
+                table.put_comparison(rank, run)
+        except TorchprofError as error:
+            _LOG.warning("Ranks were not compared: %s", error)
+
+    def _compare(self, table: RunsInStore, run: Run, steps: tuple[int, int], others: list[int]) -> None:
+        """Compare the run with those of the other ranks that come in time, and log a line."""
+        there = table.wait_for_comparisons(others, len(others) - len(self._missing))
+        # Without the job's name: the ranks of a process group are one job, though each node may name it.
+        comparison = merge(
+            replace(of_rank, metas=tuple(replace(meta, job="") for meta in of_rank.metas))
+            for of_rank in (run.to_compare(), *table.take_comparisons(there))
+        )
+        self._missing = {*others} - {meta.rank for meta in comparison.metas}
+        has_stragglers, verdict = False, "there is no other rank to compare."
+        if len(comparison.metas) > 1:
+            has_stragglers, verdict = output("verdict_on_ranks")(comparison)
+        if self._missing:
+            which = ranks_in_words(self._missing).capitalize()
+            verdict += f" {which} sent nothing in time: each rank has to record the same steps with log_stragglers."
+        level = logging.WARNING if has_stragglers or self._missing else logging.INFO
+        _LOG.log(level, "Steps %d to %d: %s", *steps, verdict)
