@@ -7,6 +7,7 @@ infinite.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,8 +18,11 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
+from statistics import median
 
-from benchmarks.ratios import Ratio, asked_quick, show, take_turns
+import torchprof
+from benchmarks.ratios import Ratio, asked_quick, say, show, take_turns
+from torchprof.run.words import BACKWARD, FORWARD, OPTIMIZER_STEP, OUTSIDE, PHASES, Frame
 
 _START = """
 import sys, torch
@@ -33,6 +37,26 @@ def train(model, x, y, make, loss=F.mse_loss):
         loss(model(x), y).backward()
         optimizer.step()
 """
+_WITH_STOPWATCH = """
+import json, time
+def train(model, x, y, make, loss=F.mse_loss):
+    optimizer, now, sums = make(model.parameters()), time.perf_counter, [0.0] * 3
+    for number in range(STEPS):
+        optimizer.zero_grad()
+        began = now()
+        output = model(x)
+        forward = now()
+        value = loss(output, y)
+        ready = now()
+        value.backward()
+        backward = now()
+        optimizer.step()
+        if number > STEPS // 4:  # all steps before may be recorded
+            for part, seconds in enumerate((forward - began, backward - ready, now() - backward)):
+                sums[part] += seconds
+    print(json.dumps([part / sum(sums) for part in sums]))
+"""
+"""In place of ``train``: prints the shares of forward, backward and the optimizer, by a stopwatch."""
 SCRIPTS = {  # the source, and how many steps take a second
     "12 blocks of Linear, LayerNorm, ReLU; AdamW": (
         """
@@ -132,7 +156,54 @@ def _seconds(command: Sequence[str], script: str, steps: int, most_s: float) -> 
     return time.perf_counter() - before
 
 
+def _shares(script: Path, steps: int, options: Sequence[str]) -> tuple[list[float], list[float]]:
+    """The shares of forward, backward and the optimizer: by the script's stopwatch when it runs alone, since between
+    steps and models torchprof reads what it recorded; and in the run."""
+    file = script.with_suffix(".json")
+    alone = subprocess.run([sys.executable, str(script), str(steps)], check=True, capture_output=True, text=True)
+    command = [sys.executable, "-m", "torchprof", "run", *options, "-o", str(file), str(script), str(steps)]
+    subprocess.run(command, check=True, capture_output=True)
+    run = torchprof.load(file)
+    of_phases = run.rows.summed(("layer", "phase"), "cpu_ns", device="cpu")
+    backward = sum(ns for (_, phase), ns in of_phases.items() if PHASES[phase] == BACKWARD)
+    forward = sum(ns for (layer, phase), ns in of_phases.items() if PHASES[phase] == FORWARD and layer >= 0)
+    chains = run.rows.summed("frames", "cpu_ns", layer=OUTSIDE, device="cpu")
+    optimizer = sum(ns for chain, ns in chains.items() if _is_step(run.rows.frames[chain]))
+    return json.loads(alone.stdout), [
+        part / (forward + backward + optimizer) for part in (forward, backward, optimizer)
+    ]
+
+
+def _is_step(frames: Sequence[Frame]) -> bool:
+    """Whether this is inside an optimizer's step, which is not zero_grad."""
+    return any(frame.name.startswith(OPTIMIZER_STEP) and frame.name.endswith(".step") for frame in frames)
+
+
+def measure_shares(quick: bool) -> None:
+    """How far the shares of a run are from those by a stopwatch, with some of the steps recorded, and with all."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in _LONG[:1] + [*SCRIPTS][1::2]:
+            source, steps_a_second = SCRIPTS[name]
+            script = Path(folder) / "script.py"
+            script.write_text(_START + _WITH_STOPWATCH + source)
+            for options in ((), ("--all",)):
+                off = [[], [], []]  # points, by part
+                for number in range(1 if quick else 20):
+                    say(f"shares, {name} {' '.join(options)}: {number + 1}", again=number > 0)
+                    truth, seen = _shares(script, (1 if quick else 3) * steps_a_second, options)
+                    for part, pair in zip(off, zip(truth, seen)):
+                        part.append(100 * (pair[1] - pair[0]))
+                largest = max(abs(points) for part in off for points in part)
+                rows.append(
+                    [name, " ".join(options) or "some", *(f"{median(part):+.1f}" for part in off), f"{largest:.1f}"]
+                )
+    headings = ["Script", "Recorded", "Forward", "Backward", "Optimizer", "Largest"]
+    show("Shares in a run less those by a stopwatch in the script, in points: medians, and the largest", headings, rows)
+
+
 def measure(quick: bool) -> None:
+    measure_shares(quick)
     with tempfile.TemporaryDirectory() as folder:
         ways = _ways(Path(folder))
         for seconds, rounds in ((1, 1),) if quick else ((10, 1), (60, 1)):

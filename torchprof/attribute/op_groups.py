@@ -191,6 +191,19 @@ class OpGroup(NamedTuple):
             place = places[tree.path_of[index]]
             yield Attributed(event, place, around, tree.is_call[index], self.ns[index], self.outer)
 
+    def last_item(self) -> Attributed | None:
+        """The last operator, inside those around it; ``outer`` if there is none."""
+        chain, index = [], self.tree.last_op
+        while index >= 0:
+            chain.append(index)
+            index = self.tree.parents[index]
+        places, item = self.places(), self.outer
+        for index in reversed(chain):
+            event, place = self.columns.event(self.first + index, self.thread), places[self.tree.path_of[index]]
+            around = None if item is None else item.place
+            item = Attributed(event, place, around, self.tree.is_call[index], self.ns[index], item)
+        return item
+
     def items(self) -> Iterator[Attributed]:
         tree, columns, thread = self.tree, self.columns, self.thread
         places = self.places()

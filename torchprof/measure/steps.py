@@ -6,7 +6,7 @@ from array import array
 from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import repeat
+from itertools import islice, repeat
 from operator import add
 from typing import Any
 
@@ -80,7 +80,25 @@ class Steps:
 
         for given in stream:
             yield given
-            for item in self._counted(given, last, launched):
+            if isinstance(given, OpGroup):
+                # In a layer, all are alike: what they take from the range around them, they give to the same sum.
+                is_alike = given.place.layer >= 0 and given.outer is not None and not self._are_ranges
+                if is_alike or given.start_ns >= in_optimizer or closure.note_group(given):
+                    if given.outer is None or given.place in bare:
+                        for start, end in given.outermost():
+                            if end > until:
+                                explained += end - max(until, start)
+                                until = end
+                            if given.outer is None and end > covered_until:
+                                covered += end - max(covered_until, start)
+                                covered_until = end
+                    self._note_launches(given, launched)
+                    if not is_alike:
+                        self._add_group(given, alike, self_ns, copies)
+                    if (innermost := given.outer if is_alike else given.last_item()) is not None:
+                        last[given.thread] = innermost
+                    continue
+            for item in given.items() if isinstance(given, OpGroup) else (given,):
                 event, place, around, _, ns, outer = item
                 kind, _, start, _, thread, _, _, correlation, _, _, _ = event
                 if kind is kernel:
@@ -129,20 +147,36 @@ class Steps:
                             copies[by] = len(self._starts) - 1, place, ns
                     last[thread] = item
 
-    def _counted(
-        self, given: Attributed | OpGroup, last: dict[int, Attributed], launched: dict[int, int]
-    ) -> Iterable[Attributed]:
-        """The events whose time is to be added. All ops of a group in a layer are alike: what they take from the range
-        around them, they give to the same sum."""
-        if isinstance(given, Attributed):
-            return (given,)
-        if given.place.layer < 0 or given.outer is None or self._are_ranges:
-            return given.items()
-        last[given.thread] = given.outer
-        if correlations := given.columns.correlation:
-            launched.update(zip(correlations[given.first : given.after], repeat(len(self._starts) - 1)))
+    def _note_launches(self, group: OpGroup, launched: dict[int, int]) -> None:
+        if correlations := group.columns.correlation:
+            launched.update(zip(correlations[group.first : group.after], repeat(len(self._starts) - 1)))
             launched.pop(0, None)
-        return ()
+
+    def _add_group(
+        self,
+        group: OpGroup,
+        alike: Mapping[Place, Place],
+        self_ns: defaultdict[Place, int],
+        copies: dict[int, tuple[int, Place, int]],
+    ) -> None:
+        """Add the times of a group to ``self_ns``, path by path, and note its copies."""
+        step, first, correlations = len(self._starts) - 1, group.first, group.columns.correlation
+        places = group.places()
+        sums = zip(places, group.tree.self_ns(group.ns))
+        for place, ns in islice(sums, group.outer is None, None):  # the first takes from the range around the group
+            self_ns[alike[place]] += ns
+        if not any(self._parts[place] == COPY_NS for place in places):
+            return
+        for index, (path, parent) in enumerate(zip(group.tree.path_of, group.tree.parents)):
+            own = correlations[first + index] if correlations else 0
+            if own > 0 or self._parts[places[path]] != COPY_NS:
+                continue
+            # Device work of a copy refers to the op around the runtime call, or to the runtime call itself.
+            around = 0 if group.outer is None else group.outer.event.correlation
+            if parent >= 0:
+                around = correlations[first + parent] if correlations else 0
+            if by := own or around:
+                copies[by] = step, places[path], group.ns[index]
 
     def _end_step(self, end: int, self_ns: dict[Place, int], bare: set[Place], explained: int, covered: int) -> None:
         lasted = end - self._starts[-1]
@@ -313,6 +347,14 @@ class _Closure:
         self._end_closure()
         self._ranges.add(place)
         self._began, self._inside = start, 0
+
+    def note_group(self, group: OpGroup) -> bool:
+        """The same as ``note`` for all events of a group. False: nothing was noted, since each of them matters."""
+        if self._called or self._in_backward or group.place.phase != FORWARD or group.place.layer != OUTSIDE:
+            return False
+        if group.outer is not None and group.place in self._ranges and self._began is not None:
+            self._inside += sum(end - start for start, end in group.outermost())
+        return True
 
     def note(self, item: Attributed) -> None:
         event, place, around, _, ns, _ = item

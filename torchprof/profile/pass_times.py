@@ -196,7 +196,7 @@ def parameters_in(optimizer: Any) -> set[int]:
     return set()
 
 
-_EVENT_NS = 200, 350  # the least and the most that an event costs; a node of autograd costs twice as much
+_EVENT_NS = 200, 350  # the least and the most that an event costs
 
 
 def without_profiler(run: Run, passes: int, usual_ns: float, label_ns: float) -> Run:
@@ -223,7 +223,7 @@ def without_profiler(run: Run, passes: int, usual_ns: float, label_ns: float) ->
             parent = run.layers.parent[layer]
             labels[OUTSIDE if parent is None else parent, phase] += calls
         elif frames and is_node_range(frames[-1].name):
-            nodes += 2 * calls
+            nodes += calls
         elif frames and frames[-1].kind in (FrameKind.OP, FrameKind.LABEL) and sampled_line(frames) is None:
             events[layer, phase, shared, within, number_of.get(frames[:-1], -1), device, rank] += calls
     least, most = _EVENT_NS
