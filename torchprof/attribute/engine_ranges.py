@@ -6,6 +6,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from heapq import merge
 from math import inf
 from typing import NamedTuple
 
@@ -81,7 +82,7 @@ def _passes(columns: EventColumns) -> Iterator[_Pass]:
     current: _Pass | None = None
     engine, node, backward = Kind.ENGINE, Kind.NODE, Kind.BACKWARD_FUNCTION
     kinds, numbers, starts, ends = columns.kinds, columns.number, columns.start, columns.end
-    for index, thread in columns.in_time_order():
+    for _, index, thread in merge(*(_deciding(columns, *of_thread) for of_thread in columns.threads)):
         kind, name, _ = kinds[numbers[index]]
         start, end, ends_around = starts[index], ends[index], open_ends[thread]
         while ends_around[-1] <= start:
@@ -100,6 +101,26 @@ def _passes(columns: EventColumns) -> Iterator[_Pass]:
                 in_op[thread] = end
     if current is not None:
         yield current
+
+
+def _deciding(columns: EventColumns, thread: int, first: int, after: int) -> Iterator[tuple[int, int, int]]:
+    """Start, index and thread of the events of a thread, without those inside operators and nodes that have no other
+    node or call of the engine inside: these cannot begin or end a pass."""
+    are_nodes = bytes(kind.kind in (Kind.NODE, Kind.BACKWARD_FUNCTION, Kind.ENGINE) for kind in columns.kinds)
+    are_engines = bytes(kind.kind is Kind.ENGINE for kind in columns.kinds)
+    is_plain = bytes(kind.kind is Kind.OP and kind.name not in _GRADIENT_SUMS for kind in columns.kinds)
+    numbers, sizes = columns.number[first:after], columns.size[first:after]
+    is_node, is_engine = bytes(map(are_nodes.__getitem__, numbers)), bytes(map(are_engines.__getitem__, numbers))
+    index, count = 0, after - first
+    while index < count:
+        yield columns.start[first + index], first + index, thread
+        number, end = numbers[index], index + sizes[index]
+        if is_plain[number]:
+            index = end if is_node.find(1, index + 1, end) < 0 else index + 1
+        elif are_nodes[number] and not are_engines[number]:
+            index = end if is_engine.find(1, index + 1, end) < 0 else index + 1
+        else:
+            index += 1
 
 
 class _NodeSpan(NamedTuple):

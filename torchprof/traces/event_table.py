@@ -282,9 +282,10 @@ class EventTable:
     def count_early_work(self) -> int:
         """How much device work begins over 1 us before the call that launched it, on the clocks of the trace."""
         called: dict[int, int] = {}
+        is_call = [group is RUNTIME_CALLS for group, _ in self.names]
         for number, start, name in zip(self.cpu.number, self.cpu.start, self.cpu.name):
-            if number and self.names[name][0] is RUNTIME_CALLS:  # the driver's call inside has the same number
-                called[number] = min(start, called.get(number, start))
+            if is_call[name] and number and called.get(number, start) >= start:  # the driver's call inside has it, too
+                called[number] = start
         return sum(start + 1000 < called.get(number, 0) for start, number in zip(self.work.start, self.work.number))
 
 

@@ -5,10 +5,12 @@ What differs between versions of torch and between devices is handled here, and 
 from __future__ import annotations
 
 import re
+from array import array
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence, Set
 from functools import cached_property
+from operator import add
 
 from torchprof.attribute.event_columns import BEYOND, EventColumns
 from torchprof.attribute.event_names import (
@@ -96,8 +98,11 @@ class TraceEvents:
         of_memory = {number for number, (group, _) in enumerate(self._names) if group is MEMORY_EVENTS}
         first, last = BEYOND, 0
         for columns in (self._cpu, self._work):
-            for start, ns, name in zip(columns.start, columns.ns, columns.name):
-                first, last = min(first, start), max(last, start if name in of_memory else start + ns)
+            ns = columns.ns
+            if of_memory:
+                ns = array("q", (0 if name in of_memory else each for name, each in zip(columns.name, ns)))
+            first = min(first, min(columns.start, default=BEYOND))
+            last = max(last, max(map(add, columns.start, ns), default=0))
         return min(first, last), last
 
     @property

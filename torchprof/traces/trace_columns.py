@@ -262,29 +262,28 @@ def ranges_in(
     in_nodes: list[_RangeInNode] = []
     open_ranges: OpenRanges[_OpenRange] = OpenRanges()
     by_thread = open_ranges.by_thread
+    op, node, function, collective = Kind.OP, Kind.NODE, Kind.BACKWARD_FUNCTION, Kind.COLLECTIVE
     for start, ns, number, lane, sequence, _, _ in events:
         thread, forward = lanes[lane]
         stack = by_thread.get(thread)
         if stack is None or (stack and stack[-1].end_ns <= start):
             stack = open_ranges.at(thread, start)
         around = stack[-1] if stack else _NOTHING
-        end, name = min(start + ns, around.end_ns), names[number]
         if wanted[number]:
-            in_node = None
+            name, in_node = names[number], None
             if around.is_node:
                 in_node = _RangeInNode(start, thread, number, around.in_node)
                 in_nodes.append(in_node)
             else:
                 parents.setdefault(name, {})[around.name] = None
-            stack.append(_OpenRange(end, name, around.is_node, in_node))
+            stack.append(_OpenRange(min(start + ns, around.end_ns), name, around.is_node, in_node))
             continue
         kind = kinds[number]
-        if kind not in (None, Kind.COLLECTIVE):
+        if kind is not None and kind is not collective:
             with_work.add(around.name)
-        if kind in (Kind.NODE, Kind.BACKWARD_FUNCTION) or (
-            kind is Kind.OP and (forward if sequence >= 0 else are_nodes[number])
-        ):
-            stack.append(_OpenRange(end, around.name, True))
+        is_op_of_node = kind is op and (forward if sequence >= 0 else are_nodes[number])
+        if is_op_of_node or kind is node or kind is function:
+            stack.append(_OpenRange(min(start + ns, around.end_ns), around.name, True))
         elif sequence >= 0 and around.in_node is not None:
             around.in_node.records = True
     waiting = [*with_work]
