@@ -436,6 +436,33 @@ def test_the_first_call_that_was_not_recorded_is_no_start_up() -> None:
     assert run.passes and "slow_start" not in {warning.code for warning in run.warnings}
 
 
+def test_an_unusual_pass_has_the_layer_where_it_was() -> None:
+    """The second of two equal layers sleeps once: the line is the same in both."""
+
+    class Layer2(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            time.sleep(self.sleep_s)
+            return x * 2
+
+        sleep_s = 0.0
+
+    model = nn.Sequential(Layer2(), Layer2())
+
+    def program() -> None:
+        for number in range(31):
+            model[1].sleep_s = 0.3 if number == 25 else 0.0
+            with torch.no_grad():
+                model(X)
+
+    run = profiled(program, warmup_calls=0)
+    [unusual, *_] = run.passes[0].unusual
+    assert unusual.number == 25 and run.layers[unusual.layer].name == "Sequential.1"
+    assert unusual.line.endswith("forward → time.sleep")
+    row = next(line for line in run.report("steps").splitlines() if unusual.line in line)
+    assert row.split("|")[-1].strip() == "Sequential.1"
+    assert run.renumbered([OUTSIDE] * 3, run.layers).passes[0].unusual[0].layer == OUTSIDE
+
+
 def test_an_unusual_pass_has_the_line_where_it_was() -> None:
     step = trainer(Mlp())
 

@@ -16,7 +16,7 @@ from torchprof.errors import TorchprofError
 from torchprof.run.formats import UNKNOWN, Cell, format_number, format_share, format_time
 from torchprof.run.measures import MEASURES, Cost, SampleKey, Spread
 from torchprof.run.meta import Meta
-from torchprof.run.passes import Passes
+from torchprof.run.passes import Passes, Unusual
 from torchprof.run.run import Run
 from torchprof.run.torch_names import (
     AWAITED,
@@ -210,10 +210,23 @@ def _passes(loop: _Loop) -> Iterator[ReportTable]:
     unusual_passes = [(name, each) for name, passes in zip(names, kinds) for each in passes.unusual]
     if unusual_passes:
         rows: list[list[Cell]] = [
-            [name, format_number(each.number + 1), format_time(each.ns), each.line or UNKNOWN]
+            [
+                name,
+                format_number(each.number + 1),
+                format_time(each.ns),
+                each.line or UNKNOWN,
+                _layer_of(loop.run, each),
+            ]
             for name, each in unusual_passes
         ]
-        yield ReportTable.of_cells(["Unusual passes", "Number", "Time", "Most often at"], rows).of("unusual")
+        yield ReportTable.of_cells(["Unusual passes", "Number", "Time", "Most often at", "In"], rows).of("unusual")
+
+
+def _layer_of(run: Run, unusual: Unusual) -> str:
+    """The layer where an unusual pass was sampled most often; unknown without samples."""
+    if not unusual.line:
+        return UNKNOWN
+    return run.layers[unusual.layer].name if unusual.layer >= 0 else NO_LAYERS[unusual.layer]
 
 
 def _name_of_kind(run: Run, passes: Passes) -> str:

@@ -172,13 +172,13 @@ def _columns_of(recording: Recording) -> EventColumns:
     return columns
 
 
-def _add_samples(columns: EventColumns, samples: Iterable[tuple[int, SourceLine, int]], began_ns: int) -> None:
+def _add_samples(columns: EventColumns, samples: Iterable[tuple[int, SourceLine, int, int]], began_ns: int) -> None:
     """Add SAMPLE events on the thread that made the first STEP mark, which ended at ``began_ns`` on their clock."""
     if not (marks := columns.of_kinds(Kind.STEP)):
         return
     index, thread = marks[0]
     offset_ns = columns.end[index] - began_ns
-    times = ((at_ns + offset_ns, line) for at_ns, line, intervals in samples for _ in range(intervals))
+    times = ((at_ns + offset_ns, line) for at_ns, line, intervals, _ in samples for _ in range(intervals))
     columns.add(after=(Event(Kind.SAMPLE, line, time, time, thread) for time, line in times))
 
 

@@ -65,7 +65,7 @@ class Recording:
     compilations: Iterable[Compilation] = ()
     under_compile: Sequence[CompiledForward] = ()
     before: CycleEnd | None = None
-    python_samples: Iterable[tuple[int, SourceLine, int]] | None = None
+    python_samples: Iterable[tuple[int, SourceLine, int, int]] | None = None
     began_ns: int = 0
     holder_of: HolderOf | None = None
 

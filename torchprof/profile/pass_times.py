@@ -63,9 +63,11 @@ class PassTimes:
         return len(times) >= _PIECE
 
     def add_up(
-        self, line_between: Callable[[int, int], str] = lambda start, end: "", recorded: Sequence[int] = ()
+        self,
+        place_between: Callable[[int, int], tuple[str, int]] = lambda start, end: ("", OUTSIDE),
+        recorded: Sequence[int] = (),
     ) -> None:
-        """Add the times since the last call. ``line_between``: the source line that was sampled most in a time.
+        """Add the times since the last call. ``place_between``: the line and layer that were sampled most in a time.
         ``recorded``: the times of the recorded passes, which say what is usual if there are few others."""
         numbers, starts, times = self._waiting
         if not times:
@@ -79,7 +81,7 @@ class PassTimes:
         self.unusual_ns += sum(times[number] - usual for number in found)
         found = sorted(found, key=times.__getitem__)[-MOST_UNUSUAL:]
         unusual = [
-            Unusual(numbers[each], times[each], line_between(starts[each], starts[each] + times[each]))
+            Unusual(numbers[each], times[each], *place_between(starts[each], starts[each] + times[each]))
             for each in found
         ]
         self.unusual = longest([*self.unusual, *unusual])
@@ -91,28 +93,29 @@ class PassTimes:
 
 
 class Lines:
-    """The source lines of the thread while nothing is recorded, sampled every 20 ms."""
+    """The source lines and layers of the thread while nothing is recorded, sampled every 20 ms."""
 
     def __init__(self) -> None:
         self._sampler: Sampler | None = None
 
-    def on(self, thread: int) -> None:
+    def on(self, thread: int, layer_with_id: Callable[[int], int]) -> None:
+        """``layer_with_id``: the layer of a module, from its id."""
         if self._sampler is None:
-            self._sampler = Sampler(thread, 0.02)
+            self._sampler, self._layer_with_id = Sampler(thread, 0.02, with_modules=True), layer_with_id
         self._sampler.start()
 
     def off(self) -> None:
         if self._sampler is not None:
             self._sampler.stop()
 
-    def between(self, start_ns: int, end_ns: int) -> str:
-        """The line that was sampled most in this time; "" without samples."""
+    def between(self, start_ns: int, end_ns: int) -> tuple[str, int]:
+        """The line and the layer that were sampled most in this time; "" without samples."""
         samples = () if self._sampler is None else self._sampler.samples()
-        lines: Counter[str] = Counter()
-        for at_ns, line, intervals in samples:
+        places: Counter[tuple[str, int]] = Counter()
+        for at_ns, line, intervals, module in samples:
             if start_ns <= at_ns < end_ns:
-                lines[line] += intervals
-        return lines.most_common(1)[0][0] if lines else ""
+                places[line, self._layer_with_id(module)] += intervals
+        return places.most_common(1)[0][0] if places else ("", OUTSIDE)
 
     def forget(self) -> None:
         if self._sampler is not None:

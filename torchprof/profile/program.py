@@ -290,7 +290,7 @@ class Program:
             if not self._labels.are_compiled:  # torch.compile would compile again what it has compiled with labels
                 self._labels.detach()
                 self._is_labelling = False
-            self._passes.lines.on(threading.get_ident())
+            self._passes.lines.on(threading.get_ident(), self._plan.layer_with_id)
 
     def _wake(self) -> None:
         with DelayedSignals():

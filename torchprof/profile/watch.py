@@ -178,6 +178,7 @@ def _about_times(run: Run) -> Iterator[str]:
         longest = max(unusual, key=lambda each: each.ns)
         more_ns = sum(passes.unusual_ns for passes in run.passes)
         where = f" at {longest.line}" if longest.line else ""
+        where += f" in {run.layers[longest.layer].name}" if longest.layer >= 0 else ""
         yield (
             f"Unusual steps took {format_time(more_ns)} longer than the median; "
             f"the longest, {longest.number + 1:,}, took {format_time(longest.ns)}{where}."

@@ -67,6 +67,11 @@ class Plan:
         target = self._target(module)
         return OUTSIDE if target is None else self.sites[target.label].layers[0]
 
+    def layer_with_id(self, module_id: int) -> int:
+        """The layer of the module with this id; negative if none is labelled."""
+        target = self._target_of.get(module_id)
+        return OUTSIDE if target is None or target.module() is None else self.sites[target.label].layers[0]
+
     def label_of(self, module: nn.Module) -> str:
         """The label of a module; "" if it is not labelled."""
         target = self._target(module)

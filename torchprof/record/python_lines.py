@@ -43,16 +43,19 @@ object of a frame for ``f_back``. Finalizers then let other threads run: the fra
 
 
 class Sample(NamedTuple):
-    """At ``at_ns`` (``time.perf_counter_ns``) the thread was at ``line``. The sample stands for ``intervals``."""
+    """At ``at_ns`` (``time.perf_counter_ns``) the thread was at ``line``. The sample stands for ``intervals``.
+    ``module``: the id of the module whose call was the innermost; 0 for none, and if that is not sampled."""
 
     at_ns: int
     line: SourceLine
     intervals: int
+    module: int = 0
 
 
 class _Location(NamedTuple):
     """An instruction of a function, by its byte offset, and its line. ``called``: the library's function that ran in
     it, if known. ``caller``: the code of ``nn.Module`` that called the function, and the offset there; None for others.
+    ``module``: as in ``Sample``.
     A location keeps its code alive, so that no other object gets the id of the code."""
 
     code: CodeType
@@ -60,6 +63,7 @@ class _Location(NamedTuple):
     offset: int
     called: CodeType | None
     caller: tuple[CodeType, int] | None
+    module: int
 
 
 class Sampler(SharedChange):
@@ -83,14 +87,15 @@ class Sampler(SharedChange):
     interpreter does. Started again, a sampler adds samples.
     """
 
-    def __init__(self, thread_ident: int, interval_s: float = 0.005) -> None:
+    def __init__(self, thread_ident: int, interval_s: float = 0.005, with_modules: bool = False) -> None:
         self.interval_s = interval_s
         self._ident = thread_ident
+        self._with_modules = with_modules
         self._every = 1  # intervals from one sample to the next
         self._folder = str(Path.cwd())  # at the start, because the script may change it
         self._owners: dict[str, str] = {}  # by file
         self._locations: list[_Location] = []
-        self._indices: dict[tuple[int, int, int, tuple[CodeType, int] | None], int] = {}  # of locations
+        self._indices: dict[tuple[object, ...], int] = {}  # of locations
         self._times = array("q")
         self._places = array("i")  # indices of locations
         self._intervals = array("q")
@@ -122,7 +127,7 @@ class Sampler(SharedChange):
             linecache.checkcache(file)
         lines = [_source_line(location, self._folder) for location in self._locations]
         for at_ns, index, intervals in taken:
-            yield Sample(at_ns, lines[index], intervals)
+            yield Sample(at_ns, lines[index], intervals, self._locations[index].module)
 
     def forget(self) -> None:
         """Drop all samples until now."""
@@ -172,14 +177,15 @@ class Sampler(SharedChange):
         frame = sys._current_frames().get(self._ident)
         while frame is not None and frame.f_code.co_filename.startswith(OUR_FILES):
             frame = frame.f_back
+        module = _module_in(frame) if self._with_modules else 0
         frame, called = self._user_frame(frame)
         if frame is None:
             return None
         caller = _calling_module(frame)
-        key = id(frame.f_code), frame.f_lasti, id(called), caller
+        key = id(frame.f_code), frame.f_lasti, id(called), caller, module
         if (index := self._indices.get(key)) is None:
             index = self._indices[key] = len(self._locations)
-            self._locations.append(_Location(frame.f_code, frame.f_lineno, frame.f_lasti, called, caller))
+            self._locations.append(_Location(frame.f_code, frame.f_lineno, frame.f_lasti, called, caller, module))
         return index
 
     def _user_frame(self, innermost: FrameType | None) -> tuple[FrameType | None, CodeType | None]:
@@ -210,10 +216,21 @@ def _enclosing(frame: FrameType) -> FrameType:
 def _calling_module(frame: FrameType) -> tuple[CodeType, int] | None:
     """The code of ``nn.Module`` that calls this function, and the instruction that does; None for other callers."""
     caller = frame.f_back
-    if caller is None or caller.f_code.co_name not in _MODULE_CALLERS:
-        return None
-    is_torchs = caller.f_code.co_filename == getattr(sys.modules.get("torch.nn.modules.module"), "__file__", None)
-    return (caller.f_code, caller.f_lasti) if is_torchs else None
+    return (caller.f_code, caller.f_lasti) if caller is not None and _calls_forward(caller) else None
+
+
+def _calls_forward(frame: FrameType) -> bool:
+    """Whether this is a function of ``nn.Module`` that calls forwards and hooks."""
+    if frame.f_code.co_name not in _MODULE_CALLERS:
+        return False
+    return frame.f_code.co_filename == getattr(sys.modules.get("torch.nn.modules.module"), "__file__", None)
+
+
+def _module_in(frame: FrameType | None) -> int:
+    """The id of the module whose call is the innermost; 0 outside all calls."""
+    while frame is not None and not _calls_forward(frame):
+        frame = frame.f_back
+    return 0 if frame is None else id(frame.f_locals.get("self"))
 
 
 def _owner_of(file: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torchprof.run.groups import lists_by_key
 from torchprof.run.measures import Spread
 from torchprof.run.part import PerRank, Scale, demand, fields_of
-from torchprof.run.words import NOT_SELECTED
+from torchprof.run.words import NOT_SELECTED, OUTSIDE
 
 MOST_UNUSUAL = 10
 """Of so many unusual passes of a kind, the longest ones, the single times are kept."""
@@ -17,11 +17,13 @@ MOST_UNUSUAL = 10
 
 class Unusual(NamedTuple):
     """A pass that took far longer than others of its kind: its ``number`` among them, from 0 on, its time in ``ns``,
-    and the source ``line`` where it was most often sampled; "" without samples."""
+    and the source ``line`` and the innermost ``layer`` (its index, negative for none) where it was most often sampled;
+    "" without samples."""
 
     number: int
     ns: int
     line: str
+    layer: int = OUTSIDE
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ class Passes:
         )
 
     def renumbered(self, to: Sequence[int]) -> Passes:
-        return replace(self, layer=to[self.layer])
+        unusual = tuple(each._replace(layer=to[each.layer]) for each in self.unusual)
+        return replace(self, layer=to[self.layer], unusual=unusual)
 
     def scaled(self, scale: Scale) -> Passes:
         """They are all passes already."""
@@ -76,7 +79,8 @@ class Passes:
         return replace(self, unusual=tuple(each._replace(line="") for each in self.unusual))
 
     def check(self, layers: int) -> None:
-        demand(NOT_SELECTED <= self.layer < layers, f"layer {self.layer} of passes")
+        for layer in (self.layer, *(each.layer for each in self.unusual)):
+            demand(NOT_SELECTED <= layer < layers, f"layer {layer} of passes")
         timed = 0 if self.ns is None else self.ns.count
         demand(0 <= self.recorded <= self.recorded + timed <= self.count, "the number of passes")
         demand(min(self.recorded_ns, self.unusual_ns) >= 0, "a negative time of passes")
