@@ -137,5 +137,6 @@ def is_node_range(name: str) -> bool:
 
 
 def is_module_label(name: str) -> bool:
-    """Whether one of our labels is around the forward of a module, and is neither a mark nor another range of ours."""
-    return name.startswith(PREFIX) and not name.startswith(PREFIX + "!")
+    """Whether one of our labels is around the forward of a module, and is neither a mark nor another range of ours.
+    Paths are percent-escaped: they have no blanks."""
+    return name.startswith(PREFIX) and not name.startswith((PREFIX + "!", PREFIX + " "))
