@@ -18,7 +18,7 @@ from torchprof.run.lockstep import GroupOfRanks, Lockstep, LockstepKey
 from torchprof.run.measures import Cost, Measure, SampleKey, Spread
 from torchprof.run.meta import Compilation, CompiledRegion, MeshDim, Meta, Peak, RunWarning
 from torchprof.run.operators import Op
-from torchprof.run.passes import Passes, Unusual
+from torchprof.run.passes import Passes, Stretch, Unusual
 from torchprof.run.rows import Around, Row, Rows
 from torchprof.run.run import Node, ReportText
 from torchprof.run.saved import JobFolder
@@ -92,6 +92,7 @@ __all__ = [
     "StageAction",
     "StepEnd",
     "StreamTime",
+    "Stretch",
     "Timeline",
     "Trace",
     "Unfinished",

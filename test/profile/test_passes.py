@@ -436,6 +436,38 @@ def test_the_first_call_that_was_not_recorded_is_no_start_up() -> None:
     assert run.passes and "slow_start" not in {warning.code for warning in run.warnings}
 
 
+def test_passes_that_become_slower_are_named(clock: Clock) -> None:
+    """From 4 ms to 8, a little more each pass; with 40 ms in one at the beginning, which is unusual. By hand: 560
+    passes are not recorded, in 70 stretches of 8; two each become one, and a quarter of the 35 are 8 of 16 passes."""
+    model = Timed(clock)
+    step, recorded = trainer(model), []
+
+    def program() -> None:
+        for number in range(600):
+            model.ns = 4_000_000 + 8_000 * number + 40_000_000 * (number == 50)
+            step()
+            recorded.append(is_recorded())
+
+    run = profiled(program, warmup_calls=0)
+    [passes] = run.passes
+    others = [4_000_000 + 8_000 * number for number in range(600) if not recorded[number]]
+    assert sum(stretch.passes for stretch in passes.trend) == len(others) and len(others) == 560
+    assert [stretch.passes for stretch in passes.trend] == [16] * 35
+    first, last = others[:128], others[-128:]
+    [warning] = [each for each in run.warnings if each.code == "passes_slower"]
+    assert warning.facts["first_ns"] == pytest.approx(sum(first) / len(first), rel=0.01)
+    assert warning.facts["last_ns"] == pytest.approx(sum(last) / len(last), rel=0.01)
+    assert str(warning).startswith("Passes of Timed became slower: ") and str(warning) in str(run)
+    both = passes + passes
+    assert [stretch.passes for stretch in both.trend] == [32] * 35
+
+
+def test_passes_of_one_time_have_no_trend(clock: Clock) -> None:
+    step = trainer(Timed(clock))
+    run = profiled(lambda: [step() for _ in range(600)], warmup_calls=0)
+    assert run.passes[0].slowdown is None and "passes_slower" not in {each.code for each in run.warnings}
+
+
 def test_an_unusual_pass_has_the_layer_where_it_was() -> None:
     """The second of two equal layers sleeps once: the line is the same in both."""
 

@@ -41,6 +41,7 @@ FACTS: dict[str, dict[str, Any]] = {
     "calls_reached": {"calls": 3},
     "passes_sampled": {"recorded": 47, "count": 4000, "memory": True},
     "passes_chosen": {"recorded": 20, "count": 4000},
+    "passes_slower": {"count": 4000, "first_ns": 7_000_000, "last_ns": 8_400_000},
     "passes_unusual": {"longest_ns": 7_000_000, "number": 1234, "line": "train.py:7 save", "extra_ns": 8_000_000},
     "start_up": {"before_ns": 3_000, "first_ns": 1_000, "calls": 2, "all_ns": 9_000},
     "memory_grows": {"nbytes": 4096},

@@ -44,6 +44,7 @@ _ABOUT_TIMES = (
     "passes_sampled",
     "passes_chosen",
     "passes_unusual",
+    "passes_slower",
     "no_compiled_code",
     "start_up",
     "slow_start",

@@ -36,6 +36,7 @@ _NEVER, _NOT_RECORDED = "never_called", "not_called_when_recorded"
 _SLOW_START = 2  # the first call over the mean of the later calls
 _SHARE_NOT_LAUNCHED = 0.05  # of the device's time in kernels whose launch was not recorded
 _SHARE_UNKNOWN = 0.01  # of the time of compiled kernels with unknown layers
+_SLOWER = 1.05  # passes at the end take so many times as long as those at the beginning
 _SHARE_UNUSUAL = 0.01  # of the time by which unusual passes took longer
 _SHARE_WAITED = 0.05  # of the time in which the main thread waited for a processor
 
@@ -86,6 +87,11 @@ def about_passes(run: Run) -> Iterator[RunWarning]:
         name = run.layers[layer].name if layer >= 0 else NO_LAYERS[layer]
         facts: dict[str, Any] = {"number": longest.number + 1, "line": str(longest.line), "extra_ns": extra_ns}
         yield RunWarning.of("passes_unusual", [name], longest_ns=longest_ns, **facts)
+    for passes in run.passes:
+        if (slowdown := passes.slowdown) is not None and slowdown[1] > _SLOWER * slowdown[0]:
+            name = run.layers[passes.layer].name if passes.layer >= 0 else NO_LAYERS[passes.layer]
+            first_ns, last_ns = map(round, slowdown)
+            yield RunWarning.of("passes_slower", [name], count=passes.count, first_ns=first_ns, last_ns=last_ns)
 
 
 def about_start(run: Run, is_merged: bool = False) -> Iterator[RunWarning]:

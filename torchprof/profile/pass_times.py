@@ -18,7 +18,7 @@ from torchprof.record.python_lines import Sampler
 from torchprof.run.groups import lists_by_key
 from torchprof.run.measures import Cost, SampleKey, Spread
 from torchprof.run.part import Scale
-from torchprof.run.passes import MOST_UNUSUAL, Unusual, longest
+from torchprof.run.passes import MOST_UNUSUAL, Stretch, Unusual, lengthened, longest
 from torchprof.run.rows import Rows, rows_of_lines
 from torchprof.run.run import Run
 from torchprof.run.torch_names import purpose_of
@@ -45,13 +45,14 @@ _PERIOD = 8  # of an optimizer that has made no step yet
 class PassTimes:
     """The times of passes, or steps, that were not recorded. Memory stays the same, however many there are.
 
-    ``spread``, ``unusual_ns``, ``unusual``: as in ``Passes``, after ``add_up``.
+    ``spread``, ``unusual_ns``, ``unusual``, ``trend``: as in ``Passes``, after ``add_up``.
     """
 
     def __init__(self) -> None:
         self.spread: Spread | None = None
         self.unusual_ns = 0
         self.unusual: tuple[Unusual, ...] = ()
+        self.trend: tuple[Stretch, ...] = ()
         self._waiting = array("q"), array("q"), array("q")  # numbers, starts, times
 
     def add(self, number: int, start_ns: int, ns: int) -> bool:
@@ -79,6 +80,7 @@ class PassTimes:
         usual = self.usual_ns if is_enough else round(median([*recorded, *self.spread.sample]))
         found = [number for number, ns in enumerate(times) if ns > UNUSUAL * usual]
         self.unusual_ns += sum(times[number] - usual for number in found)
+        self.trend = lengthened(self.trend, (usual if ns > UNUSUAL * usual else ns for ns in times))
         found = sorted(found, key=times.__getitem__)[-MOST_UNUSUAL:]
         unusual = [
             Unusual(numbers[each], times[each], *place_between(starts[each], starts[each] + times[each]))

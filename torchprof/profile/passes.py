@@ -294,8 +294,17 @@ class PassLog:
             unusual_ns = times.unusual_ns
             if times.spread is not None and kind in keys:
                 unusual_ns += sum(round(ns - most / UNUSUAL) for ns in self._in_cycles[keys[kind]] if ns > most)
-            timed = times.spread, unusual_ns, times.unusual
-            yield Passes(rank, *kind, count, len(recorded), sum(recorded), *timed)
+            yield Passes(
+                rank,
+                *kind,
+                count=count,
+                recorded=len(recorded),
+                recorded_ns=sum(recorded),
+                ns=times.spread,
+                unusual_ns=unusual_ns,
+                unusual=times.unusual,
+                trend=times.trend,
+            )
 
     def _timed_steps(self, run: Run) -> tuple[int, PassTimes] | None:
         """How many steps there were, and the times of those that were not recorded; None if that is unknown. Without

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from torchprof.run.groups import lists_by_key
@@ -13,6 +14,17 @@ from torchprof.run.words import NOT_SELECTED, OUTSIDE
 
 MOST_UNUSUAL = 10
 """Of so many unusual passes of a kind, the longest ones, the single times are kept."""
+
+
+MOST_STRETCHES = 64
+_SHORTEST = 8  # passes
+
+
+class Stretch(NamedTuple):
+    """So many consecutive ``passes`` that were not recorded, and how long they took together, in ``ns``."""
+
+    passes: int
+    ns: int
 
 
 class Unusual(NamedTuple):
@@ -35,7 +47,7 @@ class Passes:
     ``count``: of all passes, of which ``recorded`` ran under the profiler, for ``recorded_ns``. ``ns``: the times of
     the others, as they are without the profiler; None if there are none. ``unusual_ns``: by how much unusual passes
     took longer than the median, of the recorded ones or of the others. ``unusual``: the longest of the others, the
-    longest first.
+    longest first. ``trend``: the others in their order, in 64 stretches at most, without ``unusual_ns``.
     """
 
     rank: int
@@ -48,6 +60,7 @@ class Passes:
     ns: Spread | None = None
     unusual_ns: int = 0
     unusual: tuple[Unusual, ...] = ()
+    trend: tuple[Stretch, ...] = ()
 
     @property
     def kind(self) -> tuple[int, int, bool, bool]:
@@ -64,6 +77,7 @@ class Passes:
             ns=Spread.of_all(known) if known else None,
             unusual_ns=self.unusual_ns + later.unusual_ns,
             unusual=longest([*self.unusual, *moved]),
+            trend=joined(self.trend + later.trend),
         )
 
     def renumbered(self, to: Sequence[int]) -> Passes:
@@ -84,6 +98,42 @@ class Passes:
         timed = 0 if self.ns is None else self.ns.count
         demand(0 <= self.recorded <= self.recorded + timed <= self.count, "the number of passes")
         demand(min(self.recorded_ns, self.unusual_ns) >= 0, "a negative time of passes")
+        demand(all(each.passes > 0 <= each.ns for each in self.trend), "a stretch of passes")
+
+    @property
+    def slowdown(self) -> tuple[float, float] | None:
+        """The mean times of the first and of the last quarter of the passes that were not recorded, if each stretch of
+        the last took longer than each of the first, of eight or more; else None."""
+        means = [stretch.ns / stretch.passes for stretch in self.trend]
+        quarter = len(means) // 4
+        if quarter < _FEWEST or min(means[-quarter:]) <= max(means[:quarter]):
+            return None
+        return fmean(means[:quarter]), fmean(means[-quarter:])
+
+
+_FEWEST = 8  # stretches: of 16 equal ones, the larger 8 are the later ones with a probability of 1 in 12,870
+
+
+def lengthened(trend: Sequence[Stretch], times: Iterable[int]) -> tuple[Stretch, ...]:
+    """The stretches with the times of passes after them."""
+    stretches = [*trend]
+    size = max([_SHORTEST, *(stretch.passes for stretch in trend)])
+    for ns in times:
+        if not stretches or stretches[-1].passes >= size:
+            if len(stretches) == MOST_STRETCHES:
+                stretches, size = [*joined(stretches, MOST_STRETCHES // 2)], 2 * size
+            stretches.append(Stretch(0, 0))
+        passes, so_far = stretches[-1]
+        stretches[-1] = Stretch(passes + 1, so_far + ns)
+    return tuple(stretches)
+
+
+def joined(stretches: Sequence[Stretch], most: int = MOST_STRETCHES) -> tuple[Stretch, ...]:
+    """The same passes in at most so many stretches: each two that follow each other become one."""
+    while len(stretches) > most:
+        pairs = (stretches[place : place + 2] for place in range(0, len(stretches), 2))
+        stretches = [Stretch(sum(each.passes for each in pair), sum(each.ns for each in pair)) for pair in pairs]
+    return tuple(stretches)
 
 
 def longest(unusual: Sequence[Unusual]) -> tuple[Unusual, ...]:

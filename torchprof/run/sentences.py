@@ -371,6 +371,15 @@ def passes_unusual(layers: list[str], longest_ns: int, number: int, line: str, e
 
 
 @_sentence
+def passes_slower(layers: list[str], count: int, first_ns: float, last_ns: float) -> str:
+    """``first_ns``, ``last_ns``: of a pass, in the first and in the last quarter of ``count``."""
+    return (
+        f"Passes of {layers[0]} became slower: {format_time(first_ns)} in the first quarter of {count:,}, "
+        f"{format_time(last_ns)} in the last ({last_ns / first_ns - 1:+.0%})."
+    )
+
+
+@_sentence
 def machine_busy(layers: list[str], delay_ns: int, wall_ns: int) -> str:
     return (
         f"The machine was busy: the main thread waited for a processor for {format_time(delay_ns)} of "
