@@ -21,7 +21,7 @@ from torch.profiler import record_function
 import torchprof
 from torchprof.profile import pass_times
 from torchprof.profile import passes as passes_of_program
-from torchprof.profile.pass_times import PassTimes, StepClock, without_profiler
+from torchprof.profile.pass_times import PassTimes, StepClock, samples_in, with_exact_counts, without_profiler
 from torchprof.profile.passes import PassKind, PassLog, is_sampled
 from torchprof.profile.program import Program
 from torchprof.record.ranges import EngineRanges
@@ -33,7 +33,7 @@ from torchprof.run.part import Scale
 from torchprof.run.passes import Passes, Unusual
 from torchprof.run.run import Run
 from torchprof.run.timeline import DeviceTime, Pipeline, StageAction, StreamTime
-from torchprof.run.words import AUTOGRAD_ENGINE, FORWARD, OUTSIDE, UNUSUAL_PASSES, Frame, FrameKind
+from torchprof.run.words import AUTOGRAD_ENGINE, FORWARD, OUTSIDE, UNUSUAL_PASSES, Frame, FrameKind, SourceLine
 
 X = torch.ones(3, 4)
 
@@ -653,6 +653,33 @@ def test_times_of_layers_are_those_of_a_stopwatch_without_the_profiler() -> None
     run = profiled(program, warmup_calls=None)
     shown_ns = sum(run.rows.total("cpu_ns", layer=index, phase=FORWARD) for index in range(1, 5)) / 139
     assert shown_ns == pytest.approx(sum(sum(layer.took) / len(layer.took) for layer in model), rel=0.6)
+
+
+def test_samples_are_as_many_as_were_taken() -> None:
+    """Of 20 samples, 10 are of each kind of passes. Those of one stand for 30 times as many passes, of the other for 2:
+    they have 18 and 2 of the 20: 20 x 300 / 320, rounded down."""
+    often, rarely = (Frame(FrameKind.PYTHON, SourceLine("train.py", line, "load")) for line in (3, 7))
+    op = Frame(FrameKind.OP, "aten::mm")
+    rows = [row(OUTSIDE, often, calls=300), row(OUTSIDE, rarely, calls=20), row(OUTSIDE, op, calls=900)]
+    shown = with_exact_counts(run_of(rows), {}, 20)
+    assert [each.calls for each in shown.rows] == [18, 2, 900] and samples_in(shown) == 20
+    assert with_exact_counts(shown, {}, 20).rows.columns == shown.rows.columns
+
+
+def test_a_rare_sample_of_a_sampled_run_stays_one() -> None:
+    """A line of 5 ms that one recorded pass has is no evidence, though the pass stands for 30 others."""
+    step = trainer(Mlp())
+
+    def program() -> None:
+        for number in range(700):
+            step()
+            if number == 17:
+                until = time.perf_counter() + 0.02
+                while time.perf_counter() < until:
+                    pass
+
+    run = profiled(program, warmup_calls=None)
+    assert 0 < samples_in(run) < 500 < run.passes[0].count  # some 24 passes of a millisecond, and 20 ms
 
 
 def test_the_cost_of_events_is_taken_from_the_ranges_around_them() -> None:

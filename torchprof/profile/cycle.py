@@ -77,9 +77,11 @@ class Cycle:
         last_job: Job | None = None,
         last_end: CycleEnd | None = None,
         is_first: bool = True,
+        sampled_every_s: float = 0.005,
     ) -> None:
         """``last_job``: the job as the last cycle saw it. ``last_end``: where that ended, if this one begins there.
-        ``is_first``: whether to find out what keeps the other tensors, which takes a while."""
+        ``is_first``: whether to find out what keeps the other tensors, which takes a while. ``sampled_every_s``: the
+        seconds from sample to sample of the source line."""
         asked = setup.asked
         self.observations = Observations()
         self.job = this_job(setup.plan.models, last_job)
@@ -95,6 +97,7 @@ class Cycle:
         self._compiled: dict[str, Any] = {}  # the parts of a Recording that say what torch.compile made
         self._stack_warning = StackWarning()
         self._sampler: Sampler | None = None
+        self._sampled_every_s = sampled_every_s
         self._called_graphs = CalledGraphs()
         self._last_end, self._is_first = last_end, is_first
         if last_end is not None:
@@ -110,7 +113,7 @@ class Cycle:
                 holders = {device: holder_of_others(start, device) for device in start.sizes if self._is_first}
                 self._start_memory = dataclasses.replace(start, holders=holders)
             if setup.is_program:
-                self._sampler = Sampler(get_ident())
+                self._sampler = Sampler(get_ident(), self._sampled_every_s)
             self._called_graphs.on()
             self.session.start(step_begins=setup.from_first_mark)
             if self._sampler is not None:

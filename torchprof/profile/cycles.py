@@ -36,7 +36,8 @@ class Cycles:
     ``run``: the sum of all cycles that were added, without warnings; None before the first. ``observations``: of these
     cycles. ``last``: the cycle that is recording, or else the last one that recorded. ``prepared``: the next cycle; its
     session was made ready during the warm-up of a schedule. ``end_of_last``: where the last cycle ended; None if the
-    next one does not begin there. ``split_ranges``: of the user, if cycles may end inside them.
+    next one does not begin there. ``split_ranges``: of the user, if cycles may end inside them. ``sampled_every_s``: as
+    in ``Cycle``, for the next one.
     """
 
     def __init__(self, setup: Setup, warnings: list[RunWarning], labels: Labels) -> None:
@@ -48,6 +49,7 @@ class Cycles:
         self.last: Cycle | None = None
         self.prepared: Cycle | None = None
         self.is_recording = False
+        self.sampled_every_s = 0.005
         self.split_ranges = SplitRanges()
         self.end_of_last = CycleEnd() if setup.is_program else None
         self._is_lost = False
@@ -68,7 +70,14 @@ class Cycles:
     def _new(self, with_stack: bool = False) -> Cycle:
         job = None if self.last is None else self.last.job
         is_first = self.run is None
-        return Cycle(self.setup, with_stack=with_stack, last_job=job, last_end=self.end_of_last, is_first=is_first)
+        return Cycle(
+            self.setup,
+            with_stack=with_stack,
+            last_job=job,
+            last_end=self.end_of_last,
+            is_first=is_first,
+            sampled_every_s=self.sampled_every_s,
+        )
 
     def begin_recording(self) -> None:
         """Begin the recording of a cycle that was just started. Call it last, right before the user's code."""

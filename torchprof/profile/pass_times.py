@@ -326,23 +326,34 @@ def _with_steps(run: Run, count: int, timed: Spread, unusual_ns: int) -> dict[Sa
     return scaled
 
 
-def with_calls_of_ranges(run: Run, entered: Mapping[str, int]) -> Run:
-    """The run with the right number of calls of ranges of ``record_function``: a range that was open in several cycles,
-    as that of an epoch, was recorded in each. ``entered``: how often those of each name were entered."""
+def with_exact_counts(run: Run, entered: Mapping[str, int], samples: int) -> Run:
+    """The run with the right number of calls of ranges of ``record_function``, and of samples of source lines.
+
+    A range that was open in several cycles, as that of an epoch, was recorded in each. ``entered``: how often those of
+    each name were entered. Samples of passes that stand for many others weigh more, but there are no more than were
+    taken, ``samples`` in all: a line with few of them is there by chance.
+    """
     rows = run.rows
-    names = {
-        number: chain[-1].name
-        for number, chain in enumerate(rows.frames)
-        if chain and chain[-1].kind == FrameKind.LABEL and chain[-1].name in entered
-    }
+    counts = {"": samples, **entered}
+    names = {}  # of what is counted, by the number of a chain of frames; "" for all source lines
+    for number, chain in enumerate(rows.frames):
+        if sampled_line(chain) is not None:
+            names[number] = ""
+        elif chain and chain[-1].kind == FrameKind.LABEL and chain[-1].name in entered:
+            names[number] = chain[-1].name
     places = lists_by_key((names[chain], place) for place, chain in enumerate(rows.columns["frames"]) if chain in names)
     calls = array("q", rows.columns["calls"])
     for name, of_name in places.items():
         recorded = [calls[place] for place in of_name]
         if sum(recorded):
-            for place, exact in zip(of_name, Scale((1, 1), (entered[name], sum(recorded))).times(recorded)):
+            for place, exact in zip(of_name, Scale((1, 1), (counts[name], sum(recorded))).times(recorded)):
                 calls[place] = exact
     return replace(run, rows=replace(rows, columns={**rows.columns, "calls": calls}))
+
+
+def samples_in(run: Run) -> int:
+    """How many samples of source lines a run has."""
+    return run.rows.total("calls", frames=lambda chain: sampled_line(chain) is not None)
 
 
 def _counting(count: int, known: int) -> Scale:

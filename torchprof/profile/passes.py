@@ -6,6 +6,7 @@ import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from statistics import median
 from threading import get_ident
 from time import perf_counter_ns
@@ -22,7 +23,8 @@ from torchprof.profile.pass_times import (
     PassTimes,
     StepClock,
     parameters_in,
-    with_calls_of_ranges,
+    samples_in,
+    with_exact_counts,
     with_times,
     without_profiler,
 )
@@ -214,6 +216,11 @@ class PassLog:
         self.calls.clear()
         self.runs = {}
 
+    @property
+    def recorded_pass_ns(self) -> float:
+        """The median time of the recorded passes of all kinds; 0 if there are none."""
+        return median([*chain.from_iterable(self._recorded.values())] or [0])
+
     def usual_ns(self, kind: PassKind) -> int:
         """The median time of the passes of a kind that were not recorded; 0 if it is unknown."""
         times = self._times[kind]
@@ -239,13 +246,13 @@ class PassLog:
             self.runs = {CycleKind(kind): run}
 
     def whole(self, entered: Mapping[str, int]) -> Run | None:
-        """The run of all passes; None if nothing was recorded. ``entered``: see ``with_calls_of_ranges``."""
+        """The run of all passes; None if nothing was recorded. ``entered``: see ``with_exact_counts``."""
         self._add_up()
         self.steps.times.add_up()
         if self._is_chosen:
             self.runs.pop(CycleKind(None, is_interrupted=True), None)
         kinds = {key.kind: key for key in sorted(self.runs, key=lambda key: -key.is_interrupted)}  # rather without
-        whole = None
+        whole, samples = None, sum(map(samples_in, self.runs.values()))
         for key, run in self.runs.items():
             scaled = self._scaled(key, run) if kinds[key.kind] == key else run
             whole = scaled if whole is None else add_cycle(whole, scaled)
@@ -261,7 +268,7 @@ class PassLog:
             )
             whole = replace(whole, passes=tuple(passes))
             whole = with_times(whole, self._timed_steps(whole), self.calls, left_ns)
-        return whole if self._is_chosen else with_calls_of_ranges(whole, entered)
+        return whole if self._is_chosen else with_exact_counts(whole, entered, samples)
 
     def about_chosen(self) -> Iterator[RunWarning]:
         """A warning if passes were chosen by their numbers: the figures are theirs alone."""

@@ -21,7 +21,7 @@ from torchprof.measure.recording import CycleEnd, Options
 from torchprof.profile.arguments import check_count
 from torchprof.profile.cycle import Setup
 from torchprof.profile.cycles import Cycles
-from torchprof.profile.pass_times import with_calls_of_ranges
+from torchprof.profile.pass_times import samples_in, with_exact_counts
 from torchprof.profile.passes import PassKind, PassLog, Settling, StartUp, is_sampled
 from torchprof.profile.signals import DelayedSignals, uninterrupted
 from torchprof.record.compiled.inductor import Provenance
@@ -37,6 +37,8 @@ from torchprof.run.meta import RunWarning
 from torchprof.run.run import Run
 
 _MOST_MODELS = 32
+_SHORT_PASS_NS, _OFTEN_S = 100_000_000, 0.001
+"""If passes are so short, source lines are sampled so often: else 20 passes would have hardly any samples."""
 _CYCLE_S, _CYCLE_EVENTS = 10.0, 100_000
 """After so many seconds, or about so many events of 2 to 3 KB each, a cycle ends before the next pass."""
 _PATIENCE = 20  # after so many times these events, a cycle ends inside a pass
@@ -336,8 +338,16 @@ class Program:
             self._calls_before_cycle, self._modules_before_cycle = self._recorded_calls, self._outermost.inner
             if (in_use := bytes_in_use()) is not None:
                 self._in_use.append((self._calls, in_use))
+            if self._passes.weighs and 0 < self._pass_ns < _SHORT_PASS_NS:
+                self._cycles.sampled_every_s = _OFTEN_S
             self._cycles.start()
             self._cycle_began_s = time.perf_counter()
+
+    @property
+    def _pass_ns(self) -> float:
+        """How long a recorded pass took, or the first step; 0 if it is unknown."""
+        first = self._start_up.first if self._start_up is not None else None
+        return self._passes.recorded_pass_ns or (0 if first is None else first.meta.wall_ns)
 
     def _end_cycle(self) -> Run:
         assert self._cycles.last is not None
@@ -407,7 +417,8 @@ class Program:
         first, run = start_up.first, self._cycles.run
         if first is not None and self._calls - start_up.calls < start_up.following:
             both = first if run is None else add_cycle(first, run)
-            self._cycles.run = with_calls_of_ranges(both, SplitRanges.entered - self._ranges_at_first_call)
+            entered = SplitRanges.entered - self._ranges_at_first_call
+            self._cycles.run = with_exact_counts(both, entered, samples_in(both))
             start_up.first = None
 
     def _add_warnings(self, why: RunWarning | None) -> None:
