@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import shutil
+import subprocess
+import sys
+import time
 import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +20,8 @@ import pytest
 import torch
 from build.hand_made import run_of
 from build.models import Mlp
+from build.places import ROOT
+from build.processes import in_thread
 from torch import distributed as dist
 from torch import nn
 
@@ -23,7 +29,8 @@ import torchprof
 from torchprof import Run, TorchprofError
 from torchprof.comparison import drift
 from torchprof.profile import passes, watch
-from torchprof.profile.passes import is_sampled
+from torchprof.profile.passes import PassKind, is_sampled
+from torchprof.profile.program import Program
 from torchprof.profile.watch import Pace
 from torchprof.run.layers import Layer
 from torchprof.run.measures import SampleKey, Spread
@@ -79,19 +86,29 @@ def test_reports_have_all_steps_between_them(tmp_path: Path, lines: Callable[[],
             step()
             seen.append(is_recorded())
     # The first step is start-up; then four of each 64, after the first ones.
-    of_number = [is_sampled(number) if number < 64 else number % 64 < 4 for number in range(300)]
-    assert seen == [True, *of_number]
+    assert seen == [is_sampled(number) if number < 64 else number % 64 < 4 for number in range(301)]
     runs = [torchprof.load(file) for file in sorted(tmp_path.iterdir())]
-    # A report comes after the first pass that is not recorded. No burst is in steps 262 to 300, so neither is a report.
-    assert [calls(run) for run in runs] == [21, 16, 32, 64, 64, 64] == [run.meta.steps for run in runs]
-    assert [run.passes[0].recorded for run in runs] == [20, 4, 4, 4, 4, 4]
+    # A report comes after the first pass that is not recorded. No burst is in steps 262 to 301, so neither is a report.
+    assert [calls(run) for run in runs] == [20, 16, 32, 64, 64, 64] == [run.meta.steps for run in runs]
+    assert [run.passes[0].recorded for run in runs] == [19, 4, 4, 4, 4, 4]
     assert watched.run == runs[-1] and watched.steps == 261
     medians = [run.samples[SampleKey(OUTSIDE, FORWARD, 0, "cpu", "step_ns")].median for run in runs]
     assert [each["time/step/median_ms"] for each in numbers] == [ns / 1e6 for ns in medians]
     texts = [text for _, text in lines()]
-    assert [text.partition(":")[0] for text in texts[:3]] == ["Steps 1 to 21", "Steps 22 to 37", "Steps 38 to 69"]
-    assert ", 20 recorded." in texts[0] and ", 4 recorded." in texts[1] and "since" not in texts[1]
-    assert len(texts) == 6 and "steps 22 to 37" in texts[2]
+    begins = [text.partition(":")[0] for text in texts]
+    assert begins[:3] == ["Steps 2 to 21", "Steps 22 to 37", "Steps 38 to 69"] and begins[-1] == "Steps 262 to 301"
+    assert ": 19 recorded, in which a step took " in texts[0]  # one step without the profiler has no median
+    assert ": median " in texts[1] and ", 4 recorded." in texts[1] and "since" not in texts[1]
+    assert len(texts) == 7 and "steps 22 to 37" in texts[2] and texts[-1].endswith(", none recorded.")
+
+
+def test_under_torchprof_run_a_watch_does_nothing(lines: Callable[[], list[tuple[int, str]]]) -> None:
+    step = trainer(model := Mlp())
+    with Program(warmup_calls=None) as program, torchprof.watch(model) as watched:
+        for _ in range(10):
+            step()
+    assert calls(program.run) == 9 and watched.run is None
+    assert lines() == [(logging.WARNING, "This script is recorded by torchprof run: torchprof.watch does nothing.")]
 
 
 def test_the_last_runs_stay_and_the_first_full_one(tmp_path: Path) -> None:
@@ -104,8 +121,8 @@ def test_the_last_runs_stay_and_the_first_full_one(tmp_path: Path) -> None:
     with torchprof.watch(model, every=SOON, folder=tmp_path, keep=2):
         for _ in range(301):
             step()
-    numbers = [file.name.split("-")[2] for file in sorted(tmp_path.iterdir())]
-    assert numbers == ["00001", "00004", "00005", "user.json.gz"]
+    numbers = [file.name.split("-")[-2] for file in sorted(tmp_path.iterdir())]
+    assert numbers == ["00001", "00004", "00005", "the"]
 
 
 def test_an_error_of_the_user_or_of_a_disk_ends_nothing(
@@ -143,6 +160,60 @@ def test_an_error_of_ours_ends_the_watch_and_not_the_training(
     watched.stop()
 
 
+def test_an_error_at_the_end_reaches_nobody(
+    lines: Callable[[], list[tuple[int, str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, call = trainer(model := Mlp()), nn.Module.__call__
+    watched = torchprof.watch(model)
+    for _ in range(10):
+        step()
+    monkeypatch.setattr(watched._recording, "_end_cycle", lambda: 1 / 0)
+    watched.stop()
+    assert lines()[0] == (logging.WARNING, "The last report of a watch failed: ZeroDivisionError: division by zero")
+    assert nn.Module.__call__ is call and not is_recorded()
+
+
+@pytest.mark.parametrize("steps", [3, 30])
+def test_at_the_end_of_the_process_there_is_a_report(steps: int) -> None:
+    code = f"""
+import logging, torch, torchprof
+logging.basicConfig(level=logging.INFO)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torchprof.watch(model)
+for _ in range({steps}):
+    model(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stderr.startswith(f"INFO:torchprof:Steps 2 to {steps}: median ") and done.stderr.count("\n") == 1
+    assert f", {'all' if steps < 20 else 19} recorded." in done.stderr
+
+
+def test_a_training_that_was_not_seen_is_told(lines: Callable[[], list[tuple[int, str]]]) -> None:
+    step = trainer(model := Mlp())
+    with torchprof.watch(model):
+        in_thread(lambda: [step() for _ in range(5)])
+    assert [text for _, text in lines()] == [
+        "A watch saw no step: torchprof.watch has to be called on the thread that trains the model."
+    ]
+
+
+def test_evaluation_is_no_step(lines: Callable[[], list[tuple[int, str]]]) -> None:
+    """Nor is what comes after the loop, before the end of the watch."""
+    step = trainer(model := Mlp())
+    with torchprof.watch(model):
+        for number in range(90):
+            step()
+            with torch.no_grad():
+                for _ in range(3 if number % 10 == 9 else 0):
+                    model(X)
+        time.sleep(0.3)
+    [text] = [text for _, text in lines()]
+    # Of steps, numbers 1 to 19, 32 to 35 and 64 to 67; the first is start-up.
+    assert text.startswith("Steps 2 to 90: ") and ", 27 recorded." in text and "sleep" not in text
+
+
 def test_after_the_watch_all_is_as_before() -> None:
     model = Mlp()
     step, call, forward = trainer(model), nn.Module.__call__, vars(Mlp)["forward"]
@@ -169,6 +240,42 @@ def test_other_models_are_not_watched() -> None:
     assert [layer.name for layer in watched.run.layers if len(layer.path) == 1] == ["Sequential"]
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_fork_reports_nothing(tmp_path: Path) -> None:
+    """Neither where it calls the model, nor at its end."""
+    code = f"""
+import logging, os, sys, torch, torchprof
+logging.basicConfig(level=logging.INFO)
+torch.set_num_threads(1)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def train():
+    for _ in range(30):
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+watched = torchprof.watch(model, every=1e-9, folder={str(tmp_path)!r}, use_cuda=False)
+train()
+if not (child := os.fork()):
+    with torch.no_grad():
+        for _ in range(100):
+            model(torch.ones(3, 4))
+    watched.stop()
+    os._exit(0)  # torch hangs in a child that ends otherwise, once its profiler was used
+assert os.waitpid(child, 0)[1] == 0
+"""
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    begins = [line.partition(": ")[0] for line in done.stderr.splitlines()]
+    assert begins == ["INFO:torchprof:Steps 2 to 21", "INFO:torchprof:Steps 22 to 30"]
+    assert len([*tmp_path.iterdir()]) == 1, "the second line is of the parent, in which no burst came"
+
+
+def test_a_second_watch_is_refused() -> None:
+    with torchprof.watch(Mlp()), pytest.raises(TorchprofError, match=r"watch\(\[first, second\]\)"):
+        torchprof.watch(Mlp())
+    torchprof.watch(Mlp()).stop()
+
+
 # Other profilers
 
 
@@ -188,7 +295,7 @@ def test_another_profiler_may_run_between_bursts(ours: bool, lines: Callable[[],
         assert calls(theirs.run) == 20
     else:
         assert sum(event.name == "aten::addmm" for event in theirs.events()) == 40
-    assert watched.run is not None and [text for _, text in lines()][-1].startswith("Steps 22 to 69: ")
+    assert watched.run is not None and [text for _, text in lines()][1].startswith("Steps 22 to 69: ")
     assert watched.run.passes[0].recorded == 4  # passes 64 to 67
 
 
@@ -209,36 +316,98 @@ def test_a_profiler_that_starts_inside_a_burst_ends_the_watch(lines: Callable[[]
 # Which passes, and when reports come
 
 
+TRAINING, EVALUATION = PassKind(0, True, True), PassKind(0, False, False)
+
+
 def test_the_gap_follows_from_what_recording_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recording costs 8 ms a burst, a pass takes 1 ms: 0.5 % of 1,600 passes, so one burst in 2,048."""
+    """Recording costs 8 ms a burst, a pass takes 1 ms: 0.5 % of 1,600 passes, so one burst in 2,048. The first cost
+    counts: a pause in a later burst does not."""
     monkeypatch.setattr(watch, "_MOST_COST", 0.005)
     pace = Pace(3600, lambda: True)
-    assert not pace.note_burst(None, 1_000_000) and not pace.note_burst(8_000_000, 1_000_000)
+    pace.note(TRAINING)
+    pace.note_cost(8_000_000, 1_000_000)
+    pace.note_cost(8_000_000_000, 1_000_000)
     recorded = [number for number in range(10_000) if pace.is_recorded(number)]
     assert recorded == [
         *(number for number in range(64) if is_sampled(number)),
         *(number for number in range(64, 10_000) if number % 2048 < 4),
     ]
+    assert [number for number in range(5_000) if pace.is_after_burst(number)] == [21, 37, 2053, 4101]
 
 
-def test_all_ranks_record_the_same_passes_and_report_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On rank 1 recording seems to cost nothing, and its clock says that no report is due: rank 0 decides."""
-    store, rank = dist.HashStore(), 0
+def test_a_burst_comes_as_often_as_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 100 ms a pass, a report each minute is one in 600 passes: not fewer bursts than one in 512."""
+    monkeypatch.setattr(watch, "_MOST_COST", 0.005)
+    pace = Pace(60, lambda: True)
+    pace.note(TRAINING)
+    pace.note_cost(60_000_000_000, 100_000_000)
+    assert sum(map(pace.is_recorded, range(64, 2048))) == 3 * 4
+
+
+def test_evaluation_decides_nothing_once_there_is_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "_MOST_COST", 0.005)
+    pace = Pace(3600, lambda: True)
+    assert pace.note(EVALUATION)
+    pace.note_cost(100_000_000, 100_000)
+    assert not any(map(pace.is_recorded, range(64, 1000)))  # 0.1 ms a pass: a gap of 262,144
+    assert pace.note(TRAINING) and not pace.note(EVALUATION)
+    assert pace.is_recorded(1024 * 3)  # not decided yet
+    pace.note(TRAINING)
+    pace.note_cost(100_000_000, 100_000_000)
+    assert [number for number in range(64, 600) if pace.is_recorded(number)] == [*range(256, 260), *range(512, 516)]
+
+
+@pytest.fixture
+def of_rank(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A job of two ranks, played by one process: which rank it is."""
+    store, rank = dist.HashStore(), [0]
     monkeypatch.setattr(watch, "_MOST_COST", 0.005)
     monkeypatch.setattr(watch, "store_of_job", lambda prefix: dist.PrefixStore("same", store))
-    monkeypatch.setattr(watch, "_rank_and_world_size", lambda: (rank, 2))
+    monkeypatch.setattr(watch, "_rank_and_world_size", lambda: (rank[0], 2))
+    return rank
+
+
+def played(of_rank: list[int], costs: Mapping[int, float], is_evaluating: Callable[[int, int], bool]) -> list[Any]:
+    """Of each rank, the training passes that it records, and those before which it reports. ``costs``: of a burst;
+    ``is_evaluating``: whether a rank evaluates before a training pass. By its clock, rank 1 never reports."""
     paces = Pace(SOON, lambda: True), Pace(3600, lambda: True)
-    seen: list[list[tuple[bool, bool]]] = [[], []]
-    for number in range(5_000):
+    seen: list[Any] = [([], []), ([], [])]
+    paces[0]._every_s = 3600  # for the gap; and so the first report is due at once
+    for number in range(9_000):
         for rank, pace in enumerate(paces):
-            is_recorded = pace.is_recorded(number)
-            is_due = number % 64 == 4 and pace.note_burst(8_000_000 if rank == 0 else 0, 1_000_000)
-            if is_due:
-                pace.note_report()
-            seen[rank].append((is_recorded, is_due))
+            of_rank[0] = rank
+            for evaluated in range(3) if is_evaluating(rank, number) else ():
+                pace.note(EVALUATION)
+                pace.is_recorded(evaluated)
+            assert pace.note(TRAINING)
+            if pace.is_after_burst(number):
+                if rank in costs and number > 21:
+                    pace.note_cost(costs[rank], 1_000_000)
+                if pace.is_due(number):
+                    seen[rank][1].append(number)
+                    pace.note_report()
+                    pace._due_s = 0.0 if rank == 0 else pace._due_s
+            if pace.is_recorded(number):
+                seen[rank][0].append(number)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("costs", "gap"), [({0: 8_000_000, 1: 0}, 2048), ({1: 0}, 1024), ({0: 8_000_000}, 2048)], ids=["both", "1", "0"]
+)
+def test_all_ranks_record_the_same_passes_and_report_together(
+    costs: dict[int, float], gap: int, of_rank: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 decides, and evaluates alone: at the beginning, and in the middle of bursts. Without a cost of rank 0, as
+    where another profiler was on, the gap is 1,024."""
+    monkeypatch.setattr(watch, "_USUAL_GAP", 1024)
+    seen = played(of_rank, costs, lambda rank, number: rank == 0 and (number == 0 or number % 100 == 49))
     assert seen[0] == seen[1]
-    assert sum(recorded for recorded, _ in seen[0]) == 20 + 4 + 2 * 4
-    assert sum(due for _, due in seen[0]) == 39  # after every second burst: one announces the next
+    assert seen[0][0] == [
+        number for number in range(9_000) if (is_sampled(number) if number < 64 else number % gap < 4)
+    ]
+    after = [21, 37, *range(gap + 5, 9_000, gap)]
+    assert seen[0][1] == after[1::2]  # one burst announces the report after the next
 
 
 def test_memory_stays_the_same(caplog: pytest.LogCaptureFixture) -> None:
@@ -286,7 +455,8 @@ def test_drift_is_named_with_its_layer() -> None:
         True,
         "That is 39.6% longer than steps 1 to 20 (50.500us). Most of that: Net.slow, backward (+20.000us).",
     )
-    assert drift(slower, usual, "steps 1 to 20")[1].startswith("That is 28.4% shorter than steps 1 to 20 (70.500us).")
+    has_changed, text = drift(slower, usual, "steps 1 to 20")
+    assert not has_changed and text.startswith("That is 28.4% shorter than steps 1 to 20 (70.500us).")
     assert drift(usual, usual, "steps 1 to 20") == (False, "No change beyond noise since steps 1 to 20 (50.500us).")
     assert drift(run_of(()), usual, "steps 1 to 20") == (False, "")
 

@@ -48,11 +48,12 @@ def as_run(run: object, name: str, function: str) -> Run:
     )
 
 
-_MOST_DRIFTING = 3  # layers and parts of a step that are named
+_MOST_DRIFTING, _WORTH_NAMING = 3, 0.05
+"""So many layers and parts of a step are named, and none with less than this share of the difference."""
 
 
 def drift(before: Run, after: Run, when: str) -> tuple[bool, str]:
-    """Whether the steps of a loop take longer or shorter than before, by more than noise; and in words by how much, and
+    """Whether the steps of a loop take longer than before, by more than noise; and in words how they changed, and
     where: the layers (their self time, by phase) and the other parts of a step that changed most, each beyond noise.
     ``when``: the steps before, in words.
 
@@ -75,13 +76,14 @@ def drift(before: Run, after: Run, when: str) -> tuple[bool, str]:
         for key, noise in tested.items()
         if rates[key] <= diff.ALPHA and abs(noise.shift) > noise.spread and (noise.shift > 0) == (whole.shift > 0)
     ]
+    clear = [key for key in clear if abs(tested[key].shift) >= _WORTH_NAMING * abs(whole.shift)]
     largest = sorted(clear, key=lambda key: -abs(tested[key].shift))[:_MOST_DRIFTING]
     parts = [
         f"{_place_of(key, after)} ({'+' * (tested[key].shift > 0)}{format_time(tested[key].shift)})" for key in largest
     ]
     where = f"Most of that: {', '.join(parts)}." if parts else "No layer is known to differ beyond noise."
     by, word = abs(whole.shift) / max(whole.medians[0], 1), "longer" if whole.shift > 0 else "shorter"
-    return True, f"That is {by:.1%} {word} than {when} ({format_time(whole.medians[0])}). {where}"
+    return whole.shift > 0, f"That is {by:.1%} {word} than {when} ({format_time(whole.medians[0])}). {where}"
 
 
 def _values_of_both(before: Run, after: Run) -> Iterator[tuple[SampleKey, tuple[Sequence[float], Sequence[float]]]]:

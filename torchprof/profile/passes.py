@@ -108,6 +108,7 @@ class PassLog:
         self._recorded: defaultdict[PassKind, list[int]] = defaultdict(list)  # the times of the recorded passes
         self._times: defaultdict[PassKind, PassTimes] = defaultdict(PassTimes)  # of the others
         self._firsts: defaultdict[PassKind, list[int]] = defaultdict(list)  # of the recorded ones, the first of cycles
+        self.records_again = True  # other passes in place of unusual ones, if this process is not a rank of a job
         self._again: Counter[PassKind] = Counter()  # so many passes are recorded in place of unusual ones
         self._open: tuple[PassKind, int, bool] | None = None
         self._is_new = False
@@ -193,7 +194,8 @@ class PassLog:
         if self._is_chosen and (None in kinds or not kinds):  # what is not in a pass was not chosen
             return CycleKind(None, is_interrupted=True)
         if key.kind is not None and self._was_interrupted(key.kind):
-            self._again[key.kind] += BURST if is_alone and len(self._in_cycles[key]) < 2 * FIRST else 0
+            may_record_again = self.records_again and is_alone and len(self._in_cycles[key]) < 2 * FIRST
+            self._again[key.kind] += BURST if may_record_again else 0
             key = CycleKind(key.kind, is_interrupted=True)
         self._in_cycles[key] += [ns for _, ns in self._in_cycle]
         self._calls[key] += self._calls_in_cycle
@@ -216,6 +218,22 @@ class PassLog:
         self.calls.clear()
         self.runs = {}
 
+    def next_number(self, kind: PassKind, number: int | None = None) -> int:
+        """The number of the next pass of a kind; from now on ``number``, if that is given."""
+        if number is not None:
+            self._numbers[kind] = number
+        return self._numbers[kind]
+
+    def drop_open(self) -> None:
+        """The pass that is open does not count."""
+        if self._open is not None:
+            self._counts[self._open[0]] -= 1
+            self._open = None
+
+    def last_recorded_ns(self, kind: PassKind, count: int) -> float:
+        """The median time of the last recorded passes of a kind; 0 if there are none."""
+        return median(self._recorded[kind][-count:] or [0])
+
     @property
     def recorded_pass_ns(self) -> float:
         """The median time of the recorded passes of all kinds; 0 if there are none."""
@@ -236,8 +254,7 @@ class PassLog:
         if perf_counter_ns() - self._began_ns > _HALF * median(usual or [0]):
             self.end()
         else:
-            self._counts[kind] -= 1
-            self._open = None
+            self.drop_open()
 
     def put(self, run: Run) -> None:
         """The run of all recorded passes, which are of one kind, if others have added it up."""

@@ -290,6 +290,11 @@ class Guard:
         self._give_way = give_way
         self._restores: list[Callable[[], None]] = []
 
+    @classmethod
+    def gives_way(cls) -> bool:
+        """Whether a recording is active that ends where another one starts."""
+        return cls._giving_way is not None
+
     def on(self) -> None:
         if self._give_way is not None:
             Guard._giving_way = self._give_way
