@@ -121,7 +121,7 @@ def in_each_cycle(ranks: int) -> list[str]:
     """A line of the log in three cycles. From the third on, ranks also delete what they sent two cycles before."""
     from torch import distributed
 
-    from torchprof.profile import watch
+    from torchprof.profile import gather
 
     server = distributed.TCPStore("localhost", 0, 1, True)
     stores: list[Counting] = []
@@ -132,8 +132,8 @@ def in_each_cycle(ranks: int) -> list[str]:
 
     runs = [*recorded(ranks)]
     took = [0.0] * ranks
-    with patch.object(watch, "store_of_job", store_of_job), patch.object(watch, "_numbers", repeat(0)):
-        of_ranks = [watch.Comparisons() for _ in runs]
+    with patch.object(gather, "store_of_job", store_of_job), patch.object(gather, "_numbers", repeat(0)):
+        of_ranks = [gather.Comparisons() for _ in runs]
         for cycle in range(3):
             stores.clear()
             for rank in reversed(range(ranks)):

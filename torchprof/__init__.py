@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from torchprof.errors import TorchprofError
     from torchprof.profile.benchmark import benchmark
     from torchprof.profile.flops import flops
+    from torchprof.profile.gather import log_stragglers
     from torchprof.profile.passes import sampled
     from torchprof.profile.profile import Profile
     from torchprof.profile.torch_profiler import annotate, from_profiler, tensorboard_trace_handler
-    from torchprof.profile.watch import log_stragglers, watch
+    from torchprof.profile.watch import watch
     from torchprof.record.peak import peak
     from torchprof.run.merge import merge
     from torchprof.run.run import Run
@@ -60,10 +61,11 @@ _FILES = {
     "errors": "TorchprofError",
     "profile.benchmark": "benchmark",
     "profile.flops": "flops",
+    "profile.gather": "log_stragglers",
     "profile.passes": "sampled",
     "profile.profile": "Profile",
     "profile.torch_profiler": "annotate from_profiler tensorboard_trace_handler",
-    "profile.watch": "log_stragglers watch",
+    "profile.watch": "watch",
     "record.peak": "peak",
     "run.merge": "merge",
     "run.run": "Run",

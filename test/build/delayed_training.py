@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 import torchprof
-from torchprof.profile import watch
+from torchprof.profile import gather
 
 SLOW_RANK = 1
 BATCH_S = 0.01
@@ -107,7 +107,7 @@ def gathered(model: nn.Module) -> None:
 
 def logged(model: nn.Module) -> None:
     global _slow_place
-    watch._PATIENCE_S = 60  # on a busy machine, too
+    gather._PATIENCE_S = 60  # on a busy machine, too
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(name)s %(levelname)s %(message)s")
     schedule = torch.profiler.schedule(**CYCLE)
     for place in (NOWHERE, _slow_place):

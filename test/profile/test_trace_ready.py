@@ -20,9 +20,8 @@ from torch import nn
 
 import torchprof
 from torchprof import Profile, Run, TorchprofError
-from torchprof.profile import watch
-from torchprof.profile.gather import RunsInStore
-from torchprof.profile.watch import Comparisons
+from torchprof.profile import gather
+from torchprof.profile.gather import Comparisons, RunsInStore
 from torchprof.run.words import FORWARD
 
 if not dist.is_available():
@@ -46,8 +45,8 @@ def ranks_of(run: Run) -> dict[int, Run]:
 def store(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The store of a job that is played by one process. Its rank 0 waits for 50 ms."""
     store = dist.HashStore()
-    monkeypatch.setattr(watch, "store_of_job", lambda prefix: dist.PrefixStore(prefix, store))
-    monkeypatch.setattr(watch, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(gather, "store_of_job", lambda prefix: dist.PrefixStore(prefix, store))
+    monkeypatch.setattr(gather, "_PATIENCE_S", 0.05)
     return store
 
 
@@ -70,7 +69,7 @@ def logged(store: Any, caplog: pytest.LogCaptureFixture) -> Logged:
 @pytest.fixture
 def four(monkeypatch: pytest.MonkeyPatch) -> dict[int, Comparisons]:
     """The same Profile on four ranks, which are played by one process: it has one number."""
-    monkeypatch.setattr(watch, "_numbers", iter([7] * 4))
+    monkeypatch.setattr(gather, "_numbers", iter([7] * 4))
     return {rank: Comparisons() for rank in range(4)}
 
 
@@ -153,7 +152,7 @@ def test_an_error_while_ranks_are_compared_is_logged(
     def without_a_store(prefix: str) -> None:
         raise TorchprofError("There is no store.")
 
-    monkeypatch.setattr(watch, "store_of_job", without_a_store)
+    monkeypatch.setattr(gather, "store_of_job", without_a_store)
     train()
     assert [record.getMessage() for record in caplog.records] == ["Ranks were not compared: There is no store."] * 2
 
@@ -189,7 +188,7 @@ def test_if_the_store_is_gone_training_goes_on(
 ) -> None:
     server = dist.TCPStore("localhost", 0, 1, True)
     client = dist.TCPStore("localhost", server.port, 1, False)
-    monkeypatch.setattr(watch, "store_of_job", lambda prefix: dist.PrefixStore(prefix, client))
+    monkeypatch.setattr(gather, "store_of_job", lambda prefix: dist.PrefixStore(prefix, client))
     del server
     for rank, run in ranks_of(even_job()).items():
         for first in (0, 20, 40):
@@ -217,8 +216,8 @@ def test_each_profile_compares_its_own_cycles(
         monkeypatch.setattr(dist, name, lambda value=value: value)
     monkeypatch.setattr("torchprof.profile.cycle.this_job", lambda *_: torchprof.record.this_process.Job(0, 2))
     prefixes: list[str] = []
-    of_job = watch.store_of_job
-    monkeypatch.setattr(watch, "store_of_job", lambda prefix: prefixes.append(prefix) or of_job(prefix))
+    of_job = gather.store_of_job
+    monkeypatch.setattr(gather, "store_of_job", lambda prefix: prefixes.append(prefix) or of_job(prefix))
     train()
     train(with_flops=True)
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["Steps 2 to 3", "Steps 6 to 7"] * 2

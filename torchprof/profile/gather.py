@@ -1,4 +1,4 @@
-"""Collect the runs of the ranks on one rank, while the job is still running.
+"""Collect the runs of the ranks on one rank, while the job is still running; and say in its log which rank is slow.
 
 Of more than 64 ranks, each sends ``Run.to_compare``; the rank that gathers then asks for the runs of a few.
 
@@ -10,15 +10,18 @@ that of the reader, which then continues without the missing ranks, and that of 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
 import warnings
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
-from itertools import chain
-from typing import Any
+from itertools import chain, count
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -29,6 +32,9 @@ from torchprof.run.file import run_of, zipped_json
 from torchprof.run.formats import ranks_in_words
 from torchprof.run.merge import merge
 from torchprof.run.run import Run, output
+
+if TYPE_CHECKING:
+    from torchprof.profile.profile import Profile
 
 _PIECE_BYTES = 2**20  # a TCPStore takes no value of more than 8 MiB, and serves one request at a time
 _GRACE_S = 10.0
@@ -350,3 +356,83 @@ class RunsInStore:
 def _zipped(run: Run | None) -> bytes:
     """A run as it is written into the store; nothing if there is none."""
     return b"" if run is None else zipped_json(run, level=1)
+
+
+# During training
+
+_LOG = logging.getLogger("torchprof")
+_PATIENCE_S = 5.0
+"""How long rank 0 waits for the others at most. It rarely does: ranks that exchange gradients end a cycle together."""
+_KEPT = 2  # the number of comparisons of a rank that stay in the store if rank 0 does not take them
+
+_numbers = count()  # of the Profiles whose cycles are compared, and of watches
+_comparisons_of: WeakKeyDictionary[Profile, Comparisons] = WeakKeyDictionary()
+
+
+def log_stragglers(prof: Profile) -> None:
+    """Compare the ranks of the job in the steps of the last cycle, and log on rank 0 which of them is slow.
+
+    It is a function for ``on_trace_ready``; see docs/ranks-in-a-job.md. Every rank calls it, and sends a kilobyte or
+    two to the job's store without waiting. Rank 0 waits for the others, 5 s at most, and compares what has come. It
+    logs one line with the logger "torchprof": a warning if a rank is slow or sent nothing, else an info. It does not
+    wait again for a rank that sent nothing in the cycle before.
+
+    Without a process group, and for a cycle without a whole step, nothing is compared. Why ranks could not be compared,
+    as in a process group without a key-value store (MPI), is logged as a warning: no error ends a training. Raises
+    TorchprofError for a Profile that has no run yet.
+    """
+    distributed = torch.distributed
+    run = prof.run
+    steps = run.meta.marked_steps
+    if not steps or not (distributed.is_available() and distributed.is_initialized()):
+        return
+    comparisons = _comparisons_of.get(prof) or _comparisons_of.setdefault(prof, Comparisons())
+    first, last = prof.step_num - steps, prof.step_num - 1
+    comparisons.add(run, first, (first, last), distributed.get_rank(), distributed.get_world_size())
+
+
+class Comparisons:
+    """The part of this rank in the comparisons of the cycles of one Profile, or of the reports of a ``Watch``. What a
+    rank wrote too late for rank 0 to take is deleted two cycles later, so that the store does not grow."""
+
+    def __init__(self, what: str = "each rank has to record the same steps with log_stragglers") -> None:
+        """``what``: what every rank has to do."""
+        self._what = what
+        self._number = next(_numbers)  # the same on all ranks, which profile in the same order
+        self._written: deque[RunsInStore] = deque()
+        self._missing: set[int] = set()  # the ranks that sent nothing for the last cycle
+
+    def add(self, run: Run, number: int, steps: tuple[int, int], rank: int, world_size: int) -> None:
+        """Send a run, and on rank 0 compare those with this ``number``. ``steps``: the first and the last one in it."""
+        if world_size < 2:
+            return
+        try:
+            store = store_of_job(f"torchprof/steps/{self._number}/{number}")
+            table = RunsInStore(store, _PATIENCE_S, DelayedSigterm(), world_size)
+            self._written.append(table)
+            if len(self._written) > _KEPT:
+                self._written.popleft().delete_comparison(rank)
+            if rank == 0:
+                self._compare(table, run, steps, [*range(1, world_size)])
+            else:
+                table.put_comparison(rank, run)
+        except TorchprofError as error:
+            _LOG.warning("Ranks were not compared: %s", error)
+
+    def _compare(self, table: RunsInStore, run: Run, steps: tuple[int, int], others: list[int]) -> None:
+        """Compare the run with those of the other ranks that come in time, and log a line."""
+        there = table.wait_for_comparisons(others, len(others) - len(self._missing))
+        # Without the job's name: the ranks of a process group are one job, though each node may name it.
+        comparison = merge(
+            replace(of_rank, metas=tuple(replace(meta, job="") for meta in of_rank.metas))
+            for of_rank in (run.to_compare(), *table.take_comparisons(there))
+        )
+        self._missing = {*others} - {meta.rank for meta in comparison.metas}
+        has_stragglers, verdict = False, "there is no other rank to compare."
+        if len(comparison.metas) > 1:
+            has_stragglers, verdict = output("verdict_on_ranks")(comparison)
+        if self._missing:
+            which = ranks_in_words(self._missing).capitalize()
+            verdict += f" {which} sent nothing in time: {self._what}."
+        level = logging.WARNING if has_stragglers or self._missing else logging.INFO
+        _LOG.log(level, "Steps %d to %d: %s", *steps, verdict)

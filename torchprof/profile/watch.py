@@ -10,36 +10,34 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from itertools import count
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 import torch
 from torch import nn
 
 from torchprof.errors import TorchprofError
 from torchprof.profile.arguments import check_count
-from torchprof.profile.gather import RunsInStore, store_of_job
+from torchprof.profile.gather import Comparisons, store_of_job
 from torchprof.profile.passes import BURST, PassKind, is_sampled
 from torchprof.profile.program import Program
-from torchprof.profile.signals import DelayedSigterm, uninterrupted
+from torchprof.profile.signals import uninterrupted
 from torchprof.record.modules import checked_models
 from torchprof.record.session import Guard, refuse_if_profiled
-from torchprof.run.formats import format_number, format_time, ranks_in_words
-from torchprof.run.merge import merge
+from torchprof.run.formats import format_number, format_time
 from torchprof.run.meta import RunWarning
 from torchprof.run.passes import Passes
 from torchprof.run.run import Run, output
 
 if TYPE_CHECKING:
-    from torchprof.profile.profile import Profile
+    pass
 
 _LOG = logging.getLogger("torchprof")
-_numbers = count()  # of the Profiles whose cycles are compared, and of watches
+_numbers = count()  # of watches
 
 # Watching
 
@@ -474,81 +472,3 @@ class _Recording(Program):
             self._reported = steps[-1]
             self._make_report(run, steps, self._pace.reports)
             self._pace.note_report()
-
-
-# Ranks
-
-_PATIENCE_S = 5.0
-"""How long rank 0 waits for the others at most. It rarely does: ranks that exchange gradients end a cycle together."""
-_KEPT = 2  # the number of comparisons of a rank that stay in the store if rank 0 does not take them
-
-_comparisons_of: WeakKeyDictionary[Profile, Comparisons] = WeakKeyDictionary()
-
-
-def log_stragglers(prof: Profile) -> None:
-    """Compare the ranks of the job in the steps of the last cycle, and log on rank 0 which of them is slow.
-
-    It is a function for ``on_trace_ready``; see docs/ranks-in-a-job.md. Every rank calls it, and sends a kilobyte or
-    two to the job's store without waiting. Rank 0 waits for the others, 5 s at most, and compares what has come. It
-    logs one line with the logger "torchprof": a warning if a rank is slow or sent nothing, else an info. It does not
-    wait again for a rank that sent nothing in the cycle before.
-
-    Without a process group, and for a cycle without a whole step, nothing is compared. Why ranks could not be compared,
-    as in a process group without a key-value store (MPI), is logged as a warning: no error ends a training. Raises
-    TorchprofError for a Profile that has no run yet.
-    """
-    distributed = torch.distributed
-    run = prof.run
-    steps = run.meta.marked_steps
-    if not steps or not (distributed.is_available() and distributed.is_initialized()):
-        return
-    comparisons = _comparisons_of.get(prof) or _comparisons_of.setdefault(prof, Comparisons())
-    first, last = prof.step_num - steps, prof.step_num - 1
-    comparisons.add(run, first, (first, last), distributed.get_rank(), distributed.get_world_size())
-
-
-class Comparisons:
-    """The part of this rank in the comparisons of the cycles of one Profile, or of the reports of a ``Watch``. What a
-    rank wrote too late for rank 0 to take is deleted two cycles later, so that the store does not grow."""
-
-    def __init__(self, what: str = "each rank has to record the same steps with log_stragglers") -> None:
-        """``what``: what every rank has to do."""
-        self._what = what
-        self._number = next(_numbers)  # the same on all ranks, which profile in the same order
-        self._written: deque[RunsInStore] = deque()
-        self._missing: set[int] = set()  # the ranks that sent nothing for the last cycle
-
-    def add(self, run: Run, number: int, steps: tuple[int, int], rank: int, world_size: int) -> None:
-        """Send a run, and on rank 0 compare those with this ``number``. ``steps``: the first and the last one in it."""
-        if world_size < 2:
-            return
-        try:
-            store = store_of_job(f"torchprof/steps/{self._number}/{number}")
-            table = RunsInStore(store, _PATIENCE_S, DelayedSigterm(), world_size)
-            self._written.append(table)
-            if len(self._written) > _KEPT:
-                self._written.popleft().delete_comparison(rank)
-            if rank == 0:
-                self._compare(table, run, steps, [*range(1, world_size)])
-            else:
-                table.put_comparison(rank, run)
-        except TorchprofError as error:
-            _LOG.warning("Ranks were not compared: %s", error)
-
-    def _compare(self, table: RunsInStore, run: Run, steps: tuple[int, int], others: list[int]) -> None:
-        """Compare the run with those of the other ranks that come in time, and log a line."""
-        there = table.wait_for_comparisons(others, len(others) - len(self._missing))
-        # Without the job's name: the ranks of a process group are one job, though each node may name it.
-        comparison = merge(
-            replace(of_rank, metas=tuple(replace(meta, job="") for meta in of_rank.metas))
-            for of_rank in (run.to_compare(), *table.take_comparisons(there))
-        )
-        self._missing = {*others} - {meta.rank for meta in comparison.metas}
-        has_stragglers, verdict = False, "there is no other rank to compare."
-        if len(comparison.metas) > 1:
-            has_stragglers, verdict = output("verdict_on_ranks")(comparison)
-        if self._missing:
-            which = ranks_in_words(self._missing).capitalize()
-            verdict += f" {which} sent nothing in time: {self._what}."
-        level = logging.WARNING if has_stragglers or self._missing else logging.INFO
-        _LOG.log(level, "Steps %d to %d: %s", *steps, verdict)
