@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from torchprof.errors import TorchprofError
     from torchprof.profile.benchmark import benchmark
     from torchprof.profile.flops import flops
-    from torchprof.profile.gather import log_stragglers
     from torchprof.profile.passes import sampled
     from torchprof.profile.profile import Profile
-    from torchprof.profile.torch_profiler import annotate, from_profiler, tensorboard_trace_handler
+    from torchprof.profile.torch_profiler import annotate, from_profiler, log_stragglers, tensorboard_trace_handler
     from torchprof.profile.watch import watch
     from torchprof.record.peak import peak
     from torchprof.run.merge import merge
@@ -61,10 +60,9 @@ _FILES = {
     "errors": "TorchprofError",
     "profile.benchmark": "benchmark",
     "profile.flops": "flops",
-    "profile.gather": "log_stragglers",
     "profile.passes": "sampled",
     "profile.profile": "Profile",
-    "profile.torch_profiler": "annotate from_profiler tensorboard_trace_handler",
+    "profile.torch_profiler": "annotate from_profiler log_stragglers tensorboard_trace_handler",
     "profile.watch": "watch",
     "record.peak": "peak",
     "run.merge": "merge",

@@ -20,8 +20,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from itertools import chain, count
-from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import torch
 
@@ -32,9 +31,6 @@ from torchprof.run.file import run_of, zipped_json
 from torchprof.run.formats import ranks_in_words
 from torchprof.run.merge import merge
 from torchprof.run.run import Run, output
-
-if TYPE_CHECKING:
-    from torchprof.profile.profile import Profile
 
 _PIECE_BYTES = 2**20  # a TCPStore takes no value of more than 8 MiB, and serves one request at a time
 _GRACE_S = 10.0
@@ -366,29 +362,6 @@ _PATIENCE_S = 5.0
 _KEPT = 2  # the number of comparisons of a rank that stay in the store if rank 0 does not take them
 
 _numbers = count()  # of the Profiles whose cycles are compared, and of watches
-_comparisons_of: WeakKeyDictionary[Profile, Comparisons] = WeakKeyDictionary()
-
-
-def log_stragglers(prof: Profile) -> None:
-    """Compare the ranks of the job in the steps of the last cycle, and log on rank 0 which of them is slow.
-
-    It is a function for ``on_trace_ready``; see docs/ranks-in-a-job.md. Every rank calls it, and sends a kilobyte or
-    two to the job's store without waiting. Rank 0 waits for the others, 5 s at most, and compares what has come. It
-    logs one line with the logger "torchprof": a warning if a rank is slow or sent nothing, else an info. It does not
-    wait again for a rank that sent nothing in the cycle before.
-
-    Without a process group, and for a cycle without a whole step, nothing is compared. Why ranks could not be compared,
-    as in a process group without a key-value store (MPI), is logged as a warning: no error ends a training. Raises
-    TorchprofError for a Profile that has no run yet.
-    """
-    distributed = torch.distributed
-    run = prof.run
-    steps = run.meta.marked_steps
-    if not steps or not (distributed.is_available() and distributed.is_initialized()):
-        return
-    comparisons = _comparisons_of.get(prof) or _comparisons_of.setdefault(prof, Comparisons())
-    first, last = prof.step_num - steps, prof.step_num - 1
-    comparisons.add(run, first, (first, last), distributed.get_rank(), distributed.get_world_size())
 
 
 class Comparisons:

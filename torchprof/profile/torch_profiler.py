@@ -1,5 +1,5 @@
 """``annotate`` labels a model for another profiler; ``from_profiler`` makes a ``Run`` of what it recorded.
-``tensorboard_trace_handler`` writes traces as torch's function of that name does."""
+``tensorboard_trace_handler`` and ``log_stragglers`` are functions for ``on_trace_ready``."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 
 from torchprof.errors import TorchprofError
 from torchprof.measure.assemble import assemble, wanted_detail, with_warnings
 from torchprof.measure.memory_blocks import NOT_MEASURED
 from torchprof.measure.recording import Observations, Options, Recording
+from torchprof.profile.gather import Comparisons
 from torchprof.profile.signals import DelayedSignals, uninterrupted
 from torchprof.record.compiled.dynamo_code import compiled_regions
 from torchprof.record.labels import Labels
@@ -125,3 +128,28 @@ def tensorboard_trace_handler(
         profile.export_chrome_trace(folder / f"{worker}.{time.time_ns()}.pt.trace.json{'.gz' if use_gzip else ''}")
 
     return write_trace
+
+
+_comparisons_of: WeakKeyDictionary[Profile, Comparisons] = WeakKeyDictionary()
+
+
+def log_stragglers(prof: Profile) -> None:
+    """Compare the ranks of the job in the steps of the last cycle, and log on rank 0 which of them is slow.
+
+    It is a function for ``on_trace_ready``; see docs/ranks-in-a-job.md. Every rank calls it, and sends a kilobyte or
+    two to the job's store without waiting. Rank 0 waits for the others, 5 s at most, and compares what has come. It
+    logs one line with the logger "torchprof": a warning if a rank is slow or sent nothing, else an info. It does not
+    wait again for a rank that sent nothing in the cycle before.
+
+    Without a process group, and for a cycle without a whole step, nothing is compared. Why ranks could not be compared,
+    as in a process group without a key-value store (MPI), is logged as a warning: no error ends a training. Raises
+    TorchprofError for a Profile that has no run yet.
+    """
+    distributed = torch.distributed
+    run = prof.run
+    steps = run.meta.marked_steps
+    if not steps or not (distributed.is_available() and distributed.is_initialized()):
+        return
+    comparisons = _comparisons_of.get(prof) or _comparisons_of.setdefault(prof, Comparisons())
+    first, last = prof.step_num - steps, prof.step_num - 1
+    comparisons.add(run, first, (first, last), distributed.get_rank(), distributed.get_world_size())
