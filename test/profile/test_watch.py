@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from build.hand_made import run_of
 from build.models import Mlp
 from build.places import ROOT
 from build.processes import in_thread
+from build.warm import warm_job
 from torch import distributed as dist
 from torch import nn
 
@@ -158,6 +160,20 @@ def test_an_error_of_ours_ends_the_watch_and_not_the_training(
     assert lines()[-1] == (logging.WARNING, "Watching has ended: ZeroDivisionError: division by zero")
     assert nn.Module.__call__ is call and not is_recorded()
     watched.stop()
+
+
+@pytest.mark.parametrize("where", ["_after_step", "_after_call"])
+def test_an_error_of_ours_around_calls_and_steps_reaches_nobody(
+    where: str, lines: Callable[[], list[tuple[int, str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, call = trainer(model := Mlp()), nn.Module.__call__
+    monkeypatch.setattr(Program, where, lambda *_: 1 / 0)
+    watched = torchprof.watch(model)
+    for _ in range(30):
+        step()
+    watched.stop()
+    assert lines() == [(logging.WARNING, "Watching has ended: ZeroDivisionError: division by zero")]
+    assert nn.Module.__call__ is call and not is_recorded()
 
 
 def test_an_error_at_the_end_reaches_nobody(
@@ -410,6 +426,50 @@ def test_all_ranks_record_the_same_passes_and_report_together(
     assert seen[0][1] == after[1::2]  # one burst announces the report after the next
 
 
+@pytest.mark.jobs
+def test_ranks_of_a_job_stay_together(tmp_path: Path) -> None:
+    """The steps that both record are those of the rule; a report comes after each second burst, and is compared."""
+    job = warm_job(tmp_path, 2, str(ROOT / "test" / "build" / "watched_training.py"))
+    assert job.code == 0, job
+    *of_first, recorded = job.out[0].splitlines()
+    *of_second, also_recorded = job.out[1].splitlines()
+    expected = [number for number in range(200) if (is_sampled(number) if number < 64 else number % 64 < 4)]
+    assert [*map(int, also_recorded.split())] == expected, job
+    # Rank 0 begins with the step that is start-up on the other rank.
+    assert [*map(int, recorded.split())] == expected, job
+    compared = [line.split(": ")[0] for line in of_first if re.match(r"\w+ Steps", line)]
+    assert [line.partition(" ")[2] for line in compared] == ["Steps 1 to 37", "Steps 38 to 133", "Steps 134 to 200"], (
+        job
+    )
+    assert "sent nothing" not in job.out[0], job
+    assert not any(line.startswith("INFO") for line in of_second), job
+
+
+def test_reports_come_after_a_minute_and_then_every_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
+    pace, reports = Pace(3600, lambda: True), []
+    for now[0] in range(0, 8000, 10):
+        if pace.is_due(100):
+            reports.append(now[0])
+            pace.note_report()
+    assert reports == [60, 3660, 7260]
+
+
+def test_what_recording_costs_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a stopwatch, a burst takes no longer than the loop does while it is recorded."""
+    costs: list[tuple[float, float]] = []
+    monkeypatch.setattr(Pace, "note_cost", lambda self, *cost: costs.append(cost))
+    step, times = trainer(model := Mlp()), []
+    with torchprof.watch(model):
+        for _ in range(60):
+            began = time.perf_counter_ns()
+            step()
+            times.append(time.perf_counter_ns() - began)
+    [(cost_ns, usual_ns)] = costs
+    assert 0 < cost_ns < sum(times[32:38]) and 0.5 * min(times[37:]) < usual_ns < max(times[37:])
+
+
 def test_memory_stays_the_same(caplog: pytest.LogCaptureFixture) -> None:
     """What is kept of a step grows in each series of steps, a cache only in some."""
     caplog.set_level(logging.CRITICAL, "torchprof")  # pytest keeps the lines
@@ -459,6 +519,32 @@ def test_drift_is_named_with_its_layer() -> None:
     assert not has_changed and text.startswith("That is 28.4% shorter than steps 1 to 20 (70.500us).")
     assert drift(usual, usual, "steps 1 to 20") == (False, "No change beyond noise since steps 1 to 20 (50.500us).")
     assert drift(run_of(()), usual, "steps 1 to 20") == (False, "")
+
+
+def test_only_layers_that_changed_in_the_same_direction_beyond_their_spread_are_named() -> None:
+    usual = steps_with([10_000, 11_000] * 10, [50_000, 51_000] * 10)
+    faster_layer = steps_with([5_000, 6_000] * 10, [70_000, 71_000] * 10)
+    assert "Net.slow" not in drift(usual, faster_layer, "before")[1]
+    within_spread = steps_with([10_000, 30_000] * 10, [70_000, 71_000] * 10)
+    assert "Net.slow" not in drift(usual, within_spread, "before")[1]
+
+
+@pytest.mark.parametrize(
+    ("rank", "is_slower", "level"),
+    [(0, False, logging.INFO), (0, True, logging.WARNING), (1, False, logging.DEBUG), (1, True, logging.WARNING)],
+)
+def test_other_ranks_log_warnings_alone(
+    rank: int, is_slower: bool, level: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "torchprof")
+    usual = steps_with([10_000, 11_000] * 10, [50_000, 51_000] * 10)
+    now = steps_with([10_000, 11_000] * 10, [70_000, 71_000] * 10) if is_slower else usual
+    now = replace(now, metas=(replace(now.meta, rank=rank, world_size=2),))
+    samples = {key._replace(rank=rank): spread for key, spread in now.samples.items()}
+    before = {key._replace(rank=rank): spread for key, spread in usual.samples.items()}
+    watch._log(replace(now, samples=samples), "Steps 2 to 21", (replace(usual, samples=before), "steps 1 to 20"))
+    [record] = caplog.records
+    assert record.levelno == level and record.getMessage().startswith(f"Rank {rank}, steps 2 to 21: median ")
 
 
 def test_where_it_is_slower_is_unknown_if_no_layer_differs() -> None:

@@ -378,15 +378,20 @@ class _Recording(Program):
         return self._process == os.getpid()
 
     def _before_call(self, module: nn.Module) -> bool:
-        if not self.is_of_this_process:
-            return False
+        return self.is_of_this_process and bool(self._safely(super()._before_call, module))
+
+    def _after_call(self, module: nn.Module, ns: int) -> None:
+        self._safely(super()._after_call, module, ns)
+
+    def _safely(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a method of ours. No error of it ends a training."""
         try:
-            return super()._before_call(module)
-        except Exception as error:  # no error of ours ends a training
+            return call(*arguments)
+        except Exception as error:
             _LOG.warning("Watching has ended: %s: %s", type(error).__name__, error)
             self._has_ended = True
             uninterrupted(self._detach)
-            return False
+            return None
 
     def _begin_pass(self, kind: PassKind) -> None:
         self._passes.end()
@@ -407,7 +412,7 @@ class _Recording(Program):
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
         before = self._passes.steps.count
-        super()._after_step(optimizer)
+        self._safely(super()._after_step, optimizer)
         self._steps += self._passes.steps.count > before
 
     def _wake(self) -> None:
