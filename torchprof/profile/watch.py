@@ -120,13 +120,7 @@ class Watch:
         self._metrics = metrics
         self._files = _Files(Path(folder), keep) if folder is not None else None
         self._ranks = Comparisons("each rank has to call torchprof.watch")
-        self._recording = _Recording(
-            self._report,
-            self.stop,
-            every,
-            models=models,
-            **options,
-        )
+        self._recording = _Recording(self._report, self.stop, every, models=models, **options)
         self._recording.__enter__()
         _Recording.active = ref(self._recording)
 
@@ -455,6 +449,7 @@ class _Recording(Program):
                 self._report(self.run, count)
             elif (spread := self._passes.steps.times.spread) is not None and self.run.meta.rank == 0:
                 first, last = self._steps - count + 1, self._steps
+                self._reported = last
                 times = format_time(spread.median), format_time(spread.quantile(0.95))
                 _LOG.info("Steps %s to %s: median %s, P95 %s, none recorded.", f"{first:,}", f"{last:,}", *times)
         except Exception as error:
