@@ -87,8 +87,10 @@ def test_data_has_the_rows_and_figures_of_the_text(kind: str, name: str) -> None
     data = json.loads(json.dumps(text.data, allow_nan=False))
     assert data["report"] == name
     drawn = [*tables_in(text)]
-    assert [[one["heading"] for one in table["columns"]] for table in data["tables"]] == [rows[0] for rows in drawn]
-    for table, (_, *rows) in zip(data["tables"], drawn):
+    # What a busy machine does in a real run is a finding, which has no table in the text.
+    tables = [table for table in data["tables"] if table["name"] != "findings"]
+    assert [[one["heading"] for one in table["columns"]] for table in tables] == [rows[0] for rows in drawn]
+    for table, (_, *rows) in zip(tables, drawn):
         assert len(table["rows"]) == len(rows)
         for row, cells in zip(table["rows"], rows):
             for column, cell in zip(table["columns"], cells):
