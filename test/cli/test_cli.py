@@ -434,6 +434,8 @@ def test_similar_names_of_commands_and_options_are_suggested(
 ) -> None:
     commands = """
         shwo run.json
+        train.py --epochs 3
+        trace.json.gz
         show run.json --reprot top
         show run.json --reprot=top
         profile net.py:Net --inptu 1,8

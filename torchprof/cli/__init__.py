@@ -130,6 +130,8 @@ class MainParser(ArgumentParser):
         if not words:
             self.error("a command is missing: torchprof --help shows them")
         if command is not None and command not in self.commands.choices:
+            if command.endswith((".py", ".json", ".gz")):  # a script, a saved run or a trace
+                self.error(f"a command is missing: torchprof {'run' if command.endswith('.py') else 'show'} {command}")
             self.error(f"there is no command {command!r}. {suggest(command, self.commands.choices, every=True)}")
         arguments, unknown = self.parse_known_args(words)
         of_command = self.commands.choices[arguments.subcommand]
