@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from build.hand_made import row, run_of
+from build.loops import X, is_recorded, trainer
 from build.models import Mlp
 from build.processes import in_thread
 from torch import Tensor, nn
@@ -34,8 +35,6 @@ from torchprof.run.passes import Passes, Unusual
 from torchprof.run.run import Run
 from torchprof.run.timeline import DeviceTime, Pipeline, StageAction, StreamTime
 from torchprof.run.words import AUTOGRAD_ENGINE, FORWARD, OUTSIDE, UNUSUAL_PASSES, Frame, FrameKind, SourceLine
-
-X = torch.ones(3, 4)
 
 
 class Clock:
@@ -78,21 +77,6 @@ def no_other_optimizers() -> None:
 def never_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which passes are recorded follows from their numbers alone, on a busy machine, too."""
     monkeypatch.setattr(passes_of_program, "UNUSUAL", float("inf"))
-
-
-def is_recorded() -> bool:
-    return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
-
-
-def trainer(model: nn.Module) -> Callable[[], None]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step() -> None:
-        model(X).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
 
 
 def profiled(program: Callable[[], Any], **options: Any) -> Run:

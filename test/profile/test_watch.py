@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 from build.hand_made import run_of
+from build.loops import X, is_recorded, trainer
 from build.models import Mlp
 from build.places import ROOT
 from build.processes import in_thread
@@ -38,7 +39,6 @@ from torchprof.run.layers import Layer
 from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE
 
-X = torch.ones(3, 4)
 SOON = 1e-9
 """With this many seconds from report to report, each burst of recorded passes has one."""
 
@@ -56,21 +56,6 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[tuple[int, str]]]:
     caplog.set_level(logging.INFO, "torchprof")
     return lambda: [(record.levelno, record.getMessage()) for record in caplog.records if record.name == "torchprof"]
-
-
-def trainer(model: nn.Module) -> Callable[[], None]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step() -> None:
-        model(X).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
-
-
-def is_recorded() -> bool:
-    return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
 
 
 def calls(run: Run, name: str = "Mlp.fc1") -> int:
@@ -513,12 +498,21 @@ def test_drift_is_named_with_its_layer() -> None:
     slower = steps_with([30_000, 31_000] * 10, [70_000, 71_000] * 10)
     assert drift(usual, slower, "steps 1 to 20") == (
         True,
-        "That is 39.6% longer than steps 1 to 20 (50.500us). Most of that: Net.slow, backward (+20.000us).",
+        "That is 39.6% longer than steps 1 to 20 (50.500us). Largest beyond noise: Net.slow, backward (+20.000us).",
     )
     has_changed, text = drift(slower, usual, "steps 1 to 20")
     assert not has_changed and text.startswith("That is 28.4% shorter than steps 1 to 20 (70.500us).")
     assert drift(usual, usual, "steps 1 to 20") == (False, "No change beyond noise since steps 1 to 20 (50.500us).")
     assert drift(run_of(()), usual, "steps 1 to 20") == (False, "")
+
+
+def test_a_part_that_was_not_there_before_is_named() -> None:
+    usual = steps_with([10_000, 11_000] * 10, [50_000, 51_000] * 10)
+    slower = steps_with([10_000, 11_000] * 10, [70_000, 71_000] * 10)
+    loading = SampleKey(OUTSIDE, FORWARD, 0, "cpu", "step_data_ns")
+    slower = replace(slower, samples={**slower.samples, loading: Spread.of([*enumerate([19_000, 20_000] * 10)])})
+    assert drift(usual, slower, "before")[1].endswith("Largest beyond noise: data loading (+19.500us).")
+    assert drift(slower, usual, "before")[1].endswith("Largest beyond noise: data loading (-19.500us).")
 
 
 def test_only_layers_that_changed_in_the_same_direction_beyond_their_spread_are_named() -> None:

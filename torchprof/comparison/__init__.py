@@ -81,21 +81,27 @@ def drift(before: Run, after: Run, when: str) -> tuple[bool, str]:
     parts = [
         f"{_place_of(key, after)} ({'+' * (tested[key].shift > 0)}{format_time(tested[key].shift)})" for key in largest
     ]
-    where = f"Most of that: {', '.join(parts)}." if parts else "No layer is known to differ beyond noise."
+    where = f"Largest beyond noise: {', '.join(parts)}." if parts else "No layer is known to differ beyond noise."
     by, word = abs(whole.shift) / max(whole.medians[0], 1), "longer" if whole.shift > 0 else "shorter"
     return whole.shift > 0, f"That is {by:.1%} {word} than {when} ({format_time(whole.medians[0])}). {where}"
 
 
 def _values_of_both(before: Run, after: Run) -> Iterator[tuple[SampleKey, tuple[Sequence[float], Sequence[float]]]]:
-    """By sample of steps, its values in both runs: whole steps, self times of layers, parts outside all layers."""
-    for key in after.samples.keys() & before.samples.keys():
+    """By sample of steps, its values in both runs: whole steps, self times of layers, parts outside all layers. A part
+    that one run does not have took no time there."""
+    for key in {**before.samples, **after.samples}:
         is_layer = key.measure in ("step_cpu_ns", "step_device_ns")
         if key.measure.startswith("step_") and (key.layer >= 0 if is_layer else key.measure != "step_overlap_ns"):
-            values = [
-                [*_self_by_step(run, key).values()] if is_layer else run.samples[key].sample for run in (before, after)
-            ]
+            values = [_values_in(run, key, is_layer) for run in (before, after)]
             if all(values):
                 yield key, (values[0], values[1])
+
+
+def _values_in(run: Run, key: SampleKey, is_layer: bool) -> Sequence[float]:
+    if key not in run.samples:
+        recorded = max((len(each.sample) for of, each in run.samples.items() if of.measure == "step_cpu_ns"), default=0)
+        return [0] * (0 if is_layer or key.measure == "step_ns" else recorded)
+    return [*_self_by_step(run, key).values()] if is_layer else run.samples[key].sample
 
 
 def _self_by_step(run: Run, key: SampleKey) -> dict[int, int]:
