@@ -80,7 +80,7 @@ class PassTimes:
         usual = self.usual_ns if is_enough else round(median([*recorded, *self.spread.sample]))
         found = [number for number, ns in enumerate(times) if ns > UNUSUAL * usual]
         self.unusual_ns += sum(times[number] - usual for number in found)
-        self.trend = lengthened(self.trend, (usual if ns > UNUSUAL * usual else ns for ns in times))
+        self.trend = lengthened(self.trend, times)
         found = sorted(found, key=times.__getitem__)[-MOST_UNUSUAL:]
         unusual = [
             Unusual(numbers[each], times[each], *place_between(starts[each], starts[each] + times[each]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
+from statistics import median
 from typing import Any, NamedTuple
 
 from torchprof.run.groups import lists_by_key
@@ -47,7 +47,7 @@ class Passes:
     ``count``: of all passes, of which ``recorded`` ran under the profiler, for ``recorded_ns``. ``ns``: the times of
     the others, as they are without the profiler; None if there are none. ``unusual_ns``: by how much unusual passes
     took longer than the median, of the recorded ones or of the others. ``unusual``: the longest of the others, the
-    longest first. ``trend``: the others in their order, in 64 stretches at most, without ``unusual_ns``.
+    longest first. ``trend``: the others in their order, in 64 stretches at most.
     """
 
     rank: int
@@ -102,16 +102,17 @@ class Passes:
 
     @property
     def slowdown(self) -> tuple[float, float] | None:
-        """The mean times of the first and of the last quarter of the passes that were not recorded, if each stretch of
-        the last took longer than each of the first, of eight or more; else None."""
+        """The times of a pass in the first and in the last quarter of those that were not recorded: the medians of the
+        means of their stretches, of which a few may have unusual passes. None unless there are eight or more in a
+        quarter, and all of the last took longer than half of the first."""
         means = [stretch.ns / stretch.passes for stretch in self.trend]
         quarter = len(means) // 4
-        if quarter < _FEWEST or min(means[-quarter:]) <= max(means[:quarter]):
+        if quarter < _FEWEST or min(means[-quarter:]) <= median(means[:quarter]):
             return None
-        return fmean(means[:quarter]), fmean(means[-quarter:])
+        return median(means[:quarter]), median(means[-quarter:])
 
 
-_FEWEST = 8  # stretches: of 16 equal ones, the larger 8 are the later ones with a probability of 1 in 12,870
+_FEWEST = 8  # stretches: that 8 of 12 equal ones are above the 4 others has a probability of 1 in 495
 
 
 def lengthened(trend: Sequence[Stretch], times: Iterable[int]) -> tuple[Stretch, ...]:
