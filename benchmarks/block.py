@@ -36,6 +36,7 @@ def of_blocks(quick: bool) -> None:
             "plain": partial(timed, subject.forward),
             "bare": partial(timed, partial(bare_block, subject)),
             "block": partial(timed, partial(our_block, subject)),
+            "block without lines": partial(timed, partial(our_block, subject, lines=False)),
             "block + table": partial(timed, partial(our_table, subject)),
             "block + print": partial(timed, partial(our_print, subject)),
         }
@@ -69,8 +70,8 @@ def bare_block(subject: Subject) -> None:
         subject.forward()
 
 
-def our_block(subject: Subject) -> torchprof.Profile:
-    with torchprof.Profile(subject.model) as prof:
+def our_block(subject: Subject, *, lines: bool = True) -> torchprof.Profile:
+    with torchprof.Profile(subject.model, lines=lines) as prof:
         subject.forward()
     return prof
 

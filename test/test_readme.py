@@ -81,6 +81,8 @@ def test_python_blocks_run_in_order_and_print_what_is_shown(
                 ]
                 assert names[0][: len(names[1])] == names[1]
                 assert printed.splitlines()[0] == block.splitlines()[0]
+            elif "show_events=True" in code:  # which operator comes first depends on where a sample fell
+                assert {*shape(block)} <= {*shape(printed)}
             elif block.startswith("Trace("):
                 assert printed.splitlines()[0] == block.splitlines()[0]
             else:

@@ -39,6 +39,13 @@ SHAPES: dict[str, Any] = {"flags": (("record_shapes", True),)}
 AMPERE = (("float32_matmul_precision", "highest"), ("cudnn_tf32", "True"), ("compute_capability", "8.0"))
 
 
+@pytest.fixture(autouse=True)
+def calls_of_compiled_layers_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operators of these tests are short, and their gain is all of their time."""
+    monkeypatch.setattr(torchprof.advise.fusion, "_COMPILED_CALL_NS", 0)
+    monkeypatch.setattr(torchprof.advise.fusion, "_SAVED_BY_FUSING", 1)
+
+
 def run_of(rows: Sequence[tuple[Any, ...]], **meta: Any) -> Run:
     """A run of rows that was recorded for as long as the CPU worked in them, or the device, whichever is longer."""
     costs = [one[6] for one in rows]
@@ -159,7 +166,7 @@ def test_a_gain_is_a_share_of_the_recorded_time(monkeypatch, wall, cpu, device) 
 
 def test_an_empty_run_has_no_findings() -> None:
     assert advise(run_of([])) == []
-    assert run_of([]).report("advice").startswith("No findings: ")
+    assert run_of([]).report("findings").startswith("No findings: ")
 
 
 def test_took_sums_the_matching_rows_by_layer() -> None:
@@ -335,7 +342,7 @@ def test_merging_keeps_every_nanosecond_and_counts_none_twice() -> None:
 def test_the_report_is_numbered_and_has_the_gains(monkeypatch) -> None:
     run = replace(microseconds(100), memory=(Memory("cpu", peak_bytes=4096, before=(("parameters", 4096),)),))
     finds(monkeypatch, one=[gain(25_000, nbytes=2048)], two=[gain(None, "Net")])
-    assert run.report("advice").splitlines()[:8] == [
+    assert run.report("findings").splitlines()[:8] == [
         "1. Saves up to 25.000us of 100.000us (25.0%) and 2.00 KB of 8.00 KB at the peak (25.0%) in Net.a: Is",
         "   slow.",
         "   Make it fast.",
@@ -360,13 +367,13 @@ def test_the_report_is_numbered_and_has_the_gains(monkeypatch) -> None:
 def test_a_finding_begins_with_its_gain_and_place(monkeypatch, found, said) -> None:
     run = replace(microseconds(100), memory=(Memory("cpu", peak_bytes=4096, before=None),))
     finds(monkeypatch, one=[found])
-    assert f"{said} Make it fast." in " ".join(run.report("advice").split())
+    assert f"{said} Make it fast." in " ".join(run.report("findings").split())
 
 
 def test_the_data_of_the_report_has_every_finding_as_a_row(monkeypatch) -> None:
     merged_one = gain(25_000, "Net.*", nbytes=2048)._replace(layers=("Net.1", "Net.0"))
     finds(monkeypatch, one=[merged_one], two=[gain(None, "(outside)")])
-    data = microseconds(100).report("advice").data
+    data = microseconds(100).report("findings").data
     (table,) = data["tables"]
     texts = {"finding": "Is slow.", "remedy": "Make it fast.", "rule": "mine"}
     assert table["rows"] == [
@@ -377,26 +384,26 @@ def test_the_data_of_the_report_has_every_finding_as_a_row(monkeypatch) -> None:
     assert (units["gain_time"], units["gain_memory"], units["finding"]) == ("ns", "bytes", "")
     assert len(data["sentences"]) == 1 and data["sentences"][0].startswith("More can be found")
     finds(monkeypatch)
-    assert microseconds(100).report("advice").data["tables"] == []
+    assert microseconds(100).report("findings").data["tables"] == []
 
 
 def test_the_limit_says_how_many_are_not_shown(monkeypatch) -> None:
     finds(monkeypatch, **{f"rule{at}": [gain(3_000 - at)] for at in range(30)})
     run = microseconds(100)
-    assert "\n20. Saves" in run.report("advice")
-    assert "\n\n10 more findings are not shown: top=None shows all.\n\n" in run.report("advice")
-    assert "\n\n1 more finding is not shown: top=None shows all.\n\n" in run.report("advice", top=29)
-    assert "not shown" not in run.report("advice", top=30)
-    assert "\n30. Saves" in run.report("advice", top=None) and "not shown" not in run.report("advice", top=None)
-    assert "1. Saves" not in run.report("advice", top=0)
+    assert "\n20. Saves" in run.report("findings")
+    assert "\n\n10 more findings are not shown: top=None shows all.\n\n" in run.report("findings")
+    assert "\n\n1 more finding is not shown: top=None shows all.\n\n" in run.report("findings", top=29)
+    assert "not shown" not in run.report("findings", top=30)
+    assert "\n30. Saves" in run.report("findings", top=None) and "not shown" not in run.report("findings", top=None)
+    assert "1. Saves" not in run.report("findings", top=0)
     with pytest.raises(TorchprofError, match="top is a number of rows"):
-        run.report("advice", top=-1)
+        run.report("findings", top=-1)
 
 
 def test_lines_fit_a_terminal_and_names_stay_text(monkeypatch) -> None:
     hostile = "Net.\x1b[31m<script>\n2. Net.b"
     finds(monkeypatch, one=[gain(50_000, hostile)._replace(cause="Is " + "very " * 60 + "slow.")])
-    text = microseconds(100).report("advice")
+    text = microseconds(100).report("findings")
     assert max(map(len, text.splitlines())) <= 100
     assert "\x1b" not in text and "Net.\\x1b[31m<script>\\n2. Net.b: Is very" in " ".join(text.split())
     assert len(re.findall(r"^\d+\. ", text, re.MULTILINE)) == 1
@@ -404,8 +411,8 @@ def test_lines_fit_a_terminal_and_names_stay_text(monkeypatch) -> None:
 
 def test_the_report_does_not_ask_for_what_was_recorded() -> None:
     everything = run_of([], flags=(("record_shapes", True), ("profile_memory", True)), **CUDA)
-    assert everything.report("advice") == "No findings: no rule found a change that is worth it in this run."
-    assert "use_cuda" in run_of([]).report("advice")
+    assert everything.report("findings") == "No findings: no rule found a change that is worth it in this run."
+    assert "use_cuda" in run_of([]).report("findings")
 
 
 @pytest.mark.parametrize(
@@ -418,7 +425,7 @@ def test_the_report_does_not_ask_for_what_was_recorded() -> None:
     ids=["built without", "built with", "unknown"],
 )
 def test_the_report_asks_for_cuda_if_torch_supports_it(environment, asks) -> None:
-    assert ("use_cuda=True" in run_of([], environment=tuple(environment)).report("advice")) == asks
+    assert ("use_cuda=True" in run_of([], environment=tuple(environment)).report("findings")) == asks
 
 
 def test_the_docs_list_every_rule() -> None:
@@ -541,70 +548,6 @@ def test_kernels_that_run_in_a_layout_are_not_conversions() -> None:
     names = ("void nhwcToFoldedNhwcKernel<half>", "max_pool_forward_nchw<float>", "implicit_gemm_nhwckrsc_nhwc")
     rows = [row(1, *CONVOLUTION, kernel(name), device="cuda:0", device_ns=100) for name in names]
     assert of(on_device(*rows), "channels_last_missed") == []
-
-
-# Half precision
-
-HALF = ["c10::Half"] * 3
-
-
-def product(name: str, *shapes: Any, dtypes: list[str] = HALF, phase: str = "forward", ns: int = 800, layer: int = 1):
-    chain = (op(name, *shapes, dtypes=dtypes), kernel("gemm"))
-    return row(layer, *chain, phase=phase, device="cuda:0", device_ns=ns)
-
-
-def test_sizes_that_tensor_cores_do_not_support_are_reported() -> None:
-    run = on_device(
-        product("aten::addmm", (1001,), (64, 512), (512, 1001)),
-        product("aten::mm", (1001, 64), (64, 512), phase=BACKWARD, ns=160),
-        product("aten::mm", (64, 512), (512, 1000), layer=2),
-        **SHAPES,
-    )
-    (found,) = told(run, "misaligned_half_precision")
-    assert (found.layer, found.gain_ns) == ("Net.a", 960 * 7 // 8)
-    assert found.finding.endswith(" a size that is not a multiple of 8 take 0.960us: 1001.")
-
-
-@pytest.mark.parametrize(
-    "name, shapes, sizes",
-    [
-        ("aten::mm", [(8, 12), (12, 8)], "12"),
-        ("aten::bmm", [(2, 8, 64), (2, 64, 77)], "77"),
-        ("aten::baddbmm", [(2, 8, 20), (2, 8, 64), (2, 64, 20)], "20"),
-        ("aten::cudnn_convolution", [(1, 64, 9, 9), (30, 64, 3, 3)], "30"),
-        ("aten::cudnn_convolution", [(1, 30, 9, 9), (64, 30, 3, 3)], "30"),
-    ],
-)
-def test_each_product_and_its_odd_size(name, shapes, sizes) -> None:
-    (found,) = of(on_device(product(name, *shapes), **SHAPES), "misaligned_half_precision")
-    assert found.finding.endswith(f": {sizes}.")
-
-
-def test_many_odd_sizes_are_counted() -> None:
-    run = on_device(*(product("aten::mm", (8, size), (size, 8)) for size in range(9, 16)), **SHAPES)
-    (found,) = of(run, "misaligned_half_precision")
-    assert found.finding.endswith(" sizes that are not multiples of 8 take 5.600us: 9, 10, 11, 12, 13 and 2 more.")
-
-
-@pytest.mark.parametrize(
-    "name, shapes, dtypes",
-    [
-        ("aten::mm", [(7, 64), (64, 64)], HALF),  # the number of rows does not matter
-        ("aten::addmm", [(1001,), (64, 512), (512, 1001)], ["float"] * 3),
-        ("aten::cudnn_convolution", [(1, 3, 9, 9), (64, 3, 3, 3)], HALF),  # the colours of an image
-        ("aten::cudnn_convolution", [(1, 30, 9, 9), (30, 1, 3, 3)], HALF),  # depthwise
-        ("aten::add", [(7, 7), (7, 7)], HALF),
-        ("aten::mm", [(8, -1), (-1, 8)], HALF),
-    ],
-)
-def test_sizes_that_do_not_matter_are_not_reported(name, shapes, dtypes) -> None:
-    assert of(on_device(product(name, *shapes, dtypes=dtypes), **SHAPES), "misaligned_half_precision") == []
-
-
-def test_half_precision_on_the_cpu_has_no_such_sizes() -> None:
-    model = nn.Linear(13, 11).bfloat16()
-    run = profiled(model, lambda: model(torch.rand(5, 13, dtype=torch.bfloat16)), record_shapes=True)
-    assert of(run, "misaligned_half_precision") == []
 
 
 # TF32 and autocast
@@ -1314,3 +1257,68 @@ def test_debugging_switches_are_reported() -> None:
         torch.use_deterministic_algorithms(False)
     assert len(told(run, "deterministic_algorithms_on")) == 1
     assert told(run, "anomaly_detection_on") == []
+
+
+# bfloat16 on a CPU
+
+WITH_BFLOAT16 = (("bfloat16_speed", "2.00"), ("cpu_autocast", "False"))
+
+
+def products(ns: int = 600_000, calls: int = 2, dtype: str = "float32", rows_a_call: int = 64) -> Run:
+    """60 % of a millisecond in two products of one layer."""
+    layer = Layer(("Net",), "Linear", dtype_bytes=((dtype, 8),), output_shapes=((rows_a_call, 8),))
+    rows = [row(0, op("aten::addmm"), calls=calls, cpu_ns=ns), row(OUTSIDE, cpu_ns=1_000_000 - ns)]
+    return made_run_of(rows, layers=[layer], wall_ns=1_000_000, switches=WITH_BFLOAT16)
+
+
+def with_switches(**switches: str) -> Run:
+    run = products()
+    return replace(run, metas=(replace(run.meta, switches=tuple(switches.items())),))
+
+
+def test_a_cpu_that_is_fast_in_bfloat16_is_named() -> None:
+    [found] = of(products(), "bfloat16_not_used")
+    assert found.gain_ns == 300_000 and found.cause == (
+        "Products and convolutions in float32 take 60% of the time; this CPU is 2.0 times as fast in bfloat16."
+    )
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        products(ns=490_000),  # less than half
+        products(calls=7),  # 86 us each: casts take as long
+        products(dtype="bfloat16"),
+        products(rows_a_call=63),  # to read the weights takes longest
+        replace(products(), metas=(replace(products().meta, switches=(*WITH_BFLOAT16[:1], ("cpu_autocast", "True"))),)),
+        replace(
+            products(), metas=(replace(products().meta, switches=(("bfloat16_speed", "1.40"), *WITH_BFLOAT16[1:])),)
+        ),
+        replace(products(), metas=(replace(products().meta, switches=()),)),
+    ],
+)
+def test_bfloat16_is_not_recommended_where_it_would_not_pay(run: Run) -> None:
+    assert of(run, "bfloat16_not_used") == []
+
+
+def test_the_speed_in_bfloat16_is_that_of_a_stopwatch() -> None:
+    import time
+
+    from torchprof.record.this_process import bfloat16_speed
+
+    bfloat16_speed.cache_clear()
+    if (speed := bfloat16_speed()) is None:
+        pytest.skip("the CPU has no instructions for bfloat16")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        times: dict[torch.dtype, list[float]] = {torch.float32: [], torch.bfloat16: []}
+        for dtype in [*times] * 30:
+            left, right = torch.rand(256, 256).to(dtype), torch.rand(256, 256).to(dtype)
+            began = time.thread_time()
+            torch.matmul(left, right)
+            times[dtype].append(time.thread_time() - began)
+    finally:
+        torch.set_num_threads(threads)
+    assert speed == pytest.approx(min(times[torch.float32]) / min(times[torch.bfloat16]), rel=0.5)
+    assert torch.get_num_threads() == threads

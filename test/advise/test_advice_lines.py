@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from torchprof.advise import Advice, advise
 from torchprof.advise.evidence import Evidence
 from torchprof.advise.python import functions
 from torchprof.profile.program import Program
+from torchprof.run.measures import Spread
+from torchprof.run.passes import Passes, Unusual
 from torchprof.run.run import Run
 from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, NODE_PREFIX, OUTSIDE, Frame
 
@@ -121,7 +124,9 @@ def test_a_loop_of_small_operators_is_reported_with_its_python() -> None:
     """2,000 operators of 15 us: 30 ms, and 10 ms between them."""
     seen = [line("train.py:7 sgd", 3), line("train.py:7 sgd", 9, op("aten::add_"))]
     [advice] = of(loop(*seen, own_ms=10, ops=2000, op_ms=30))
-    assert advice.finding == "train.py:7 sgd takes 40.000ms: it calls small operators in a loop (2,000 of 15.000us)."
+    assert advice.finding == (
+        "train.py:7 sgd takes 40.000ms: it calls small operators in a loop (15.000us each; 2,000 outside of layers)."
+    )
     assert "torch._foreach_add_" in advice.remedy and advice.gain_ns == 40 * MS
 
 
@@ -131,7 +136,8 @@ def test_one_value_for_each_call_of_the_model_is_not_many(reads: int, said: int)
     softmax = op("aten::log_softmax")
     items = row(OUTSIDE, op("aten::item"), calls=reads, cpu_ns=MS)
     calls = row(0, calls=50)
-    run = loop(line("train.py:7 main", 9, softmax), items, calls, own_ms=0, ops=50, op_ms=30, name=softmax.name)
+    seen = line("train.py:7 main", 9, softmax), line("train.py:8 main → loss.item", 1, op("aten::item"))
+    run = loop(*seen, items, calls, own_ms=0, ops=50, op_ms=30, name=softmax.name)
     assert len(of(run)) == said
 
 
@@ -225,3 +231,33 @@ def test_lines_of_a_real_program_say_what_they_call() -> None:
     assert next(one for one in said if " sleeps takes " in one).endswith(": it sleeps.")
     assert next(one for one in said if " waits takes " in one).endswith(": it waits for a lock or another thread.")
     assert "a hook of modules" in next(one for one in said if " looks takes " in one)
+
+
+# Passes that take longer
+
+
+def with_unusual(*numbers: int, line: str = "train.py:9 main → save", ms: int = 30) -> Run:
+    """100 passes of 1 ms, of which these took 30 ms more."""
+    unusual = tuple(Unusual(number, (ms + 1) * MS, line) for number in numbers)
+    times = Spread.of([(number, MS) for number in range(100)])
+    passes = Passes(0, 0, True, True, 100, 0, 0, times, ms * MS * len(numbers), unusual)
+    return replace(run_of([row(OUTSIDE, cpu_ns=300 * MS)], wall_ns=300 * MS), passes=(passes,))
+
+
+def test_passes_that_take_far_longer_again_and_again_are_reported_with_their_line() -> None:
+    [one] = of(with_unusual(9, 19, 29, 39), "passes_that_take_longer")
+    assert one.gain_ns == 120 * MS
+    assert one.cause == ("One pass in 10 takes up to 31.000ms, others 1.000ms, most often at train.py:9 main → save.")
+
+
+def test_a_few_passes_or_short_ones_are_not_reported() -> None:
+    assert of(with_unusual(9, 19), "passes_that_take_longer") == []
+    assert of(with_unusual(9, 19, 29, ms=4), "passes_that_take_longer") == []  # 12 of 300 ms
+
+
+def test_the_first_batch_of_new_workers_is_told_from_other_work() -> None:
+    workers = label("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__")
+    run = with_unusual(9, 17, 40, line="train.py:3 main → _BaseDataLoaderIter.__next__")
+    rows = run_of([row(OUTSIDE, workers, cpu_ns=10 * MS), row(OUTSIDE, cpu_ns=290 * MS)]).rows
+    [one] = of(replace(run, rows=rows), "passes_that_take_longer")
+    assert one.cause.startswith("Some passes take up to 31.000ms") and "persistent_workers" in one.remedy

@@ -187,7 +187,7 @@ def test_without_recorded_operators_python_is_not_reported() -> None:
 
 def test_python_in_a_real_loop_is_reported() -> None:
     model = nn.Linear(16, 16)
-    with Profile(model) as prof:
+    with Profile(model, lines=False) as prof:
         for _ in range(4):
             busy(0.01)
             model(torch.ones(4, 16)).sum().backward()
@@ -271,7 +271,7 @@ def test_time_in_a_label_without_operators_is_not_called_python(name: str) -> No
 
     model = Wrapped(fc=nn.Linear(16, 16))
     model(torch.ones(4, 16))
-    with Profile(model) as prof:
+    with Profile(model, lines=False) as prof:
         for _ in range(2):
             model(torch.ones(4, 16))
     (advice,) = of(prof.run)

@@ -42,7 +42,7 @@ STEP = label("ProfilerStep*")
 
 
 def failures(run: Run) -> dict[str, Exception]:
-    assert run.report("advice")
+    assert run.report("findings")
     return judge(run).failed
 
 

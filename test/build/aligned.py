@@ -33,7 +33,7 @@ def op_amounts(run: Run, *, nodes: bool = True) -> dict[tuple[Any, ...], Amount]
     for row in run.rows:
         # Only labels say when autograd's engine was called.
         frames = tuple(frame.name for frame in row.frames if frame.kind == "op" and frame.name != AUTOGRAD_ENGINE)
-        if frames and (nodes or "aten::" in frames[-1]):
+        if frames and row.frames[-1].kind != "python" and (nodes or "aten::" in frames[-1]):
             key = (row.layer.name if row.layer else "", row.phase, frames)
             before = found.get(key, Amount())
             found[key] = Amount(before.calls + row.calls, before.ns + row.cost.cpu_ns)

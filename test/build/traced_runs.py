@@ -88,7 +88,8 @@ def memory_of(run: Run) -> list[Memory]:
 def layers_of(run: Run) -> list[Any]:
     """Without values that no trace has: shapes of calls, mode, and what optimizers updated."""
     of_calls: dict[str, Any] = {"input_shapes": (), "output_shapes": (), "output_bytes": None, "same_shapes": None}
-    of_training: dict[str, Any] = {"training": None, "grad_calls": None, "updated_params": None}
+    noted = "training input_number grad_calls updated_params noted_calls repeated_calls longer_calls grad_inputs"
+    of_training: dict[str, Any] = dict.fromkeys([*noted.split(), "optimizer_steps", "used_gradients"])
     return [replace(layer, **of_calls, **of_training) for layer in run.layers]
 
 

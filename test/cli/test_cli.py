@@ -329,7 +329,7 @@ def test_show_has_all_advice(net: Path, cli: Any, monkeypatch: pytest.MonkeyPatc
 
     cli("profile net.py:Net --input 3,8 -o run.json")
     monkeypatch.setattr(torchprof.advise, "rules", lambda: {f"rule{number}": one_more for number in range(30)})
-    out = cli("show run.json --report advice").out
+    out = cli("show run.json --report findings").out
     assert "30. Gain unknown in Net: Is slow." in out and "not shown" not in out
 
 
@@ -617,7 +617,7 @@ def test_show_has_every_report_of_a_run(net: Path, cli: Any) -> None:
         ("ops --op aten::linear --top 1", run.report("ops", op="aten::linear", top=1)),
         ("ops --op aten::linear --phase forward", run.report("ops", op="aten::linear", phase="forward")),
         ("top --top 2", run.report("top", top=2)),
-        ("advice --top 1", run.report("advice", top=1)),
+        ("advice --top 1", run.report("findings", top=1)),
     ):
         assert cli("show run.json --report", *options.split()) == (f"{report}\n", "")
 

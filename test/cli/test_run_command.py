@@ -185,7 +185,7 @@ def found(evidence):
 torchprof.advise.rules = lambda: dict.fromkeys("abcdefgh"[:{count}], found)
 model(x)
 """
-MORE = "torchprof show {} --report advice shows all."
+MORE = "torchprof show {} --report findings shows all."
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_the_advice_names_the_command_that_shows_the_rest(
     if said:
         command = said[0].removesuffix(" shows all.").split("torchprof show ")[1].split()
         if (tmp_path / command[0]).exists():
-            [*_, last] = torchprof.load(tmp_path / command[0]).report("advice").splitlines()
+            [*_, last] = torchprof.load(tmp_path / command[0]).report("findings").splitlines()
             assert "More can be found" not in last, "all was recorded that can be asked for here"
 
 

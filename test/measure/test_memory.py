@@ -1437,7 +1437,7 @@ def test_temporaries_of_an_optimizer_are_a_finding_if_it_has_a_fused_step(name: 
             model(torch.rand(2, 2048)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-    text = " ".join(prof.run.report("advice").split())
+    text = " ".join(prof.run.report("findings").split())
     assert ("temporaries of the optimizer (Adam)" in text, "(…, fused=True)`, which has none" in text) == (says, says)
 
 

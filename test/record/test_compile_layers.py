@@ -235,7 +235,7 @@ def recorded(
     model = make()
     compiled = how(model, **options)
     before = unique_graphs()
-    with made_graphs() as graphs, torchprof.Profile(model, compile_layers=compile_layers) as prof:
+    with made_graphs() as graphs, torchprof.Profile(model, compile_layers=compile_layers, lines=False) as prof:
         use(compiled)
     assert unique_graphs() - before == wanted
     return Recorded(model, prof.run, graphs, graph_calls(prof))
@@ -470,9 +470,9 @@ def test_a_second_profile_of_what_the_first_compiled_knows_its_layers() -> None:
     start_anew()
     model = Mlp()
     compiled: Any = torch.compile(model)
-    with torchprof.Profile(compiled, compile_layers=True) as first:
+    with torchprof.Profile(compiled, compile_layers=True, lines=False) as first:
         train(compiled)
-    with no_new_graphs(), torchprof.Profile(compiled, compile_layers=True) as second:
+    with no_new_graphs(), torchprof.Profile(compiled, compile_layers=True, lines=False) as second:
         train(compiled)
     assert kernels_of(second.run) == kernels_of(first.run)
     assert UNKNOWN not in {layers for _, _, layers in kernels_of(first.run)}
@@ -487,7 +487,7 @@ def test_of_what_was_compiled_before_the_block_only_calls_of_libraries_are_attri
     model = Mlp()
     compiled: Any = torch.compile(model)
     train(compiled)
-    with no_new_graphs(), torchprof.Profile(compiled, compile_layers=True) as before:
+    with no_new_graphs(), torchprof.Profile(compiled, compile_layers=True, lines=False) as before:
         train(compiled)
     kernels = kernels_of(before.run)
     # Without ranges of their own, kernels of C++ are no events: what is left are those of libraries.
@@ -501,7 +501,7 @@ def test_of_what_was_compiled_before_the_block_only_calls_of_libraries_are_attri
     text = "\n".join(sentences(before.run))
     assert "is not attributable to layers" in text
     assert "In code that was compiled before the block, a call of a library is at the layer" in text
-    with torchprof.Profile(compiled, compile_layers=True) as inside:
+    with torchprof.Profile(compiled, compile_layers=True, lines=False) as inside:
         start_anew()
         train(compiled)
     assert UNKNOWN not in {layers for _, _, layers in kernels_of(inside.run)}
@@ -599,7 +599,7 @@ def test_two_models_with_one_graph_have_each_their_layers(mlp: Recorded) -> None
     models = [Mlp(), Mlp()]
     first, second = (torch.compile(model) for model in models)
     before = unique_graphs()
-    with torchprof.Profile(models, compile_layers=True) as prof:
+    with torchprof.Profile(models, compile_layers=True, lines=False) as prof:
         train(first)
         train(second)
     assert unique_graphs() == before + 1
@@ -859,7 +859,7 @@ def test_a_function_that_calls_one_model_and_then_its_copy() -> None:
     models = [model, copy.deepcopy(model), copy.deepcopy(model)]
     function: Any = torch.compile(lambda model, x: model(x))
     before = unique_graphs()
-    with torchprof.Profile(models[:2], compile_layers=True) as prof:
+    with torchprof.Profile(models[:2], compile_layers=True, lines=False) as prof:
         for each in (1, 0, 2):
             function(models[each], torch.rand(8, 64)).sum().backward()
         outputs = [function(models[each], torch.rand(8, 64)) for each in (0, 1)]
@@ -898,7 +898,7 @@ def test_a_module_whose_forward_replaces_its_buffer(has_weight: bool) -> None:
     start_anew()
     model, other = Average(), Average()  # so that being the only one of its class tells nothing
     function: Any = torch.compile(lambda model, x: model(x))
-    with torch.no_grad(), torchprof.Profile(model, compile_layers=True) as prof:
+    with torch.no_grad(), torchprof.Profile(model, compile_layers=True, lines=False) as prof:
         for each in (model, other, model):
             function(each, torch.rand(8, 64))
     kernels = kernels_of(prof.run)
@@ -1262,7 +1262,7 @@ def test_the_first_calls_as_warm_up() -> None:
 def test_a_model_that_another_thread_compiles() -> None:
     start_anew()
     compiled: Any = torch.compile(Small())
-    with torchprof.Profile(compiled, compile_layers=True) as prof:
+    with torchprof.Profile(compiled, compile_layers=True, lines=False) as prof:
         with ThreadPoolExecutor(1) as other:
             other.submit(train, compiled).result(timeout=300)
         with no_new_graphs():
@@ -1372,7 +1372,7 @@ def test_an_error_of_the_compiler_is_the_users() -> None:
     compiled: Any = torch.compile(Small())
     with (
         torch._inductor.config.patch(post_grad_custom_pre_pass=fails),
-        torchprof.Profile(compiled, compile_layers=True) as prof,
+        torchprof.Profile(compiled, compile_layers=True, lines=False) as prof,
         pytest.raises(Exception, match="in a pass"),
     ):
         compiled(torch.rand(8, 64))

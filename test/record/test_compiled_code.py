@@ -236,7 +236,7 @@ def test_a_branch_on_a_value_is_the_reason_of_a_graph_break() -> None:
     [region] = [one for one in run.meta.regions if one.break_reason]
     line = inspect.getsourcelines(OnAValue.forward)[1] + 1
     assert (region.break_line, region.break_reason.partition(":")[0]) == (line, "Data-dependent branching")
-    assert "torch.where" in run.report("advice")
+    assert "torch.where" in run.report("findings")
 
 
 def test_forwards_in_one_file_have_their_own_graph_breaks() -> None:

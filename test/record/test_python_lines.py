@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import pickle
 import subprocess
@@ -10,6 +11,7 @@ import sysconfig
 import textwrap
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -170,11 +172,15 @@ class Clock:
         return False
 
 
-def sampled(monkeypatch: pytest.MonkeyPatch, oversleeps: list[int]) -> tuple[list[Sample], Clock]:
+def sampled(
+    monkeypatch: pytest.MonkeyPatch, oversleeps: list[int], interval_s: float = 0.005
+) -> tuple[list[Sample], Clock]:
+    """The first sample comes after a whole interval."""
     clock = Clock(oversleeps)
     with standing("/x/a.py") as thread:
-        sampler = Sampler(thread, 0.005)
+        sampler = Sampler(thread, interval_s)
         monkeypatch.setattr(python_lines, "time", clock)
+        monkeypatch.setattr(python_lines, "_GOLDEN", 0)
         sampler._watch(clock)  # type: ignore[arg-type]
     return list(sampler.samples()), clock
 
@@ -199,6 +205,31 @@ def test_at_the_limit_half_of_the_samples_are_dropped_and_no_time_is_lost(monkey
     assert len(samples) < 8
     assert sum(sample.intervals for sample in samples) * 5_000_000 == clock.now
     assert [sample.at_ns for sample in samples] == sorted(sample.at_ns for sample in samples)
+
+
+def test_short_intervals_become_longer_so_that_a_long_recording_has_few_samples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(python_lines, "_MOST_OFTEN", 8)
+    samples, clock = sampled(monkeypatch, [0] * 40, 0.001)
+    # Eight at 1 ms, then four of 2 ms and four more; then one in 4 ms, which is not too often.
+    assert clock.asked == pytest.approx([0.001] * 8 + [0.002] * 4 + [0.004] * 28)
+    assert [sample.intervals for sample in samples] == [4] * 32
+    assert sum(sample.intervals for sample in samples) * 1_000_000 == clock.now
+
+
+def test_of_many_short_recordings_each_part_is_sampled_equally_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of recordings of 1 ms, sampled every 5 ms, one in five has a sample, at any time from its begin."""
+    at_ms = []
+    with standing("/x/a.py") as thread:
+        for _ in range(500):
+            clock = Clock([0])
+            with monkeypatch.context() as patch:
+                patch.setattr(python_lines, "time", clock)
+                Sampler(thread, 0.005)._watch(clock)  # type: ignore[arg-type]
+            at_ms.append(clock.now / 1e6)
+    parts = Counter(int(at) for at in at_ms if at < 5)
+    assert [*parts.values()] == pytest.approx([100] * 5, abs=2)
 
 
 def test_a_million_samples_of_twenty_bytes_are_kept() -> None:
@@ -367,3 +398,23 @@ def test_an_interval_that_the_script_sets_stays() -> None:
     with sampling(threading.get_ident()):
         sys.setswitchinterval(0.003)
     assert sys.getswitchinterval() == pytest.approx(0.003)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="the source of a call is unknown")
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        ("model(x).sum().backward()", "backward"),
+        ("(a + b).sum(dim=(0, 1))", "sum"),
+        ("batches[0].to('cpu')", "to"),
+        ("torch.linalg.inv(f(a))", "torch.linalg.inv"),
+        ("log(model(x), y)", "log"),
+        ("with torch.get('fork').Pool(2) as pool: pass", "Pool"),
+    ],
+)
+def test_of_a_chain_of_calls_the_last_is_named(call: str, name: str) -> None:
+    code = compile(f"def f(model, x, a, b, y, torch, log, batches):\n    {call}\n", "chain.py", "exec")
+    function = next(each for each in code.co_consts if hasattr(each, "co_code"))
+    linecache.cache["chain.py"] = (0, None, ["def f():\n", f"    {call}\n"], "chain.py")
+    names = [python_lines._called_name(function, offset) for offset in range(0, len(function.co_code), 2)]
+    assert [found for found in names if found][-1] == name

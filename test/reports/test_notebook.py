@@ -81,7 +81,7 @@ def test_the_length_of_a_bar_is_the_share_of_the_column() -> None:
 
 def test_the_html_runs_and_loads_nothing() -> None:
     shown = read(run_of(LINES, warnings=run_warnings("x")))
-    known = {"div", "style", "table", "thead", "tbody", "tr", "th", "td", "i", "p"}
+    known = {"div", "style", "table", "thead", "tbody", "tr", "th", "td", "i", "p", "pre"}
     assert {tag for tag, _ in shown.tags} == known
     assert {name for _, attributes in shown.tags for name in attributes} <= {"class", "style", "title"}
     html = run_of(LINES).report("notebook")

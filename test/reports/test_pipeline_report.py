@@ -308,7 +308,10 @@ def test_the_gain_of_a_step_is_of_all_passes_of_a_loop_that_marks_none(after_ns:
     run = replace(run, samples=samples, metas=tuple(metas))
     gain_ns = 5 * 4 * 4_500_000
     share = gain_ns / sum(meta.wall_ns for meta in run.metas)
-    assert short_gain(Advice("Stage2", "", "", gain_ns), Evidence(run)) == f"Up to {share:.0%} (4.5ms a step)"
+    assert (
+        short_gain(Advice("Stage2", "", "", gain_ns, layers=("Stage2",)), Evidence(run))
+        == f"Up to {share:.0%} (4.5ms a step)"
+    )
 
 
 def test_waiting_for_other_stages_is_no_python() -> None:

@@ -111,7 +111,6 @@ def test_time_that_another_thread_works_is_not_between_operators() -> None:
         event(Kind.STEP, "", 0),
         event(Kind.OP, "aten::rand", 0, 20),
         event(Kind.NODE, "evaluate: Addmm", 30, 90, thread=2),
-        event(Kind.SAMPLE, "train.py:5 main", 50),
         event(Kind.SAMPLE, "train.py:6 main", 95),
     ]
     run = run_of(backward)

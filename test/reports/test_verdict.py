@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,9 @@ from torch import nn
 import torchprof
 from torchprof import Run
 from torchprof.advise import Advice
+from torchprof.analyze import compiled
+from torchprof.analyze.compiled_regions import PhaseOfRegion, RegionUse
+from torchprof.analyze.sentences import throughput
 from torchprof.analyze.steps import device_parts, percents, time_parts
 from torchprof.analyze.top import largest_parts
 from torchprof.first_screen import verdict
@@ -25,7 +30,7 @@ from torchprof.first_screen.verdict import lines_of_run, parts_of_time, what_ran
 from torchprof.reports.documents import text_of
 from torchprof.run.formats import short_time
 from torchprof.run.layers import Layer
-from torchprof.run.measures import SampleKey, Spread
+from torchprof.run.measures import Cost, SampleKey, Spread
 from torchprof.run.words import BACKWARD, COMPILING, GRAPH, OUTSIDE, Frame, FrameKind
 
 MS = 1_000_000
@@ -270,7 +275,7 @@ def test_the_page_and_the_data_have_the_same_verdict() -> None:
 
 
 def test_the_first_screen_with_two_long_findings_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most 24 lines of 100 columns before the tree."""
+    """At most 24 lines of 100 columns before the largest places."""
     layer = nn.TransformerEncoderLayer(32, 2, 64, batch_first=True)
     model = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
     with torchprof.Profile(model) as prof:
@@ -280,6 +285,7 @@ def test_the_first_screen_with_two_long_findings_fits(monkeypatch: pytest.Monkey
     monkeypatch.setattr(verdict, "judge", lambda run: torchprof.advise.Judgement([long, long], {}))
     monkeypatch.setattr(verdict, "about_times", lambda run: [])
     shown = lines(prof.run)
+    shown = shown[: shown.index("Where the time goes")]
     assert sum(line.startswith("2. ") for line in shown) == 1
     assert sum(-(-max(len(line), 1) // 100) for line in shown) <= 24, "\n".join(shown)
 
@@ -294,3 +300,51 @@ def test_the_largest_places_fit_the_width(width: int) -> None:
     [table] = map(text_of, largest_parts(run, 5, width=width))
     assert max(map(len, table.splitlines())) <= width
     assert len(table.splitlines()) == 2 + 4
+
+
+def test_pythons_time_in_the_closure_of_an_optimizer_is_not_the_optimizers() -> None:
+    """The closure sleeps for 20 ms in each step; Adam of a small layer takes less than one."""
+    model = nn.Linear(16, 16)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.rand(4, 16)).sum()
+        loss.backward()
+        time.sleep(0.02)
+        return loss
+
+    optimizer.step(closure)
+    with torchprof.Profile(model) as prof:
+        for _ in range(5):
+            optimizer.step(closure)
+    parts = time_parts(prof.run, "cpu_ns")
+    assert parts["other"] >= 5 * 20 * MS > 2 * parts["optimizer"]
+    assert sum(parts.values()) == prof.run.meta.wall_ns
+
+
+def test_there_is_no_rate_where_a_step_has_several_calls() -> None:
+    model = nn.Linear(16, 16)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def rate(evaluations: int) -> str:
+        with torchprof.Profile(model) as prof:
+            for _ in range(6):
+                model(torch.rand(4, 16)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                with torch.no_grad():
+                    for _ in range(evaluations):
+                        model(torch.rand(4, 16))
+        return throughput(prof.run, 0)
+
+    assert "samples/s" in rate(0) and rate(2) == ""
+
+
+def test_code_that_is_compiled_for_an_optimizer_is_not_of_the_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of([row(1, op("aten::mm"), cpu_ns=5 * MS)], wall_ns=5 * MS)
+    use = RegionUse(OUTSIDE, "0/0", calls=1, phases={FORWARD: PhaseOfRegion(graph=Cost(cpu_ns=MS))})
+    monkeypatch.setattr(compiled, "compiled_in", lambda run: SimpleNamespace(uses=[use]))
+    assert compiled.compiled_in_short(run) == ""
+    monkeypatch.setattr(compiled, "compiled_in", lambda run: SimpleNamespace(uses=[replace(use, layer=1)]))
+    assert compiled.compiled_in_short(run).startswith("Compiled: 1 graph, 20% of the forward.")

@@ -38,6 +38,8 @@ FACTS: dict[str, dict[str, Any]] = {
     "stacks_left_out": {"modules": ("Linear", "Net")},
     "no_compiled_code": {"where": "Net.forward (net.py:5)", "reason": "no way {0}."},
     "too_many_models": {"count": 64},
+    "thread_runs": {"line": "train.py:7 poll", "share": 0.5},
+    "child_processes": {"count": 2},
     "calls_reached": {"calls": 3},
     "passes_sampled": {"recorded": 47, "count": 4000, "memory": True},
     "passes_chosen": {"recorded": 20, "count": 4000},

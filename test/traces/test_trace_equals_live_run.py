@@ -38,7 +38,7 @@ from torchprof.run.words import Frame, FrameKind
 def profiled(model: Any, step: Callable[[], Any], path: Path, *, steps: int = 0, **options: Any) -> Run:
     """The same inside a ``torchprof.Profile``, which marks steps."""
     options = {"profile_memory": True, "with_flops": True, "record_shapes": True, **options}
-    with torchprof.Profile(model, **options) as prof:
+    with torchprof.Profile(model, lines=False, **options) as prof:
         step()
         for _ in range(steps):
             prof.step()
@@ -404,7 +404,7 @@ def test_a_range_in_backward_is_recompute_if_a_checkpoint_runs_it(reentrant: boo
     assert labels == {("forward", "backward", "all to all"): 1, ("forward", "backward", "helper"): 1}
     assert not [row for row in run.rows if row.layer is None and row.frames and row.frames[-1].name == "aten::mul"]
     if reentrant is None:
-        assert "checkpoint" not in run.report("advice")
+        assert "checkpoint" not in run.report("findings")
 
 
 def test_a_range_in_the_backward_of_a_live_run_is_a_label_of_its_layer(trace: Path) -> None:
@@ -416,7 +416,7 @@ def test_a_range_in_the_backward_of_a_live_run_is_a_label_of_its_layer(trace: Pa
     with torchprof.annotate(model), torch.profiler.profile() as theirs:
         model(X.clone().requires_grad_()).sum().backward()
     theirs.export_chrome_trace(str(trace))
-    with torchprof.Profile(model) as prof:
+    with torchprof.Profile(model, lines=False) as prof:
         model(X.clone().requires_grad_()).sum().backward()
     for run in (torchprof.from_profiler(theirs, model), torchprof.from_trace(trace), prof.run):
         assert run.phases() == ("forward", "backward")

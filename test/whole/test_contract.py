@@ -78,7 +78,9 @@ def test_the_positional_order_is_the_old_one_and_what_is_new_is_keyword_only() -
         ("paths", None),
     ]
     assert all(p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for p in old)
-    assert all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in parameters[5:])
+    *new, unknown = parameters[5:]
+    assert all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in new)
+    assert unknown.kind is inspect.Parameter.VAR_KEYWORD  # for an error that names the option that is meant
     assert {"use_device", "warmup", "with_stack"} <= {p.name for p in parameters[5:]}
 
 

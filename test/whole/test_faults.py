@@ -83,6 +83,7 @@ def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 # On a busy machine, any script may wait for a while between operators.
 OF_A_BUSY_MACHINE = {"python_in_the_loop", "python_in_layers", "waiting_for_data", "tiny_batches", "garbage_collection"}
+OF_THIS_MACHINE = {"bfloat16_not_used"}  # true where it is said: steps of these scripts then take half of the time
 STEADY = sorted(name for name, rule in RULES.items() if rule not in {"anomaly_detection_on", *OF_A_BUSY_MACHINE})
 
 
@@ -92,7 +93,7 @@ def test_nothing_is_found_where_the_fault_is_not(name: str, monkeypatch: pytest.
     for _ in range(3):  # times of a busy machine may be anywhere
         run = recorded(SCRIPTS / f"{name}.py", monkeypatch, "fixed")
         assert [one for one in advise(run) if one.rule == RULES[name]] == []
-        found = {one.rule for one in first_findings(Evidence(run))} - OF_A_BUSY_MACHINE
+        found = {one.rule for one in first_findings(Evidence(run))} - {*OF_A_BUSY_MACHINE, *OF_THIS_MACHINE}
         always = found if always is None else always & found
         if not always:
             return
@@ -109,8 +110,9 @@ def in_main(script: Path, folder: Path) -> Path:
 
 
 def facts_of(run: Run) -> object:
-    """What a run says of layers, calls and steps: no time. Which parameters changed is unknown of a freed model."""
-    layers = [replace(layer, updated_params=None) for layer in run.layers]
+    """What a run says of layers, calls and steps: no time. What optimizers did is unknown of a freed model."""
+    unknown = dict.fromkeys(["updated_params", "optimizer_steps", "used_gradients"])
+    layers = [replace(layer, **unknown) for layer in run.layers]
     calls = [run.rows.forward_calls(index) for index in range(len(layers))]
     counts = {key: spread.count for key, spread in run.samples.items() if key.measure in ("cpu_ns", "step_ns")}
     return layers, calls, counts

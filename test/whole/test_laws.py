@@ -118,9 +118,8 @@ def walked(forest: Forest, selected: Set[int] | None = None) -> Walked:
             if spot not in at.open:
                 found.totals[spot] = found.totals.get(spot, Cost()) + costs[id(span)]
             at = at._replace(open=at.open | {spot})
-        if at.inner is None or at.inner[0] == "label" or at.phase == FORWARD:
-            for line in span.lines_inside:
-                found.lines[at.layer, at.phase, line] += 1
+        for line in span.lines_inside:
+            found.lines[at.layer, at.phase, line] += 1
         waiting.extend((child, at) for child in span.children)
     return found
 

@@ -372,10 +372,10 @@ def test_unknown_memory_before_the_start_is_not_shown_as_0() -> None:
         layers = tuple(unknown("Net_0", *(["x"] * depth), kind="Net") for depth in range(9))
         return traced([row(0, cpu_ns=10, calls=1)], layers, calls, (memory,))
 
-    text = " ".join(held(None).report("advice").split())
+    text = " ".join(held(None).report("findings").split())
     assert "80% of the peak of cpu (25.00 MB above the start) was allocated here" in text
     assert "Saves up to 20.00 MB of 25.00 MB at the peak above the start (80.0%)" in text
-    text = " ".join(held((("parameters", 15 * MB),)).report("advice").split())
+    text = " ".join(held((("parameters", 15 * MB),)).report("findings").split())
     assert "50% of the peak of cpu (40.00 MB) was allocated here" in text
     assert "Saves up to 20.00 MB of 40.00 MB at the peak (50.0%)" in text
 

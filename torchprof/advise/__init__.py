@@ -171,7 +171,7 @@ def _name_of(evidence: Evidence, numbers: Sequence[int]) -> str:
 Rule = Callable[[Evidence], Iterator[Advice]]
 
 FILES = (
-    *("communication", "python", "batches", "layers", "fusion", "gradients", "loop", "memory", "precision"),
+    *("communication", "python", "batches", "layers", "fusion", "gradients", "loop", "memory", "operators"),
     *("compiled", "settings"),
 )
 """The files with rules. Rules run in this order, in each file from top to bottom. Findings whose gain is unknown, or
@@ -317,7 +317,7 @@ _RECORDS = {
 }
 
 
-@report("advice", "findings: avoidable time and memory, with a recommendation each", answers="why")
+@report("findings", "findings: avoidable time and memory, with a recommendation each", answers="why")
 def advice(run: Run, *, top: int | None = 20) -> Section:
     """What could be made faster or smaller: for each finding the largest possible gain, the layer, the evidence, and
     what to change. Findings are sorted by gain, largest first; those of unknown gain are last.

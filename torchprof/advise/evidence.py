@@ -17,6 +17,7 @@ from torchprof.run.timeline import DeviceTime
 from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, RECOMPUTE, Frame, FrameKind, is_left_over
 
 _GENERATES = 10
+_LITTLE = 0.2  # of a time: what else it could be
 _COLUMNS = ("layer", "phase", "calls", "cpu_ns", "device_ns", "cpu_allocated", "device_allocated")
 _WITH_RECOMPUTE = (PHASES.index(FORWARD), PHASES.index(RECOMPUTE))
 
@@ -90,14 +91,18 @@ class Evidence:
                 passes += min(max(unmarked[key.rank] / spread.sum - 1, 0) * spread.count, 1)
         return passes
 
-    def per_step(self, ns: int) -> float | None:
-        """A part of the recorded time per step, as the same share of a step; None with fewer than two steps, or if that
-        is longer than the average step: then most of it is in none."""
-        if self.steps < 2:
+    def per_step(self, ns: int, *, in_layers: bool = False) -> float | None:
+        """A part of the recorded time per step, as the same share of a step. None with fewer than two steps, or if it
+        may not be in each of them: it is longer than all steps; it is not ``in_layers``, and could be after them; or it
+        is in layers, which are also called without gradients."""
+        if self.steps < 2 or (in_layers and self.samples["no_grad_ns"]):
             return None
         in_steps = [spread for _, spread in self.samples["step_ns"]]
         steps = sum(spread.count for spread in in_steps)
-        is_in_steps = not steps or ns / self.passes <= sum(spread.sum for spread in in_steps) / steps
+        all_steps_ns = sum(spread.sum for spread in in_steps)
+        after_ns = self.recorded_ns - all_steps_ns * self.passes / steps if steps else 0
+        may_be_after = after_ns >= _LITTLE * ns and not in_layers
+        is_in_steps = not steps or (not may_be_after and ns <= all_steps_ns * self.passes / steps)
         return ns / self.passes if is_in_steps else None
 
     @cached_property
@@ -171,6 +176,14 @@ class Evidence:
             (layer, times) for (layer, phase), (_, times) in self.run.rows.by_layer.items() if phase in _WITH_RECOMPUTE
         )
         return dict(calls)
+
+    @cached_property
+    def noted(self) -> list[int]:
+        """The models whose calls were looked at, and the layers directly below a container that is not called itself.
+        None is below another one."""
+        layers = self.run.layers
+        called = [number for number, layer in enumerate(layers) if layer.noted_calls]
+        return [number for number in called if layers.parent[number] not in called]
 
     @cached_property
     def of_class(self) -> dict[str, list[int]]:

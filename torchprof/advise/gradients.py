@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
@@ -16,11 +17,14 @@ from torchprof.advise.chains import (
     depth_of_label,
     in_label,
     inside,
+    is_op,
     is_optimizer,
     is_outermost,
     is_step,
+    node_of,
 )
 from torchprof.advise.evidence import Evidence
+from torchprof.analyze.lines import lines_of_code
 from torchprof.run.formats import format_memory, format_time
 from torchprof.run.groups import sums_by_key
 from torchprof.run.layers import Layer, Layers
@@ -145,6 +149,10 @@ def _steps_by_class(evidence: Evidence) -> dict[str, _Steps]:
 _GRAPH_SHARE = 0.55
 """The part of a forward call that a graph costs: measured with 24 blocks of two linear layers, 41 % with one thread and
 76 % with two. Most of it is memory that is not used again."""
+_MORE_THAN_ONCE = 1.5
+_CLEARED, _SAME = 1.5, 1.2
+_WEIGHT_AND_BIAS = re.compile(r"Linear|Conv(Transpose)?[123]d|(Layer|Group)Norm|BatchNorm[123]d|Embedding")
+_is_gradient = Among(is_outermost, lambda frames: frames[0].name.endswith(ACCUMULATE))
 _NODES = {
     "Linear": ("AddmmBackward0", "MmBackward0"),
     "Conv1d": ("ConvolutionBackward0",),
@@ -345,6 +353,89 @@ def layers_without_backward(evidence: Evidence) -> Iterator[Advice]:
 
 
 @rule
+def backward_repeated(evidence: Evidence) -> Iterator[Advice]:
+    """Nodes of autograd that run more than once for one forward operator: ``backward()`` goes through a graph again,
+    which ``retain_graph=True`` or a state that is not detached has kept. Usual is 1. Nothing is said where autograd was
+    asked for gradients of some inputs, or with a graph: a Jacobian, a penalty, a physics-informed loss need that."""
+    if not _is_plain(evidence):
+        return
+    nodes: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    calls: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    for row in evidence.rows(is_outermost, phases=(BACKWARD,)):
+        if (name := node_of(row.frames)) is not None:
+            nodes[row.layer][name] += row.calls
+    for row in evidence.rows(is_op, phases=(FORWARD, RECOMPUTE)) if nodes else ():
+        calls[row.layer][row.frames[-1].name.removeprefix("aten::").replace("_", "")] += row.calls
+    times: dict[int, float] = {}
+    for layer, of_layer in nodes.items():
+        known = [name for name in of_layer if name in calls[layer]]
+        ran, made = sum(of_layer[name] for name in known), sum(calls[layer][name] for name in known)
+        if made and ran >= _MORE_THAN_ONCE * made:
+            times[layer] = ran / made
+    took = evidence.took(always, phases=(BACKWARD,))
+    gains = {layer: round(evidence.time_of(took[layer]) * (1 - 1 / factor)) for layer, factor in times.items()}
+    if not gains or sum(gains.values()) < evidence.notable_ns:
+        return
+    found = merged_into_one(evidence, gains)
+    line = next((line for line in lines_of_code(evidence.run) if line.work.get(BACKWARD)), None)
+    where = f" from {line.text}" if line is not None else ""
+    yield found.advice(
+        f"Backward{where} goes through graphs again: a node runs {times[found.numbers[0]]:.1f} times.",
+        "Detach what goes from one pass to the next (`state = state.detach()`), add up losses before one `backward()`, "
+        "and leave out `retain_graph=True`.",
+    )
+
+
+@rule
+def gradients_cleared(evidence: Evidence) -> Iterator[Advice]:
+    """Models whose gradients backward computes more often than the steps of their optimizer make use of, where others
+    are trained by another optimizer: its loss reaches them, too, as that of a GAN's discriminator reaches the
+    generator. Gradients that are added up over several batches are all used. What else reads them is unknown."""
+    if not _is_plain(evidence):
+        return
+    layers = evidence.run.layers
+    scales = [passes.count / max(passes.recorded, 1) for passes in evidence.run.passes if passes.gradients] or [1]
+    scale = max(scales)  # rows are of all passes, and steps of those that were recorded
+    if scale > _SAME * min(scales):
+        return
+    computed = evidence.took(_is_gradient, phases=(BACKWARD,))
+    backward = evidence.times_with_below([BACKWARD])
+    gains, times = {}, {}
+    trained = {layer.path[:depth] for layer in layers if layer.used_gradients for depth in (1, 2)}
+    models = [root for root in evidence.noted if layers[root].path in trained]
+    # Of one model alone, others may read its gradients: to perturb weights (SAM), or to weigh losses.
+    for root in models if len(models) > 1 else ():
+        for number in sorted(layers.at_or_below({root})):
+            layer = layers[number]
+            if number not in computed or not layer.used_gradients or not _WEIGHT_AND_BIAS.fullmatch(layer.kind):
+                continue
+            often, used = computed[number].calls / _tensors_in(layer), layer.used_gradients * scale
+            if often >= _CLEARED * used and often >= used + 2 and not layer.tied:
+                part = 1 / 2 if layers[root].grad_inputs else 1  # what it passes on is needed
+                gains[root], times[root] = round(backward[root] * (1 - used / often) * part), often / used
+    for group in merged(evidence, gains, {root: bool(layers[root].grad_inputs) for root in gains}):
+        passes_on = bool(layers[group.numbers[0]].grad_inputs)
+        yield group.advice(
+            f"Backward computes its gradients {times[group.numbers[0]]:.1f} times as often as a step of its optimizer "
+            "uses them.",
+            "If another model is trained through it then, switch its own gradients off: `model.requires_grad_(False)`."
+            if passes_on
+            else "If another model is trained on its output then, detach it there (`discriminator(fake.detach())`), or "
+            "call it under `torch.no_grad()`.",
+        )
+
+
+def _is_plain(evidence: Evidence) -> bool:
+    """Whether ``backward()`` alone computed gradients, and all of them; False if that is unknown."""
+    return evidence.switches.get("partial_backward") == "False"
+
+
+def _tensors_in(layer: Layer) -> int:
+    """The number of the parameters of a layer of ``_WEIGHT_AND_BIAS``."""
+    return 1 if layer.kind == "Embedding" or "bias=False" in layer.settings else 2
+
+
+@rule
 def graphs_never_used(evidence: Evidence) -> Iterator[Advice]:
     """Forward calls of a model that record a graph for a backward that does not run, and others that train: evaluation
     without ``torch.no_grad()``. In a run without any backward, ``gradients_never_used`` has the memory."""
@@ -356,27 +447,32 @@ def graphs_never_used(evidence: Evidence) -> Iterator[Advice]:
     for root in layers.roots:
         calls[root] = run.rows.forward_calls(root)
         unused[root] = min(layers[root].grad_calls or 0, calls[root]) - calls_with_backward[root]
-        if root in calls_with_backward and unused[root] >= 2:
+        if root in calls_with_backward and unused[root] >= 2 and not layers[root].repeated_calls:
             gains[root] = round(forward_ns[root] * unused[root] / calls[root] * _GRAPH_SHARE)
     for group in merged(evidence, gains):
         unused_calls, all_calls = (sum(counts[root] for root in group.numbers) for counts in (unused, calls))
         yield group.advice(
             f"{unused_calls:,} of {all_calls:,} forward calls record a graph for a backward that never runs.",
-            "If these calls evaluate the model, run them under `torch.inference_mode()` or `torch.no_grad()`.",
+            "If nothing trains on their results, run them under `torch.inference_mode()` or `torch.no_grad()`.",
         )
 
 
 def _calls_with_backward(evidence: Evidence) -> Counter[int]:
-    """Through how many forward calls of each model backward ran: by the layer of ``_NODES`` with most nodes a call."""
+    """Through how many forward calls of each model backward ran: by the layer of ``_NODES`` with most nodes a call, or
+    with most gradients of parameters, where a layer was also called without its model."""
     rows, layers = evidence.run.rows, evidence.run.layers
     nodes: Counter[int] = Counter()
+    passes: Counter[int] = Counter()
     for number, _, frames, times, *_ in evidence.rows(is_outermost, phases=(BACKWARD,)):
-        names = _NODES.get(layers[number].kind, ()) if number >= 0 else ()
-        if frames[0].name.rpartition(" ")[2] in names:
+        layer = layers[number] if number >= 0 else None
+        node = frames[0].name.rpartition(" ")[2]
+        if layer is not None and node in _NODES.get(layer.kind, ()):
             nodes[number] += times
+        elif layer is not None and node == ACCUMULATE and layer.kind in _NODES:
+            passes[number] += times // _tensors_in(layer)
     most: defaultdict[int, float] = defaultdict(float)
     for number, times in nodes.items():
         root, calls = layers.lineage(number)[0], rows.forward_calls(number)
         if calls and layers[number].trainable_params:
-            most[root] = max(most[root], times * rows.forward_calls(root) / calls)
+            most[root] = max(most[root], times * rows.forward_calls(root) / calls, passes[number])
     return Counter({root: round(times) for root, times in most.items() if times})

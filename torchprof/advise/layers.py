@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from math import prod
 
 from torchprof.advise import Advice, merged, merged_into_one, rule
-from torchprof.advise.chains import Among, always, calling, inside, is_device_work, is_node, node_of, outermost_op
+from torchprof.advise.chains import (
+    Among,
+    always,
+    calling,
+    inside,
+    is_device_work,
+    is_node,
+    is_step,
+    node_of,
+    outermost_op,
+)
 from torchprof.advise.evidence import Evidence
 from torchprof.advise.gradients import optimizer_ns
 from torchprof.advise.python import has_python
 from torchprof.run.groups import sets_by_key
 from torchprof.run.layers import Layer
 from torchprof.run.torch_names import aten
-from torchprof.run.words import BACKWARD, FORWARD, PHASES
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES
 
 _LAYER_OF_CELL = {"LSTMCell": "LSTM", "GRUCell": "GRU", "RNNCell": "RNN"}
 _FEWEST_STEPS = 8  # calls of a cell in a call of the layer above
@@ -24,7 +34,11 @@ _SAVED_BY_ONE_CALL = 0.8
 85 %, backward included."""
 _FEWEST_ITEMS = 20  # calls of a layer in a call of the layer above
 _LONGEST_ITEM_NS = 400_000  # forward and backward
-_FEWEST_GROWTHS = 10  # concatenations in one layer
+_FEWEST_GROWTHS = 10  # concatenations in one layer, or calls with a longer input
+_SLOWER = 5  # times as long as an equal layer
+_SHORT_CALL_NS = 100_000  # a call of less is bound by its dispatch
+_MANY_EQUAL = 16  # layers
+_backward_of_slices = Among(is_node, lambda frames: node_of(frames) in ("select", "slice"))
 _CONVERSION = re.compile(r"nchwto\w*nhwc|nhwcto\w*nchw", re.IGNORECASE)
 """cuDNN's names; nhwcToFoldedNhwc is not such a conversion."""
 _is_conversion = Among(is_device_work, lambda frames: _CONVERSION.search(frames[-1].name) is not None)
@@ -43,6 +57,8 @@ def cells_over_time(evidence: Evidence) -> Iterator[Advice]:
         if number in took and above >= 0 and calls[number] >= _FEWEST_STEPS * calls[above]:
             cells[above].append(number)
     for above, numbers in cells.items():
+        if evidence.device == "cpu" and any({*dict(layers[number].dtype_bytes)} - {"float32"} for number in numbers):
+            continue  # only float32 has a fused kernel there: measured in float64, the whole sequence took 28 % longer
         kind = layers[numbers[0]].kind
         own = evidence.time_of(took[above]) if above in took else 0
         share_of_own = own / len(numbers)
@@ -88,6 +104,144 @@ def layers_in_a_loop(evidence: Evidence) -> Iterator[Advice]:
             "If no item depends on an earlier one, call it once: `layer(torch.cat(items)).split(sizes)`, or pad them "
             "to a batch (`torch.nn.utils.rnn.pad_sequence`).",
         )
+
+
+# Calls that were not needed
+
+
+@rule
+def calls_repeated(evidence: Evidence) -> Iterator[Advice]:
+    """Models that are called again with the very tensors of the call before, unchanged, between two steps of the
+    optimizers, in the same mode. Dropout has another output; other states of a module are not recorded: the finding is
+    a condition."""
+    if not evidence.any_row(is_step):
+        return  # a loop that calls a model again and again may be a measurement
+    totals = evidence.times_with_below(PHASES)
+    draws = evidence.took(inside("aten::bernoulli_", "aten::native_dropout"), phases=(FORWARD,))
+    is_random = evidence.run.layers.roll_up([number in draws for number in range(len(evidence.run.layers))])
+    for root in evidence.noted:
+        layer = evidence.run.layers[root]
+        noted, again = layer.noted_calls or 0, layer.repeated_calls or 0
+        if not noted or not again or is_random[root]:
+            continue
+        without = noted - (noted if layer.grad_calls is None else layer.grad_calls)
+        no_grad_ns = sum(spread.sum for key, spread in evidence.samples["no_grad_ns"] if key.layer == root)
+        yield Advice(
+            layer.name,
+            f"{again / noted:.0%} of its forward calls have the same input as the call before, and nothing has "
+            "changed its values or the weights.",
+            "If the rest of its state is the same, too, so is the output: keep that of the first call, with its loss "
+            "in the same `backward()`.",
+            totals[root] * again // noted if without < again else round(no_grad_ns * again / without),
+            layers=(layer.name,),
+        )
+
+
+@rule
+def items_again(evidence: Evidence) -> Iterator[Advice]:
+    """Models without backward that are called with a sequence that is longer by one item in most calls, where the code
+    around them concatenates tensors as often: the items before are computed again. Inputs that are sorted by length
+    are new ones. The gain is what calls take beyond the shortest one."""
+    if BACKWARD in evidence.run.phases():
+        return
+    joined = evidence.took(inside("aten::cat"), phases=(FORWARD,))
+    for root in evidence.noted:
+        layer, noted = evidence.run.layers[root], evidence.run.layers[root].noted_calls or 0
+        longer = layer.longer_calls or 0
+        around = {OUTSIDE, *evidence.run.layers.lineage(root)} - {root}
+        joins = sum(took.calls for number, took in joined.items() if number in around)
+        if longer < _FEWEST_GROWTHS or 2 * longer < noted or 2 * joins < longer:
+            continue
+        shortest_ns = sum(spread.min * spread.count for spread in evidence.durations(root))
+        yield Advice(
+            layer.name,
+            f"Its input is longer by one in {longer:,} of {noted:,} calls: each call computes the earlier items again.",
+            "Keep what earlier items left (a KV cache, `use_cache=True` in transformers; the state of a recurrent "
+            "layer), and pass only the new item.",
+            round(sum(spread.sum for spread in evidence.durations(root)) - shortest_ns),
+            layers=(layer.name,),
+        )
+
+
+@rule
+def slower_than_equals(evidence: Evidence) -> Iterator[Advice]:
+    """A layer that takes many times as long as its equals: the same class, settings and shapes. So it is its values, or
+    how they lie in memory."""
+    if evidence.device != "cpu":
+        return
+    layers = evidence.run.layers
+    groups: defaultdict[Hashable, list[tuple[float, int]]] = defaultdict(list)
+    for number, layer in enumerate(layers):
+        has_one_shape = layers[layers.lineage(number)[0]].same_shapes
+        depends_on_indices = "Embedding" in layer.kind
+        if has_one_shape and layer.settings and layer.params and not depends_on_indices and evidence.durations(number):
+            of_call = min(spread.median for spread in evidence.durations(number))
+            groups[layer.kind, layer.settings, layer.input_shapes, layer.dtype_bytes].append((of_call, number))
+    gains, factors = {}, {}
+    for group in groups.values():
+        usual = min(group)[0]
+        for of_call, number in group:
+            if of_call >= _SLOWER * max(usual, _SHORT_CALL_NS):
+                factors[number] = of_call / usual
+                gains[number] = round((of_call - usual) * evidence.forward_calls[number])
+    if not gains or sum(gains.values()) < evidence.notable_ns:
+        return
+    found = merged_into_one(evidence, gains)
+    yield found.advice(
+        f"Its forward takes {factors[found.numbers[0]]:.0f} times as long as that of a layer of the same class, "
+        "settings and shapes.",
+        "Look at its values: numbers near 1e-40 (denormals) are slow on a CPU, and `torch.set_flush_denormal(True)` "
+        "makes them 0; or at the strides of its input (`x.contiguous()`).",
+    )
+
+
+@rule
+def indexing_in_a_loop(evidence: Evidence) -> Iterator[Advice]:
+    """Layers that take slices of a tensor in a loop: the backward of each fills a tensor of the whole size with zeros,
+    and all of these are added up."""
+    took = evidence.took(_backward_of_slices, phases=(BACKWARD,))
+    gains, calls = {}, {}
+    for number, nodes in took.items():
+        often = evidence.calls.get(number, 0) if number >= 0 else max(evidence.steps, 1)
+        if often and nodes.calls >= _FEWEST_ITEMS * often:
+            calls[number] = nodes.calls // often
+            gains[number] = evidence.time_of(nodes)
+    for group in merged(evidence, gains, least_ns=evidence.notable_ns):
+        yield group.advice(
+            f"Slices are taken one by one ({calls[group.numbers[0]]:,} a call), and the backward of each fills a "
+            f"tensor of the size of the whole with zeros: {group.time}.",
+            "If they are parts of one tensor that do not overlap, split it once, before the loop: "
+            "`for item in x.unbind(1):`, or `x.split(size, 1)`.",
+        )
+
+
+@rule
+def equal_layers_one_by_one(evidence: Evidence) -> Iterator[Advice]:
+    """Many equal, small layers of one parent that get the same tensor or parts of it, such as one for each column of a
+    table. So they are not a chain."""
+    if evidence.device != "cpu":
+        return
+    layers, calls = evidence.run.layers, evidence.forward_calls
+    equal: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for number, layer in enumerate(layers):
+        above, shapes = evidence.called_above[number], (layer.input_shapes, layer.output_shapes)
+        is_called_once = layer.params and layer.settings and above >= 0 and calls[number] == calls[above]
+        if is_called_once and layer.input_number is not None:
+            equal[above, layer.kind, shapes, layer.input_number].append(number)
+    totals = evidence.times_with_below(PHASES)
+    for numbers in equal.values():
+        gains = {
+            number: round(_SAVED_BY_ONE_CALL * totals[number])
+            for number in numbers
+            if totals[number] < _LONGEST_ITEM_NS * calls[number]
+        }
+        if len(gains) >= _MANY_EQUAL and sum(gains.values()) >= evidence.notable_ns:
+            above, kind = evidence.called_above[numbers[0]], layers[numbers[0]].kind
+            yield merged_into_one(evidence, gains).advice(
+                f"{len(gains)} equal small layers ({kind}) are called one after the other in {layers[above].name}.",
+                "Stack their weights, and compute all at once: `torch.baddbmm` or `torch.einsum`; embeddings can be "
+                "one table, with an offset for each.",
+            )
 
 
 @rule
@@ -239,7 +393,8 @@ def dense_embedding_gradients(evidence: Evidence) -> Iterator[Advice]:
         first = layers[group.numbers[0]]
         yield group.advice(
             f"The gradient is dense, for all {_rows_of(first):,} rows, and a call uses at most {_indices_in(first):,}.",
-            "Use `torch.nn.Embedding(…, sparse=True)`, with `torch.optim.SparseAdam` or `torch.optim.SGD` for it.",
+            "Use `torch.nn.Embedding(…, sparse=True)`, with an optimizer of its own: `torch.optim.SparseAdam`, or SGD "
+            "(Adam and AdamW raise an error for sparse gradients).",
         )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from torchprof.advise import Advice, rule
@@ -12,7 +13,7 @@ from torchprof.advise.chains import (
     Among,
     Frames,
     always,
-    inside,
+    in_label,
     is_direct,
     is_in_op,
     is_line,
@@ -24,16 +25,28 @@ from torchprof.advise.chains import (
     outermost_op,
 )
 from torchprof.advise.evidence import Evidence
-from torchprof.advise.python import FEWEST_SAMPLES, FIND_THE_LINE, UNKNOWN_REASON, Function, Spent, functions, most_of
+from torchprof.advise.python import FIND_THE_LINE, UNKNOWN_REASON, Function, Spent, functions, most_of
+from torchprof.analyze.lines import FEWEST_SAMPLES
 from torchprof.run.formats import format_time
 from torchprof.run.torch_names import DATA, GARBAGE, OPTIMIZER, purpose_of
-from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, WAITS_FOR_THREADS, FrameKind, sampled_line
+from torchprof.run.words import (
+    BACKWARD,
+    FORWARD,
+    LOADING,
+    OUTSIDE,
+    PHASES,
+    WAITS_FOR_AUTOGRAD,
+    WAITS_FOR_THREADS,
+    FrameKind,
+    sampled_line,
+)
 
 _LEAST_SHARE_ON_DATA = 0.1  # of the recorded time
 _SMALL_NS = 30_000  # an operator of less time is small
 _GAP_NS = 30_000  # what the call of an operator, a node or a model takes outside of it
 _MANY = 20  # small operators, or reads, for each call of a model
 _OPS_PER_READ = 2  # at most, in a loop that mainly reads values
+_FEWEST_UNUSUAL = 3  # passes
 _MANY_COPIES = 5  # for each call of a model
 
 # What functions do, by the names of what they call
@@ -138,14 +151,14 @@ _NO_CALL = ""
 _PREPARES = _Kind(
     _NO_CALL,
     "it runs operators on data without gradients",
-    "Do it once, before the loop, or less often; or only for what a step needs: `data[indices[:16]]`, not "
+    "If it needs the data alone, do it once, before the loop; or only for what a step needs: `data[indices[:16]]`, not "
     "`data[indices][:16]`; or in the workers of a `DataLoader`.",
 )
 _ALL_ROWS = _Kind(
     _NO_CALL,
     "it calls small operators in a loop",
     "Compute all rows at once: one operator on all of them (`cross_entropy(outputs, targets)`), or "
-    "`torch.vmap(function)(rows)`.",
+    "`torch.vmap(function)(rows)`. A penalty on weights can be the optimizer's `weight_decay`.",
 )
 _ALL_TENSORS = _Kind(
     _NO_CALL,
@@ -162,8 +175,10 @@ _PYTHON = _Kind(
 )
 _UNKNOWN = _Kind(_NO_CALL, UNKNOWN_REASON, FIND_THE_LINE)
 _NOT_ON_DATA = re.compile(
-    r"aten::(_foreach_\w+|\w+_|item|to|copy|rand\w*|normal|uniform|bernoulli|exponential|multinomial|poisson)"
+    r"aten::(_foreach_\w+|\w+_|item|to|copy|detach|ones_like|zeros_like|empty\w*|rand\w*|normal|uniform|bernoulli|exponential|multinomial|poisson)"
 )
+_READ = "aten::item"
+_CALLS_THAT_READ = rf"{_READS_VALUES.calls}|float|int|bool"
 _COPIES = frozenset({"aten::clone", "aten::copy_", "aten::_to_copy", "aten::to", "aten::empty_like"})
 
 # The rule
@@ -176,7 +191,7 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
 
     Python's own time is that in which no operator runs, without 30 us for each operator, autograd node and call of a
     model (Python, autograd's engine and the profiler take 5 to 20 us), without what marked steps had beyond the median
-    one, and without waiting for other stages of a pipeline. With a sampling thread (``torchprof run``) it is shared
+    one, and without waiting for other stages of a pipeline. With samples it is shared
     among functions by their samples, and so is that of operators. Without samples the one finding has no function.
     """
     if not evidence.ops_recorded or not evidence.recorded_ns:
@@ -209,7 +224,7 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
 @rule
 def waits_for_threads(evidence: Evidence) -> Iterator[Advice]:
     """A loop, or a layer, that waits for other threads of its own, such as one that prepares batches. The line is the
-    one that was sampled most (``torchprof run``)."""
+    one that was sampled most."""
     lines: defaultdict[int, Counter[str]] = defaultdict(Counter)
     for row in evidence.rows(_is_line_of_wait, phases=(FORWARD,)):
         if (line := sampled_line(row.frames)) is not None:
@@ -224,6 +239,61 @@ def waits_for_threads(evidence: Evidence) -> Iterator[Advice]:
                 evidence.while_idle(took.cpu_ns),
                 layers=(evidence.name_of(layer),) if layer >= 0 else (),
                 details="Threads that run Python share its interpreter lock.",
+            )
+
+
+@rule
+def passes_that_take_longer(evidence: Evidence) -> Iterator[Advice]:
+    """Passes of a loop that take far longer than the others, again and again. What else they do is at the line where
+    most of them were sampled. The gain is what they took beyond the usual time."""
+    has_workers = evidence.any_row(in_label(f"{LOADING}Loader)#_MultiProcessing"))
+    for passes in evidence.run.passes:
+        if passes.ns is None or len(passes.unusual) < _FEWEST_UNUSUAL or passes.unusual_ns < evidence.notable_ns:
+            continue
+        lines = Counter(each.line for each in passes.unusual if each.line)
+        [(line, count)] = lines.most_common(1) or [("", 0)]
+        often = f", most often at {line}" if 2 * count > max(lines.total(), len(passes.unusual) / 2) else ""
+        every = _spacing([each.number for each in passes.unusual])
+        if not often and not every:
+            continue  # other processes interrupt a loop, too
+        which = f"One pass in {every} takes" if every > 1 else "Some passes take"
+        is_loading = has_workers and line.endswith("__next__")
+        longest_ns = max(each.ns for each in passes.unusual if not often or each.line == line)
+        longest, usual = format_time(longest_ns), format_time(passes.ns.median)
+        text = f"{which} up to {longest}, others {usual}{often}"
+        yield Advice(
+            evidence.name_of(OUTSIDE),
+            f"{text}: the workers of its DataLoader start there, or have nothing ready." if is_loading else f"{text}.",
+            "Keep the workers: `DataLoader(…, persistent_workers=True)`; else use more of them, or a larger "
+            "`prefetch_factor`."
+            if is_loading
+            else "If the work is needed less often, do it less often; else in a thread, or after the loop.",
+            evidence.while_idle(passes.unusual_ns),
+        )
+
+
+def _spacing(numbers: Sequence[int]) -> int:
+    """Every how many passes these come, by most of the differences; 0 if there is no such number."""
+    differences = Counter(later - earlier for earlier, later in pairwise(sorted(numbers)))
+    [(spacing, count)] = differences.most_common(1)
+    return spacing if 2 * count > differences.total() else 0
+
+
+@rule
+def threads_that_run(evidence: Evidence) -> Iterator[Advice]:
+    """Another thread that runs Python all the time, such as one that polls a queue: the interpreter runs one thread at
+    a time. The gain is at most the time in which this thread ran no operator."""
+    own_ns = sum(took.cpu_ns for took in evidence.took(is_own_time).values())
+    for warning in evidence.run.meta.warnings:
+        if warning.code == "thread_runs":
+            share = warning.facts["share"]
+            yield Advice(
+                evidence.name_of(OUTSIDE),
+                f"Another thread uses {share:.0%} of a processor, most often at {warning.facts['line']}: if that is "
+                "Python, the loop waits for the interpreter meanwhile.",
+                "If it polls, let it wait: `queue.Queue.get()`, `threading.Event.wait()`. If it computes, move it to a "
+                "process (`multiprocessing`).",
+                evidence.while_idle(min(round(share * evidence.recorded_ns), own_ns)),
             )
 
 
@@ -254,7 +324,9 @@ def _finding_on_operators(evidence: Evidence, function: Function, spent: Counter
     if on_data.total() < _LEAST_SHARE_ON_DATA * evidence.recorded_ns:
         return None
     longest = max((part for part in on_data if part.op), key=on_data.__getitem__)
-    kind = _PREPARES._replace(says=f"it runs `{longest.op}` on data without gradients")
+    of_one = sum(ns for part, ns in on_data.items() if part.op == longest.op)
+    name = f"`{longest.op}`" if 2 * of_one > on_data.total() else "operators"
+    kind = _PREPARES._replace(says=f"it runs {name} on data without gradients")
     return _finding(evidence, longest.line.at, on_data.total(), kind)
 
 
@@ -312,13 +384,13 @@ def _small_operators(function: Function, evidence: Evidence) -> tuple[_Kind | No
     """What a function does with many small operators, None if it has few, and the time of their backward."""
     calls, ns = function.op_calls.total(), function.op_ns()
     python_ns = function.ns - ns
-    reads = evidence.took_outside(inside("aten::item"), FORWARD).calls  # too short for many samples
+    reads = evidence.took_outside(_reads_in_loop, FORWARD).calls  # too short for many samples
     copied = sum(function.op_calls[name] for name in _COPIES)
     passes = max(_calls_of_models(evidence), default=0) or 1
     direct = evidence.took_outside(Among(is_direct, _is_loop), FORWARD)
-    if reads >= _MANY * passes and _OPS_PER_READ * reads >= direct.calls:
-        says = f"it reads values of tensors one by one ({reads:,} times)"
-        return _READS_VALUES._replace(says=says, options=""), 0
+    reads_here = any(spent.op == _READ or re.fullmatch(_CALLS_THAT_READ, spent.line.calls) for spent in function.spent)
+    if reads_here and reads >= _MANY * passes and _OPS_PER_READ * reads >= direct.calls:
+        return _READS_VALUES._replace(options=""), 0
     if 2 * function.op_ns(*_COPIES) >= ns > python_ns and copied >= _MANY_COPIES * passes:
         return _COPIES_THE_MODEL._replace(says="it copies tensors"), 0
     at_once = sum(ns for spent, ns in function.spent.items() if not spent.op and _AT_ONCE.fullmatch(spent.line.calls))
@@ -328,13 +400,19 @@ def _small_operators(function: Function, evidence: Evidence) -> tuple[_Kind | No
     are_small = nodes.calls >= _MANY * passes and nodes.cpu_ns < _SMALL_NS * nodes.calls
     backward_ns = evidence.took_outside(always, BACKWARD).cpu_ns if are_small else 0
     backward = f", and their backward takes {format_time(backward_ns)}" if backward_ns else ""
-    says = f"it calls small operators in a loop ({calls:,} of {format_time(ns / calls)}{backward})"
+    each = f"{format_time(ns / calls)} each"
+    says = f"it calls small operators in a loop ({each}; {direct.calls:,} outside of layers{backward})"
     return (_ALL_ROWS if backward_ns else _ALL_TENSORS)._replace(says=says), backward_ns
 
 
 def _is_loop(frames: Frames) -> bool:
-    """Whether work is that of the loop: not of data loading, an optimizer or the garbage collector."""
+    """Whether work is that of the loop: not of data loading, an optimizer, the garbage collector or autograd."""
+    if any(frame.kind == FrameKind.WAIT and frame.name == WAITS_FOR_AUTOGRAD for frame in frames):
+        return False
     return purpose_of(FORWARD, frames) not in (DATA, OPTIMIZER, GARBAGE)
+
+
+_reads_in_loop = Among(is_direct, lambda frames: frames[-1].name == _READ and _is_loop(frames))
 
 
 def _calls_of_models(evidence: Evidence) -> list[int]:

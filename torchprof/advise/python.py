@@ -11,6 +11,7 @@ from typing import NamedTuple
 from torchprof.advise import Advice, merged, rule
 from torchprof.advise.chains import Among, Frames, Holds, always, is_collection, is_direct, is_line, is_own_time
 from torchprof.advise.evidence import Evidence
+from torchprof.analyze.lines import FEWEST_SAMPLES
 from torchprof.run.formats import format_time
 from torchprof.run.groups import sums_by_key
 from torchprof.run.layers import Layer
@@ -19,9 +20,9 @@ from torchprof.run.words import FORWARD, OUTSIDE, Frame, FrameKind, SourceLine, 
 # Python by function
 
 UNKNOWN_REASON = "nothing that was recorded says why; it is Python, another library, or waiting"
-FIND_THE_LINE = "Find the line: `torchprof run` samples the lines of Python while a script runs."
-FEWEST_SAMPLES = 5
-"""The samples from which a function is reported."""
+FIND_THE_LINE = (
+    "Record more steps: the lines of Python are sampled by `torchprof run`, and by a `Profile` without `lines=False`."
+)
 _ANY_LAYER, _ANY_OPERATOR = 0, Frame(FrameKind.OP, "any")
 _Work = tuple[int, tuple[Frame, ...]]
 """What shares its time among its lines: a layer, and the labels with the outermost operator in them."""
@@ -113,7 +114,7 @@ def most_of(spent: Counter[Spent]) -> SourceLine:
 
 @rule
 def hooks(evidence: Evidence) -> Iterator[Advice]:
-    """Forward hooks: functions that torch calls with a module, as a sampling thread saw them (``torchprof run``)."""
+    """Forward hooks: functions that torch calls with a module, as samples saw them."""
     models = evidence.run.meta.model
     for function in functions(evidence, always, in_layers=True):
         line = function.at
@@ -161,7 +162,7 @@ _NN_CLASSES = frozenset(
 @rule
 def python_in_layers(evidence: Evidence) -> Iterator[Advice]:
     """Layers with much Python of their own, beyond the calls of their operators and layers: a loop over elements,
-    NumPy. The finding names the line that was sampled most (``torchprof run``), and NumPy if the layer turns tensors
+    NumPy. The finding names the line that was sampled most, and NumPy if the layer turns tensors
     into arrays, which torch records. Without either, the layer may as well wait for something."""
     if not (times := own_time_of_slow_python(evidence)):
         return

@@ -1,17 +1,271 @@
-"""How the modes and switches of torch are set: train and eval, gradients on and off, threads, debugging switches."""
+"""Settings: number formats, train and eval mode, gradients on and off, threads, debugging switches."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from functools import partial
+from math import prod
+from typing import NamedTuple
 
-from torchprof.advise import Advice, Gain, merged, rule
-from torchprof.advise.chains import always, inside, is_step
+from torchprof.advise import WORTH, Advice, Gain, merged, merged_into_one, rule
+from torchprof.advise.chains import Among, Frames, always, inside, is_device_work, is_step
 from torchprof.advise.evidence import Evidence
 from torchprof.run.formats import format_memory, format_time
 from torchprof.run.layers import Layer
-from torchprof.run.torch_names import BATCH_NORMS, PRODUCT_KERNELS
-from torchprof.run.words import BACKWARD, FORWARD
+from torchprof.run.torch_names import BATCH_NORMS, CONVOLUTIONS, ELEMENTWISE, FACTORS, PRODUCT_KERNELS, recorded_as
+from torchprof.run.words import BACKWARD, FORWARD, FrameKind, Signature
+
+# Number formats
+
+_DOUBLE = recorded_as("float64", "complex128")
+_SINGLE = recorded_as("float32")
+_HALF = recorded_as("float16", "bfloat16")
+_FLOATS = _DOUBLE | _SINGLE | _HALF | recorded_as("complex64", "complex32")
+_FLOATING = ("float", "bfloat", "complex")  # prefixes of torch's floating-point dtypes
+_FLOAT32_KERNEL = re.compile(r"sgemm|scudnn|simt|f32f32_f32f32")
+_TF32_KERNEL = re.compile(r"tf32|s1688")
+_HALF_KERNEL = re.compile(r"[sh]884|h1688|16816|fp16|bf16|half|BFloat16|c10::Half")
+_FASTER = 1.5  # times: from then on bfloat16 pays
+_LONG_PRODUCT_NS = 100_000
+_FEW_ROWS, _FEW_CHANNELS = 64, 16
+_SPATIAL = {"Conv1d": 1, "Conv2d": 2, "Conv3d": 3}
+_CONVOLUTION, _IN_CHANNELS = re.compile("|".join(_SPATIAL)), re.compile(r"(\d+), ")
+_GAIN_OF_FLOAT32 = 0.9  # over float16 on a CPU
+_GAIN_OF_TENSOR_CORES = 7 / 8
+"""The largest gain from tensor cores, because they are at most eight times as fast as the other cores: A100 156 to 19.5
+TFLOP/s in TF32, H100 494 to 67, and 989 to 134 in half precision; V100 125 to 15.7 (NVIDIA's data sheets)."""
+
+
+class _Switch(NamedTuple):
+    """A switch of torch, the value with which it forbids TF32, for which operators, and how to allow it."""
+
+    name: str
+    forbids: str
+    ops: Collection[str]
+    remedy: str
+
+
+_TF32_SWITCHES = (
+    _Switch("float32_matmul_precision", "highest", FACTORS, '`torch.set_float32_matmul_precision("high")`'),
+    _Switch("cudnn_tf32", "False", CONVOLUTIONS, "`torch.backends.cudnn.allow_tf32 = True`"),
+)
+
+
+@rule
+def double_precision(evidence: Evidence) -> Iterator[Advice]:
+    """Layers that compute in float64, by the dtypes of the inputs of their operators; if shapes were not recorded, by
+    the dtypes of their own parameters."""
+    double_bytes: dict[int, int] = {}  # only of layers that have any
+    all_double = set()
+    for number, layer in enumerate(evidence.run.layers):
+        sizes = dict(layer.dtype_bytes)
+        if double := sizes.get("float64", 0) + sizes.get("complex128", 0):
+            double_bytes[number] = double
+            if double == sum(size for dtype, size in sizes.items() if dtype.startswith(_FLOATING)):
+                all_double.add(number)
+    if evidence.shapes_recorded:
+        took = evidence.took(_is_in_double)
+    elif all_double:
+        took = {number: work for number, work in evidence.took(always).items() if number in all_double}
+    else:
+        return
+    gains = {
+        number: Gain(
+            round(ns * _part_of_double(evidence, number)), double_bytes[number] // 2 if number in double_bytes else None
+        )
+        for number, work in took.items()
+        if (ns := evidence.time_of(work))
+    }
+    for group in merged(evidence, gains):
+        size = sum(double_bytes.get(number, 0) for number in group.numbers)
+        ns = sum(evidence.time_of(took[number]) for number in group.numbers)
+        parameters = f", and {format_memory(size)} of parameters are float64" if size else ""
+        yield group.advice(
+            f"Computing in float64 takes {format_time(ns)}{parameters}.",
+            "Use float32 unless results need float64: `model.float()` for parameters, `x.float()` for inputs (NumPy "
+            "arrays are float64 by default).",
+        )
+
+
+def _part_of_double(evidence: Evidence, number: int) -> float:
+    """The part of the time in float64 that float32 saves. On a CPU, twice as many values of float32 fit into a register
+    and through the memory bus, and oneDNN does not support float64: on two threads a Conv2d took 4.5 times as long, an
+    LSTM 3.7 times. On a device it is at most all: consumer GPUs compute float64 at 1/64 of the rate."""
+    if evidence.device != "cpu":
+        return 1.0
+    kind = evidence.run.layers[number].kind if number >= 0 else ""
+    return 0.75 if kind.startswith("Conv") or kind in ("LSTM", "GRU", "RNN") else 0.5
+
+
+@rule
+def half_precision_on_the_cpu(evidence: Evidence) -> Iterator[Advice]:
+    """Layers in float16, by their own parameters, on a CPU, which has no fast kernels for them: float32 saved 97 % of
+    convolutions. bfloat16 is left out: many CPUs compute it fast."""
+    if evidence.device != "cpu" or "CUDA" in dict(evidence.run.meta.environment):
+        return  # a device may compute it, even if its time was not recorded
+    layers = evidence.run.layers
+    took = evidence.took(always)
+    gains = {
+        number: round(took[number].cpu_ns * _GAIN_OF_FLOAT32)
+        for number, layer in enumerate(layers)
+        if number in took and dict(layer.dtype_bytes).get("float16")
+    }
+    for group in merged(evidence, gains, least_ns=evidence.notable_ns):
+        yield group.advice(
+            "It computes in float16, for which the CPU has no fast kernels.",
+            "Use `model.float()` on a CPU, or `model.bfloat16()` where the CPU has instructions for it (AMX).",
+        )
+
+
+@rule
+def bfloat16_not_used(evidence: Evidence) -> Iterator[Advice]:
+    """A CPU that multiplies matrices in bfloat16 much faster than in float32, as it was measured in the process, and
+    spends half of the time in long products and convolutions in float32. Measured with a ratio of 2.1: autocast saved
+    24 to 46 % of steps of a transformer, a ResNet and an MLP, and made small products slower."""
+    speed = float(evidence.switches.get("bfloat16_speed", 0))
+    if evidence.device != "cpu" or speed < _FASTER or evidence.switches.get("cpu_autocast") != "False":
+        return
+    layers = evidence.run.layers
+    gains = {
+        number: round(took.cpu_ns * (1 - 1 / speed))
+        for number, took in evidence.took(_PRODUCTS_ON_THE_CPU).items()
+        if took.cpu_ns >= _LONG_PRODUCT_NS * took.calls and number >= 0 and _gains_from_bfloat16(layers[number])
+    }
+    products_ns = sum(gains.values()) / (1 - 1 / speed)
+    if products_ns < evidence.recorded_ns / 2:
+        return
+    yield merged_into_one(evidence, gains).advice(
+        f"Products and convolutions in float32 take {products_ns / evidence.recorded_ns:.0%} of the time; this CPU is "
+        f"{speed:.1f} times as fast in bfloat16.",
+        'If 8 bits of mantissa are enough: run forward and loss under `torch.autocast("cpu", dtype=torch.bfloat16)`.',
+    )
+
+
+def _gains_from_bfloat16(layer: Layer) -> bool:
+    """Whether a layer is a Linear or a convolution in float32 with many rows, or positions, in a call: with few, to
+    cast and to read the weights takes longest. Of an image's few channels, and transposed, a convolution gains less."""
+    is_product = layer.kind == "Linear" or _CONVOLUTION.fullmatch(layer.kind) is not None
+    if not is_product or {dtype for dtype, _ in layer.dtype_bytes} != {"float32"} or not layer.output_shapes:
+        return False
+    shape, channels = layer.output_shapes[0], _IN_CHANNELS.match(layer.settings)
+    if layer.kind != "Linear" and (channels is None or int(channels[1]) < _FEW_CHANNELS):
+        return False
+    return prod(shape) >= _FEW_ROWS * (shape[-1] if layer.kind == "Linear" else shape[-_SPATIAL[layer.kind] - 1])
+
+
+@rule
+def tf32_not_used(evidence: Evidence) -> Iterator[Advice]:
+    """Matrix products and convolutions in float32 on a CUDA device of compute capability 8.0 or later, by kernels
+    without tensor cores, while torch's switches forbid TF32. For products, that is torch's default."""
+    if not (by_layer := _could_be_tf32(evidence)):
+        return
+    group = merged_into_one(evidence, {number: int(ns * _GAIN_OF_TENSOR_CORES) for number, ns in by_layer.items()})
+    remedies = [switch.remedy for switch in _switches_off(evidence)]
+    yield group.advice(
+        f"float32 matrix products and convolutions without tensor cores take {format_time(sum(by_layer.values()))}: "
+        "TF32 is off.",
+        f"Set {' and '.join(remedies)} at the start if inputs with 10 bits of mantissa are enough.",
+        options="`torch.autocast` saves more.",
+    )
+
+
+@rule
+def autocast_not_used(evidence: Evidence) -> Iterator[Advice]:
+    """A CUDA device with tensor cores that spends most of its time on matrix products and convolutions in float32, in a
+    run without any op or kernel in half precision.
+
+    The threshold is half because autocast changes results slightly and adds casts: it pays if products dominate. No
+    finding if TF32 is recommended, the smaller change. Half precision has twice its rate and half the bytes.
+    """
+    if evidence.device != "cuda" or not evidence.compute_capability:
+        return
+    whole = evidence.run.rows.total("device_ns")
+    if evidence.compute_capability < (7, 0) or sum(_could_be_tf32(evidence).values()) * _GAIN_OF_TENSOR_CORES >= (
+        WORTH * evidence.recorded_ns
+    ):
+        return
+    took = evidence.took(Among(_is_product_kernel, partial(_is_in_float32, with_tf32=True)))
+    by_layer = {number: work.device_ns for number, work in took.items() if work.device_ns}
+    ns = sum(by_layer.values())
+    if not ns or ns * 2 < whole or evidence.any_row(_is_half_work):
+        return
+    has_tf32 = evidence.compute_capability >= (8, 0)
+    saved = 1 / 2 if has_tf32 else _GAIN_OF_TENSOR_CORES
+    group = merged_into_one(evidence, {number: int(took_ns * saved) for number, took_ns in by_layer.items()})
+    yield group.advice(
+        f"float32 matrix products and convolutions take {ns / whole:.0%} of the CUDA time ({format_time(ns)}), and "
+        "nothing runs in half precision.",
+        'Run forward and loss under `torch.autocast("cuda", dtype=torch.bfloat16)`.'
+        if has_tf32
+        else 'Run forward and loss under `torch.autocast("cuda", dtype=torch.float16)`, with `torch.amp.GradScaler`.',
+    )
+
+
+def _is_in_double(frames: Frames) -> bool:
+    """Whether the innermost of these frames with floating-point inputs is an operator of torch that computes in
+    float64: all its floating-point inputs are, or any of an elementwise operator, because it promotes the others.
+
+    Compiled graphs, autograd nodes and custom operators do not count: their inputs do not show how they compute.
+    """
+    for frame in reversed(frames):
+        if frame.kind == FrameKind.KERNEL:
+            continue
+        if frame.kind != FrameKind.OP or not frame.name.startswith("aten::"):
+            return False
+        if _has_input_of(frame.signature, _FLOATS):
+            others = _has_input_of(frame.signature, _FLOATS - _DOUBLE)
+            return _has_input_of(frame.signature, _DOUBLE) and (not others or frame.name in ELEMENTWISE)
+    return False
+
+
+def _has_input_of(signature: Signature | None, dtypes: frozenset[str]) -> bool:
+    """Whether an input tensor of an op has one of these dtypes, and a dimension (torch passes Python scalars as tensors
+    without one) or an unknown shape."""
+    if signature is None:
+        return False
+    return any(dtype in dtypes and shape != () for shape, dtype in zip(signature.shapes, signature.dtypes))
+
+
+_PRODUCTS_ON_THE_CPU = inside(*PRODUCT_KERNELS)
+_is_product_kernel = Among(is_device_work, lambda frames: len(frames) > 1 and frames[-2].name in PRODUCT_KERNELS)
+
+
+def _could_be_tf32(evidence: Evidence) -> dict[int, int]:
+    """The device time by layer of the products that TF32 would speed up, but torch's switches forbid it."""
+    if evidence.device != "cuda" or evidence.compute_capability < (8, 0):
+        return {}
+    ops = {op for switch in _switches_off(evidence) for op in switch.ops}
+    took = evidence.took(Among(_is_product_kernel, lambda frames: frames[-2].name in ops and _is_in_float32(frames)))
+    return {number: work.device_ns for number, work in took.items() if work.device_ns}
+
+
+def _switches_off(evidence: Evidence) -> list[_Switch]:
+    """The switches that forbade TF32 in the run."""
+    return [switch for switch in _TF32_SWITCHES if evidence.switches.get(switch.name) == switch.forbids]
+
+
+def _is_in_float32(frames: Frames, *, with_tf32: bool = False) -> bool:
+    """Whether the kernel of a product computes in float32; with ``with_tf32`` also a TF32 kernel. float32 is recognized
+    by the op's dtypes if shapes were recorded, else by the kernel's name."""
+    kernel, op = frames[-1].name, frames[-2]
+    if _HALF_KERNEL.search(kernel):
+        return False
+    if _TF32_KERNEL.search(kernel):
+        return with_tf32
+    if op.signature is not None:
+        return _has_input_of(op.signature, _SINGLE)
+    return _FLOAT32_KERNEL.search(kernel) is not None
+
+
+def _is_half_work(frames: Frames) -> bool:
+    if any(_has_input_of(frame.signature, _HALF) for frame in frames):
+        return True
+    return bool(frames) and frames[-1].kind == FrameKind.KERNEL and _HALF_KERNEL.search(frames[-1].name) is not None
+
+
+# Modes and switches
 
 _DROPOUTS = ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout")
 _PROCESSORS_PER_THREAD = 4  # from this ratio on there are too few threads

@@ -123,7 +123,7 @@ def _times(count: int) -> str:
 def compiled_in_short(run: Run) -> str:
     """What torch.compile did, in one line: how much of the forward its code is, and its own work outside of its
     kernels; "" if no compiled code ran."""
-    uses = compiled_in(run).uses
+    uses = [use for use in compiled_in(run).uses if use.layer >= 0]  # others are of an optimizer, or of the loop
     graphs = {use.name for use in uses if any(region.graph for region in use.phases.values())}
     if not graphs or "cpu_ns" not in run.meta.measured:
         return ""

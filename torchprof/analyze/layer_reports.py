@@ -1,25 +1,60 @@
-"""The reports on layers: "tree" with a row for each, "calls" with the times of its calls, "python" with the time
-between its operators, and "types" with a row for each class."""
+"""The reports on layers: "tree" with a row for each, "calls" with the times of its calls, "types" with a row for each
+class, and "summary" with shapes, MACs and the figures of models. And the table of ``torchprof.benchmark``."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import repeat
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from torchprof.analyze.columns import CALLS, Column, column_called, columns_of, default_column, hot_path_column
-from torchprof.analyze.figures import Figures, figures_of_layers, summed_figures
+from torchprof.analyze.columns import (
+    CALLS,
+    MEASURE_OF,
+    Column,
+    column_called,
+    columns_of,
+    default_column,
+    hot_path_column,
+)
+from torchprof.analyze.figures import Figures, figures_of_layers, summed_figures, varying_calls
 from torchprof.analyze.layers import all_entries, down_to, entries_of, keep_top, mark_hot, sort_entries, table_rows
+from torchprof.analyze.metrics import dtype_of_most_macs, peak_of
 from torchprof.analyze.ops import SUM_OF_PHASES, Whole, figure_columns, largest_by, line_of_figures, ranked
-from torchprof.analyze.report import Part, ReportTable, name_of_layer, phase_cell, report, spaced, stacked
-from torchprof.analyze.sentences import about_flops, about_sums, warnings_below
-from torchprof.analyze.top import parts_of, source_lines
+from torchprof.analyze.report import (
+    Part,
+    ReportTable,
+    Section,
+    TableRow,
+    branches,
+    name_of_layer,
+    report,
+    spaced,
+    stacked,
+)
+from torchprof.analyze.sentences import about_flops, about_sums, throughput, warnings_below
 from torchprof.errors import printable
-from torchprof.run.formats import UNKNOWN, Cell, ReportCell, format_number, format_share, format_time
-from torchprof.run.measures import Cost
-from torchprof.run.run import Run
-from torchprof.run.words import FORWARD, FrameKind
+from torchprof.run.formats import (
+    UNKNOWN,
+    Cell,
+    Figure,
+    ReportCell,
+    format_count,
+    format_memory,
+    format_number,
+    format_rate,
+    format_share,
+    format_time,
+    ranks_in_words,
+)
+from torchprof.run.groups import sums_by_key
+from torchprof.run.layers import Layer
+from torchprof.run.measures import Cost, SampleKey
+from torchprof.run.meta import Peak, sum_if_known
+from torchprof.run.run import Node, Run
+from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE, FrameKind
+
+if TYPE_CHECKING:
+    from torchprof.profile.benchmark import BenchmarkResult, Latency
 
 
 @report("tree", "every layer, with self and total of all that was measured", answers="time", suffix=".txt")
@@ -90,36 +125,6 @@ def calls(run: Run, *, depth: int | None = None) -> Part:
     return ReportTable.of_cells(headings, table) if table else "No call of a layer was recorded in this run."
 
 
-@report("python", "the time between operators: Python and what it calls", answers="time")
-def python(run: Run, *, top: int | None = 10, lines: int | None = 3) -> Part:
-    """The CPU time in which no operator ran: Python, and libraries that it calls, such as NumPy. By layer, label and
-    phase, largest first.
-
-    Below each row are the ``lines`` source lines with the most samples, and the part of the time that their samples
-    stand for. Samples need a sampling thread, which ``torchprof run`` has; without it they are unknown. Short times may
-    have no samples.
-    """
-    parts = parts_of(run, "cpu_ns")
-    whole = sum(parts.values())
-    between_ops = Counter({work.at(layer): ns for (layer, work), ns in parts.items() if work.has_lines})
-    shown = between_ops.most_common(top)
-    sampled = source_lines(run)
-    cells = []
-    for where, ns in shown:
-        samples_of = sampled.get(where, Counter())
-        whole_count = sum(samples_of.values())
-        figures = [format_time(ns), format_share(ns / whole), format_number(whole_count) if sampled else UNKNOWN]
-        cells.append([where.name(run), phase_cell(where.phase_name), *figures])
-        for line, count in samples_of.most_common(lines):
-            line_ns = ns * count / whole_count
-            time = format_time(line_ns).written(f"~{format_time(line_ns)}")
-            cells.append([ReportCell(f"  {line}", line), "", time, format_share(line_ns / whole), format_number(count)])
-    headings = ["Layer, and where in the source", "Phase", "Between ops", "Share", "Samples"]
-    hidden = len(between_ops) - len(shown)
-    more = [f"Layers with less are hidden: {hidden}."] if hidden else []
-    return stacked([ReportTable.of_cells(headings, cells), *more, *about_sums(run), warnings_below(run)])
-
-
 @report("types", "all layers of a class together: Linear, BatchNorm2d, …", answers="time")
 def types(run: Run, *, sort_by: str | None = None, top: int | None = None, phase: str | None = None) -> Part:
     """A row for each class of layers: all ``BatchNorm2d`` together, the largest first.
@@ -164,3 +169,246 @@ def by_class(run: Run) -> list[Group]:
             kind = run.layers[run.layers.index_of[path]].kind or UNKNOWN_CLASS
             groups.setdefault(kind, {})[path] = figures
     return [Group(kind, summed_figures([*members.values()], [*members]), members) for kind, members in groups.items()]
+
+
+# The summary
+
+_SHAPES_SHOWN = 3  # of one layer
+
+_Path = tuple[str, ...]
+_Varying = Mapping[_Path, bool | None]  # what ``varying_calls`` returns
+
+
+@report("summary", "every layer with shapes and parameters; latency, FLOPs and MFU of the model", answers="fit")
+def summary(run: Run, *, depth: int | None = None) -> Section:
+    """Every layer with its type, depth, shapes, parameters and MACs; below the table, the figures of each model.
+
+    Shapes are those of the first forward call, marked "first" if later calls may have had other shapes. MACs and FLOPs
+    are for one forward call of the model, marked "mean" if the calls may have had different shapes. Parameters and MACs
+    of a layer include the layers below it.
+
+    The figures: *Model size* is the bytes of the parameters. *Latency* is the median CPU time of a forward call under
+    the profiler; with a device it is unknown, because the device runs asynchronously: ``torchprof.benchmark`` measures
+    it. *Throughput* is the first dimension of the model's first input over the latency; it is known if that input had
+    the same shape in all calls. *FLOP/s* are the FLOPs of all forward calls over the device time if that was recorded,
+    else over the CPU time. *MFU (% of peak)* is FLOP/s over the peak that ``torchprof.peak`` measured on this
+    device with matrix products, for the type of most MACs. *Activations* are the bytes of the outputs of layers that
+    call no other layer, in one forward call; they are known if each of these layers was called once, or always on the
+    same shapes. *Peak memory* is the peak above the start of the block. A run of several ranks shows the lowest rank.
+    """
+    sentences: list[Part] = [*_about_processors(run), warnings_below(run)]
+    if len(run.metas) > 1:
+        ranks = ranks_in_words(meta.rank for meta in run.metas)
+        sentences.insert(0, f"All this is rank {run.meta.rank}'s, of {ranks}: run.of_rank(N) has what is rank N's.")
+        run = run.of_rank(run.meta.rank)
+    if not (models := [run.tree(FORWARD, root) for root in range(len(run.roots))]):
+        sections: list[Part] = ["This run has no layers: all its work is outside of them."]
+    else:
+        calls_vary, work_varies = varying_calls(run), varying_calls(run, of_model=True)
+        figures = figures_of_layers(run, run.phases())
+        sections = [_table(run, models, figures, calls_vary, work_varies, depth=depth)]
+        sections += [_about_model(run, model, figures[model.layer.path], work_varies) for model in models]
+        sentences = [*_about_shapes(run, calls_vary, work_varies), *_about_missing(run), *sentences]
+    return spaced([*sections, stacked(sentences)])
+
+
+def _table(
+    run: Run,
+    models: Sequence[Node],
+    figures: Mapping[_Path, Figures],
+    calls_vary: _Varying,
+    work_varies: _Varying,
+    *,
+    depth: int | None,
+) -> ReportTable:
+    """The table of layers."""
+    params = run.total_params()
+
+    def below(node: Node) -> list[Node]:
+        return node.children if depth is None or len(node.layer.path) <= depth else []
+
+    def cells(node: Node, calls: int) -> list[Cell]:
+        layer = node.layer
+        return [
+            layer.kind,
+            format_number(len(layer.path) - 1),
+            _shapes(layer.input_shapes, calls_vary[layer.path]),
+            _shapes(layer.output_shapes, calls_vary[layer.path]),
+            _if_known(params[layer.path], format_count),
+            _count(run, figures[layer.path], "macs", calls, work_varies[layer.path]),
+        ]
+
+    table = [
+        TableRow([ReportCell(printable(node.layer.path[-1]), node.layer.name), *cells(node, model.calls)], lead)
+        for model in models
+        for lead, node in branches([model], below)
+    ]
+    return ReportTable(["Module", "Type", "Depth", "Input shape", "Output shape", "Params", "MACs"], table)
+
+
+def _about_model(run: Run, model: Node, figures: Figures, work_varies: _Varying) -> str:
+    """The name of a model and below it its figures, a line each."""
+    path = model.layer.path
+    lines = dict(_figures(run, model, run.total_params()[path], figures, work_varies[path]))
+    width = max(map(len, lines))
+    return "\n".join([printable(model.layer.name), *(f"  {name:<{width}}  {value}" for name, value in lines.items())])
+
+
+def _about_processors(run: Run) -> Iterator[str]:
+    """The CPU time of the process: the times of layers are elapsed times."""
+    meta = run.meta
+    if meta.process_cpu_ns is not None and meta.wall_ns and len(run.metas) == 1:
+        used, wall = meta.process_cpu_ns, meta.wall_ns
+        yield f"CPU time of the process: {format_time(used)} in {format_time(wall)}, {used / wall:.0%} of one CPU."
+
+
+def _about_shapes(run: Run, *varying: _Varying) -> Iterator[str]:
+    """A sentence that explains "first" and "mean", if they are shown."""
+    states = {state for of_layers in varying for state in of_layers.values()}
+    shown = any(layer.input_shapes or layer.output_shapes for layer in run.layers) or "macs" in run.meta.measured
+    if shown and states != {False} and states:
+        known = "Shapes vary over calls" if True in states else "It is unknown whether shapes vary over calls"
+        yield f'{known}: "first" are those of the first call, "mean" is of all forward calls of the model.'
+
+
+def _about_missing(run: Run) -> Iterator[str]:
+    """A sentence: which measures are unknown because they were not requested, and how to request them."""
+    options = {"flops": "MACs and FLOPs (with_flops=True, --flops)"}
+    options["cpu_allocated"] = "memory (profile_memory=True, --memory)"
+    missing = [option for name, option in options.items() if name not in run.meta.requested]
+    if missing and "cpu_ns" in run.meta.requested:
+        yield f"Not recorded: {' and '.join(missing)}."
+
+
+def _figures(
+    run: Run, root: Node, params: int | None, figures: Figures, varies: bool | None
+) -> Iterator[tuple[str, Cell]]:
+    """The figures of a model by name. ``varies``: whether its work varies from call to call; None: unknown."""
+    yield from _of_parameters([node.layer for node in root.walk()], params)
+    yield "MACs", _count(run, figures, "macs", root.calls, varies) or UNKNOWN
+    yield "FLOPs", _count(run, figures, "flops", root.calls, varies) or UNKNOWN
+    for phase in (BACKWARD, RECOMPUTE):
+        if phase in run.phases():
+            yield f"{phase.capitalize()} FLOPs", _count(run, figures, "flops", root.calls, varies, phase) or UNKNOWN
+    yield from _of_time(run, root, figures, varies)
+    yield "Activations", _if_known(_activations(run, root), format_memory)
+    devices = (memory for memory in run.memory if memory.peak_bytes)
+    bound = "≥ " if run.passes else ""  # of the recorded passes
+    peaks = ", ".join(f"{bound}{format_memory(memory.peak_bytes)} on {memory.device}" for memory in devices)
+    yield "Peak memory above start", peaks or UNKNOWN
+
+
+def _of_parameters(layers: Sequence[Layer], params: int | None) -> Iterator[tuple[str, Cell]]:
+    yield "Params", _if_known(params, format_count)
+    yield "Trainable params", _if_known(sum_if_known(*(layer.trainable_params for layer in layers)), format_count)
+    dtypes = sums_by_key(of_dtype for layer in layers for of_dtype in layer.dtype_bytes)
+    sizes = ", ".join(f"{dtype} {format_memory(size)}" for dtype, size in dtypes.most_common())
+    size = format_memory(sum(dtypes.values()))
+    yield "Model size", UNKNOWN if params is None else f"{size} ({sizes})" if sizes else size
+    yield "Buffers", _if_known(sum_if_known(*(layer.buffer_bytes for layer in layers)), format_memory)
+
+
+def _of_time(run: Run, root: Node, figures: Figures, varies: bool | None) -> Iterator[tuple[str, Cell]]:
+    on_device = "device_ns" in run.meta.requested
+    spread = run.samples.get(SampleKey(run.layers.index(root.layer), FORWARD, run.meta.rank, "cpu", "cpu_ns"))
+    latency = spread.median if spread is not None and not on_device else None
+    over = " (over calls of different shapes)" if varies else ""
+    yield "Latency (median)", _if_known(latency, lambda ns: f"{format_time(ns)}{over}")
+    in_all_calls = root.calls <= 1 or root.layer.same_shapes or (root.layer.same_shapes is None and varies is False)
+    yield "Throughput", (in_all_calls and throughput(run, run.layers.index(root.layer))) or UNKNOWN
+    measured = {"flops", "device_ns" if on_device else "cpu_ns"} <= set(run.meta.measured)
+    achieved = figures.rate(FORWARD, on_device, measured)
+    yield "FLOP/s (mean)", achieved.text(format_count) or UNKNOWN
+    peak = peak_of(run.meta, dtype_of_most_macs(run, root.layer.path[0]))
+    yield "MFU (% of peak)", (peak and achieved.text(lambda per_s: _share_of_peak(per_s, peak))) or UNKNOWN
+
+
+def _activations(run: Run, root: Node) -> int | None:
+    """The mean bytes of the outputs of the innermost layers in a forward call of the model; None: unknown."""
+    if run.meta.paths is not None or not root.calls:
+        return None  # the outputs of layers that were not selected were not recorded
+    called = [node for node in root.walk() if node.calls]
+    paths = {node.layer.path for node in called}
+    called_in = dict(zip(run.layers.index_of, run.layers.roll_up([layer.path in paths for layer in run.layers])))
+    shapes = _input_shapes(run)
+    are_same = {path: all(len(of_op) == 1 for of_op in by_op.values()) for path, by_op in shapes.items()}
+    total = 0
+    for node in called:
+        if called_in[node.layer.path] > 1:
+            continue
+        is_same = are_same.get(node.layer.path)
+        if is_same is None:  # its ops recorded no shapes (an embedding): as others, if called once in each model call
+            is_same = bool(are_same) and all(are_same.values()) and node.calls == root.calls
+        if node.layer.output_bytes is None or not (is_same or node.calls == 1):
+            return None
+        total += node.layer.output_bytes * node.calls
+    return total // root.calls
+
+
+def _input_shapes(run: Run) -> dict[tuple[str, ...], dict[str, set[tuple[object, ...]]]]:
+    """The distinct input shapes of operators directly in the forward of layers: by path of the layer, then operator."""
+    shapes: dict[tuple[str, ...], dict[str, set[tuple[object, ...]]]] = {}
+    for layer, chain in run.rows.summed(("layer", "frames"), "calls", phase=FORWARD):
+        frames = run.rows.frames[chain]
+        if layer >= 0 and len(frames) == 1 and frames[0].signature is not None:
+            of_layer = shapes.setdefault(run.layers[layer].path, {})
+            of_layer.setdefault(frames[0].name, set()).add(frames[0].signature.shapes)
+    return shapes
+
+
+def _if_known(value: float | None, text: Callable[[float], Cell]) -> Cell:
+    return UNKNOWN if value is None else text(value)
+
+
+def _count(run: Run, figures: Figures, field: str, calls: int, varies: bool | None, phase: str = FORWARD) -> Cell:
+    """The cell of MACs or FLOPs for one forward call of the model; blank for layers that were not selected."""
+    column = Column(field, "cost", phase, MEASURE_OF[field], measured=field in run.meta.measured and calls > 0)
+    count = column.figure(figures)
+    mean = "mean" if varies is not False and count.value else ""
+    return Figure(count.value / max(calls, 1), count.bound, mean).text(format_count)
+
+
+def _shapes(shapes: tuple[tuple[int, ...], ...], vary: bool | None) -> str:
+    if not shapes:
+        return ""
+    shown = [str(list(shape)).replace("-1", "?") for shape in shapes[:_SHAPES_SHOWN]]
+    text = ", ".join([*shown, *["…"] * (len(shapes) > _SHAPES_SHOWN)])
+    return text if vary is False else f"first {text}"
+
+
+def _share_of_peak(achieved: float, peak: Peak) -> ReportCell:
+    threads = f", {peak.threads} thread{'s' if peak.threads > 1 else ''}" if peak.threads else ""
+    share = format_share(achieved / peak.flops_per_s)
+    of = f"{format_count(peak.flops_per_s)} FLOP/s ({peak.dtype} product on {peak.device}{threads})"
+    return share.written(f"{share} of {of}")
+
+
+# The table of ``torchprof.benchmark``
+
+
+def benchmark_table(result: BenchmarkResult) -> Section:
+    """The result of ``torchprof.benchmark`` as text."""
+    headings = ["Batch size", "Mean ± std", "Median", "P95", "Min", "Max", "Samples/s"]
+    sentences = [
+        f"{result.model}, {result.step} on {result.device}: {result.repeat} calls at each batch size, "
+        f"after {result.warmup} that were not timed.",
+        *(f"Batch size {row.batch_size} did not fit in memory: {row.error}" for row in result.rows if row.error),
+        *result.warnings,
+    ]
+    return stacked([ReportTable.of_cells(headings, [_cells_of_batch_size(row) for row in result.rows]), "", *sentences])
+
+
+def _cells_of_batch_size(row: Latency) -> list[Cell]:
+    mean, std, rate = row.mean, row.std, row.samples_per_s
+    if mean is None:
+        return [format_number(row.batch_size), "out of memory", *[UNKNOWN] * 5]
+    return [
+        format_number(row.batch_size),
+        format_time(mean * 1e9).written(f"{_time(mean)} ± {_time(std)}"),
+        *(_time(value) for value in (row.median, row.p95, row.min, row.max)),
+        _if_known(rate, format_rate),
+    ]
+
+
+def _time(seconds: float | None) -> Cell:
+    return UNKNOWN if seconds is None else format_time(seconds * 1e9)

@@ -9,8 +9,9 @@ from torchprof.analyze.report import Section
 from torchprof.analyze.warnings import waited_share
 from torchprof.errors import printable
 from torchprof.run.formats import format_memory, ranks_in_words, short_time
+from torchprof.run.measures import SampleKey
 from torchprof.run.run import Run
-from torchprof.run.words import BETWEEN_OPS, OUTSIDE_NAME
+from torchprof.run.words import BETWEEN_OPS, FORWARD, OUTSIDE, OUTSIDE_NAME
 
 # The legend
 
@@ -167,6 +168,9 @@ _TIME_FIRST = ("LSTM", "GRU", "RNN", "MultiheadAttention", "Transformer")
 """The classes whose input has its time, not the batch, in its first dimension unless ``batch_first=True``."""
 
 
+_CALLS_A_STEP = 1.2
+
+
 def called_models(run: Run) -> dict[int, int]:
     """The forward calls of the models that were called, by the index of the layer."""
     return {root: calls for root in run.layers.roots if (calls := run.rows.forward_calls(root))}
@@ -175,8 +179,11 @@ def called_models(run: Run) -> dict[int, int]:
 def throughput(run: Run, root: int) -> str:
     """The tokens or samples that the model ``root`` got in its calls, all of one shape, a second of recorded time, or
     of the time that a device was busy, if that is longer: "3,121 samples/s over 1.21s". "" if several models were
-    called, or if the dimension of the batch, the time, or the number of calls is unknown."""
+    called, if a step has several calls, or if the dimension of the batch, the time, or the calls are unknown."""
     layer, calls = run.layers[root], run.rows.forward_calls(root)
+    steps = run.samples.get(SampleKey(OUTSIDE, FORWARD, run.meta.rank, "cpu", "step_ns"))
+    if steps is not None and calls > _CALLS_A_STEP * (steps.count + 1) * len(run.metas):
+        return ""  # a step, or an evaluation in between, has more than one batch
     if [*called_models(run)] != [root] or any(warning.code == "calls_not_recorded" for warning in run.meta.warnings):
         return ""
     wall_ns = max((ns for meta in run.metas for ns in (meta.wall_ns, *meta.busy_devices.values())), default=0)

@@ -37,6 +37,7 @@ from torchprof.run.words import (
     NO_LAYERS,
     NOT_SELECTED,
     NOT_SELECTED_NAME,
+    OPTIMIZER_STEP,
     OTHER,
     OUTSIDE,
     OUTSIDE_NAME,
@@ -400,6 +401,7 @@ def time_parts(run: Run, field: str) -> dict[str, int]:
     that of another thread."""
     chains = run.rows.frames
     compiles = [any(frame.kind == FrameKind.REGION and frame.name == COMPILING for frame in chain) for chain in chains]
+    closures = optimizers_with_closure(run)
     parts: Counter[str] = Counter()
     sums = run.rows.of_recording.summed(("layer", "phase", "frames"), field)
     for (layer, phase, chain), ns in sums.items():
@@ -409,6 +411,8 @@ def time_parts(run: Run, field: str) -> dict[str, int]:
             parts[PHASES[phase]] += ns
         else:
             purpose, frames = purpose_of(PHASES[phase], chains[chain]), chains[chain]
+            if purpose == OPTIMIZER and frames and frames[-1].kind == FrameKind.LABEL and frames[-1].name in closures:
+                purpose = NO_OP  # the closure's Python
             waits = frames[-1].name if purpose in (AWAITED, NO_OP) and frames else ""
             parts[WAITS_IN_WORDS.get(waits) or _NAMES.get(purpose, OTHER)] += ns
     if field == "cpu_ns":
@@ -424,6 +428,17 @@ def time_parts(run: Run, field: str) -> dict[str, int]:
             parts[STAGES] += of_stages
             parts[part] -= of_stages
     return {name: parts[name] for name in _ORDER if parts[name] > 0}
+
+
+def optimizers_with_closure(run: Run) -> set[str]:
+    """The ranges of optimizers in whose steps layers were called: they have a closure, whose Python is the user's."""
+    return {
+        frame.name
+        for chain in run.rows.within
+        for around in chain
+        for frame in around.frames
+        if frame.kind == FrameKind.LABEL and frame.name.startswith(OPTIMIZER_STEP)
+    }
 
 
 def spreads_of(run: Run, layer: int, measure: str) -> list[Spread]:

@@ -169,8 +169,7 @@ def source_lines(run: Run) -> dict[Where, Counter[SourceLine]]:
     """The number of samples of each source line between operators, and in waits for other threads, by place."""
 
     def is_between_ops(frames: Sequence[Frame]) -> bool:
-        around = (FrameKind.LABEL, FrameKind.WAIT)
-        return sampled_line(frames) is not None and all(frame.kind in around for frame in frames[:-1])
+        return sampled_line(frames) is not None and all(map(_has_lines, frames[:-1]))
 
     lines: defaultdict[Where, Counter[SourceLine]] = defaultdict(Counter)
     sampled = run.rows.summed(("layer", "phase", "frames"), "calls", frames=is_between_ops)
@@ -180,6 +179,10 @@ def source_lines(run: Run) -> dict[Where, Counter[SourceLine]]:
             waits = any(frame.kind == FrameKind.WAIT for frame in frames)
             lines[Where(layer, phase, _label(frames), waits)][line] += samples
     return dict(lines)
+
+
+def _has_lines(frame: Frame) -> bool:
+    return frame.kind == FrameKind.LABEL or (frame.kind == FrameKind.WAIT and frame.name == WAITS_FOR_THREADS)
 
 
 def most_sampled(samples_of: Counter[SourceLine]) -> tuple[str, float] | None:
@@ -218,7 +221,7 @@ def top(run: Run, *, top: int = 8) -> Section:
     measured, a table of its time comes first, and above it its idle time. A run without times has a table of FLOPs. The
     type of a layer's parameters is shown if it is not float32. A source line is the one with the most samples between
     operators of that part, with its own share of all recorded time; from fewer than five samples it is only the
-    function, if all are in one. It needs a sampling thread, which ``torchprof run`` has.
+    function, if all are in one. It needs samples, which ``lines=False`` leaves out.
     """
     sentences: list[Part] = [*about_sums(run), warnings_below(run)]
     return spaced([*largest_parts(run, top), stacked(sentences)])
@@ -366,6 +369,7 @@ def _with_line(row: _Row, lines: Mapping[Where, Counter[SourceLine]], whole: int
 # Rows as wide as a terminal
 
 _GAP = len(" | ")
+_ABOUT_SLOWER = re.compile(r"; \d+ of \d+ takes? [^)]*(?=\))")
 _LEAST_NAME = 24  # names are not made shorter than this
 _FOLDERS = re.compile(r"(?<![^\s:])[^\s:]*[/\\](?=[^\s/\\:]+:\d+ )")  # of a source line
 
@@ -385,8 +389,22 @@ def _fit(headings: Sequence[str], table: list[list[Cell]], width: int) -> None:
     longest = [max((len(str(row[column])) for row in table), default=0) for column in (layer, work)]
     room = sum(longest) - max(excess(), 0)  # the longer of the two is shortened first, down to half of the room
     for column, length, other in zip((layer, work), longest, reversed(longest)):
-        _shorten(table, column, length - max(room - other, room // 2, _LEAST_NAME))
+        most = max(room - other, room // 2, _LEAST_NAME)
+        if column == layer:
+            for row in table if length > most else ():
+                row[layer] = _shown_as(row[layer], _without_front(str(row[layer]), most))
+        _shorten(table, column, max((len(str(row[column])) for row in table), default=0) - most)
     _shorten(table, kind, excess())
+
+
+def _without_front(name: str, most: int) -> str:
+    """The name of layers in fewer characters, if there is a way: without what is said of the slower ones, and without
+    the first steps of its path: "…layers.*.linear2 (12 layers)"."""
+    name = _ABOUT_SLOWER.sub("", name) if len(name) > most else name
+    path, space, rest = name.partition(" ")
+    while len(path) + len(space) + len(rest) > most and "." in path.strip("…"):
+        path = f"…{path.partition('.')[2]}"
+    return f"{path}{space}{rest}"
 
 
 def _shorten(table: list[list[Cell]], column: int, by: int) -> None:

@@ -11,13 +11,11 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from torchprof.run.layers import common_prefix
 from torchprof.run.words import (
-    FORWARD,
     INTERRUPTIONS,
     MOST_NESTED,
     NOT_SELECTED,
     OUTSIDE,
     OUTSIDE_NAME,
-    WAITS_FOR_THREADS,
     Frame,
     FrameKind,
     Signature,
@@ -249,15 +247,10 @@ class Places:
             self.all.append(place)
         return place
 
-    def of_lines(self, place: Place) -> Place | None:
-        """The place that has the sampled lines of Python in another: of an op, the outermost op under the same labels;
-        a wait for threads itself. None for other ranges, and for ops that are not forward: there a line says nothing.
-        """
-        if place.kind == FrameKind.WAIT and place.name == WAITS_FOR_THREADS:
-            return place
+    def of_lines(self, place: Place) -> Place:
+        """The place that has the sampled lines of Python in another: that of the outermost op, wait, region or other
+        range under the same labels. In backward the line is the one that called it."""
         while place.frame is not None and place.frame.kind != FrameKind.LABEL:
-            if place.frame.kind != FrameKind.OP or place.phase != FORWARD:
-                return None
             outer = place.outer
             if outer is None or outer.frame is None or outer.frame.kind == FrameKind.LABEL:
                 break

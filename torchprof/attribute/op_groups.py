@@ -7,7 +7,6 @@ inputs and nesting is found once, as an ``OpTree``. Only places, times and bytes
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -292,7 +291,6 @@ class LookAhead:
         self._graphs = graphs
         self._columns = columns
         self._after = {lane.thread: lane.after for lane in columns.threads}
-        self._work_of: dict[int, tuple[list[int], list[int]]] = {}  # by thread: starts and ends of its outermost ranges
 
     def completed(self, event: Event, index: int) -> Event:
         """The event with this index, with what later ones say of it."""
@@ -303,32 +301,6 @@ class LookAhead:
         if not self._graphs.why_unknown(graph_of(event.name)):
             self._find_kernels(event, index)
         return event
-
-    def others_work(self, event: Event) -> bool:
-        """Whether another thread is inside a range when an event begins."""
-        for thread, first, after in self._columns.threads:
-            if thread == event.thread:
-                continue
-            if thread not in self._work_of:
-                self._work_of[thread] = self._outermost(first, after)
-            starts, ends = self._work_of[thread]
-            last = bisect_right(starts, event.start_ns) - 1
-            if last >= 0 and ends[last] > event.start_ns:
-                return True
-        return False
-
-    def _outermost(self, index: int, after: int) -> tuple[list[int], list[int]]:
-        columns = self._columns
-        starts, ends = [], []
-        while index < after:
-            kind = columns.kinds[columns.number[index]].kind
-            if kind in (Kind.COLLECTIVE, Kind.COMPILED_INPUTS):  # no work of the thread
-                index += 1
-            else:
-                starts.append(columns.start[index])
-                ends.append(columns.end[index])
-                index += columns.size[index]
-        return starts, ends
 
     def _later(self, index: int, thread: int) -> Iterator[Event]:
         return (self._columns.event(later, thread) for later in range(index + 1, self._after[thread]))

@@ -245,10 +245,8 @@ class Attribution:
     # Events that open no range
 
     def _sample(self, event: Event, end: int, open_range: _Open) -> Attributed | None:
-        """A sampled line of Python: between ops, or inside the outermost op. In backward it says nothing."""
+        """A sampled line of Python: between ops, or inside the outermost other range under the same labels."""
         around = self.places.of_lines(open_range[1] or self._outside)
-        if around is None or self._ahead.others_work(event):
-            return None  # if another thread works, it is that of autograd, and this one waits for it
         place = self.places.inside(around, FrameKind.PYTHON, event.name)
         return Attributed(event, place, open_range[1], 1, 0, open_range[4])
 

@@ -37,6 +37,8 @@ def whole_number(text: str) -> int:
 
 
 _FLAG = {"action": "store_true"}
+_ALSO = {"--memory": ["--profile-memory"], "--flops": ["--with-flops"], "--shapes": ["--record-shapes"]}
+"""The names that these options have in Python."""
 _NUMBER = {"type": whole_number, "metavar": "N"}
 _SHARED: dict[str, dict[str, Any]] = {
     "--warmup": _NUMBER | {"help": "calls of the model that come first and are not recorded (default %(default)s)"},
@@ -64,7 +66,7 @@ _SHARED: dict[str, dict[str, Any]] = {
 def add_options(parser: argparse._ActionsContainer, *names: str, **more: Any) -> None:
     """Add some of the shared options to a parser or a group, in the given order. ``more``: as of ``add_argument``."""
     for name in names:
-        parser.add_argument(name, **{**_SHARED[name], **more})
+        parser.add_argument(name, *_ALSO.get(name, ()), **{**_SHARED[name], **more})
 
 
 _DTYPES = {dtype.name: dtype.others for dtype in DTYPES if dtype.others}

@@ -22,7 +22,7 @@ from torchprof.errors import TorchprofError, printable, printable_lines, some
 from torchprof.first_screen.overview import other_sentences, short_tree
 from torchprof.first_screen.verdict import verdict
 from torchprof.ranks.sentences import MOST_WHOLE_RANKS, run_of_chosen
-from torchprof.reports import content_of, options_of
+from torchprof.reports import content_of, current_name, options_of
 from torchprof.reports.documents import terminal_width, text_of
 from torchprof.run.words import FrameKind
 
@@ -70,7 +70,7 @@ def _chosen_report(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     """The report of ``--report`` or ``--summary``, or the table if one of its options was given; its options. ``""`` if
     the user chose none."""
     if arguments.report:
-        all_findings = {"top": None} if arguments.report == "advice" else {}
+        all_findings = {"top": None} if current_name(arguments.report) == "findings" else {}
         return arguments.report, all_findings | report_options(arguments)
     given = given_options(arguments, TABLE_OPTIONS)
     if arguments.summary:
@@ -178,7 +178,7 @@ def _first_findings(run: torchprof.Run, all_findings: Sequence[Advice], command:
     """The most important findings, and which commands and options show more."""
     parts = texts_of_findings(run, all_findings[:_FINDINGS_SHOWN])
     if len(all_findings) > _FINDINGS_SHOWN:
-        show = f"{command} --report advice".lstrip()
+        show = f"{command} --report findings".lstrip()
         parts.append(f"{not_shown(len(all_findings) - _FINDINGS_SHOWN)}: {show} shows all.")
     missing = [name for name in unrecorded(run) if name in _OPTION_THAT_RECORDS]
     if missing and is_trace:

@@ -424,6 +424,9 @@ def _exact(before: float | None, after: float | None, old: float | None, new: fl
     return Change(before, after, new - old, diff.SAME if new == old else diff.MORE if new > old else diff.LESS)
 
 
+_LARGE = 0.5  # of the larger median: calls that differ much among themselves do not hide that most of the time is gone
+
+
 def _verdict(change: Change, noise: Noise | None, rate: float | None, tests: int) -> str:
     """Whether a difference of times is more than noise. ``rate``: the smallest false discovery rate at which it counts;
     ``tests``: the number of tests of this quantity.
@@ -434,7 +437,8 @@ def _verdict(change: Change, noise: Noise | None, rate: float | None, tests: int
         return diff.SAME
     if change.difference is None or noise is None or rate is None:
         return diff.UNDECIDED
-    if abs(noise.shift) <= noise.spread or (noise.shift > 0) != (change.difference > 0):
+    is_small = abs(noise.shift) <= noise.spread and abs(noise.shift) < _LARGE * max(noise.medians)
+    if is_small or (noise.shift > 0) != (change.difference > 0):
         return diff.WITHIN_NOISE
     if rate <= diff.ALPHA:
         return diff.SLOWER if noise.shift > 0 else diff.FASTER

@@ -95,7 +95,7 @@ def _about_conditions(runs: _Runs) -> Iterator[str]:
         yield f"The environment of the run {which} was not recorded."
     if not all(say_all):  # what only one run states is unknown for the other
         words = [{name: words[side][name] for name in words[side] if name in words[1 - side]} for side in (0, 1)]
-    switches = [dict(meta.switches) for meta in (old, new)] if old.switches and new.switches else []
+    switches = [dict(meta.settings) for meta in (old, new)] if old.switches and new.switches else []
     for conditions in (words, switches):
         for name in {name: None for side in conditions for name in side}:
             was, now = (side.get(name, "not there") for side in conditions)

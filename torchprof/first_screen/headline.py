@@ -298,9 +298,11 @@ def _kind(layer: Layer, is_of_model: bool) -> tuple[str, str]:
 
 
 def _name(run: Run, index: int) -> str:
-    """The path of a layer, without the name of the model if the run has only one model."""
+    """The path of a layer, without the name of the model if the run has only one model, unless only a number is left:
+    "Sequential.6", not "6"."""
     path = run.layers[index].path
-    return printable(".".join(path[1:] if len(run.roots) == 1 and len(path) > 1 else path))
+    below = ".".join(path[1:])
+    return printable(below if len(run.roots) == 1 and below and not below.isdecimal() else ".".join(path))
 
 
 def _sentence(run: Run, measured: _Measured, subject: str, whole: int, clauses: Sequence[_Clause]) -> str:

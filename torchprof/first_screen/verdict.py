@@ -9,6 +9,7 @@ from torchprof.advise import Advice, filled, findings_table, judge, place_in_wor
 from torchprof.advise.chains import inside
 from torchprof.advise.evidence import Evidence
 from torchprof.analyze.compiled import compiled_in_short
+from torchprof.analyze.lines import largest_lines
 from torchprof.analyze.report import Part, name_of_layer, stacked
 from torchprof.analyze.sentences import about_times, called_models, count_of_ranks, peak_in_words, throughput
 from torchprof.analyze.steps import device_parts, ns_behind_the_cpu, percents, spreads_of, time_parts
@@ -20,20 +21,21 @@ from torchprof.run.groups import sums_by_key
 from torchprof.run.measures import Spread
 from torchprof.run.run import Run
 from torchprof.run.torch_names import PRODUCT_KERNELS
-from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, StepEnd
 
 _WIDTH = 100  # at most, in characters
 
 
 def verdict(run: Run, width: int | None = None, findings: Sequence[Advice] | None = None) -> list[Part]:
-    """The sections of the verdict: what ran, its parts and the headline; what would help; what makes all times less
-    certain than they look.
+    """The sections of the verdict: what ran, its parts and the headline; what would help; the lines of code; what makes
+    all times less certain than they look.
 
     ``width``: the number of characters of a line, of which at most 100 are used. ``findings``: all findings, if known.
     """
     width = min(width or _WIDTH, _WIDTH)
     uncertain = stacked(map(printable, about_times(run)))
-    return [stacked([*lines_of_run(run), headline(run)]), what_would_help(run, width, findings), uncertain]
+    ran = stacked([*lines_of_run(run), headline(run)])
+    return [ran, what_would_help(run, width, findings), *largest_lines(run, width), uncertain]
 
 
 # What ran
@@ -68,7 +70,9 @@ def _times(run: Run) -> str:
     if steps and (any(meta.marked_steps for meta in run.metas) or BACKWARD in run.phases()):
         behind = max(ns_behind_the_cpu(run, meta) for meta in run.metas)
         ahead = f" on the CPU, which runs ahead of {run.meta.device_heading}: {short_time(behind)}" if behind else ""
-        times = f"{_distribution(steps, 'step')}{ahead}"
+        is_few = steps[0].count < _CALLS_FOR_PERCENTILES and run.meta.step_end == StepEnd.OPTIMIZER
+        ends = ", each until a step of the optimizer" if is_few else ""
+        times = f"{_distribution(steps, 'step')}{ends}{ahead}"
     else:
         times = _times_of_calls(run)
     return ", ".join(filter(None, [ranks, times]))
@@ -174,6 +178,7 @@ FIRST_SHARE = 0.03
 _FINDINGS = 3  # at most, on the first screen
 _LINES = 2  # at most, of a finding, and of its remedy
 _MOSTLY_PRODUCTS = 0.5  # the share of the time in products from which on it is said
+_LOOKED_FOR = "Looked for, as far as recorded: waiting, Python, work done twice, small operators, slow number formats."
 
 
 def what_would_help(run: Run, width: int = _WIDTH, findings: Sequence[Advice] | None = None) -> Part:
@@ -208,7 +213,7 @@ def short_gain(advice: Advice, evidence: Evidence) -> str:
     """The largest possible gain: "Up to 31% (24.9ms a step)"."""
     parts = []
     if advice.gain_ns and evidence.recorded_ns:
-        per_step = evidence.per_step(advice.gain_ns)
+        per_step = evidence.per_step(advice.gain_ns, in_layers=bool(advice.layers))
         ns = short_time(advice.gain_ns) if per_step is None else f"{short_time(per_step)} a step"
         parts.append(f"{min(advice.gain_ns / evidence.recorded_ns, 1):.0%} ({ns})")
     if advice.gain_bytes and evidence.peak_bytes:
@@ -218,8 +223,7 @@ def short_gain(advice: Advice, evidence: Evidence) -> str:
 
 
 def _no_finding(run: Run) -> str:
-    """That no finding is worth 3 % of the run, and how much of the time are products, which only less work or a faster
-    format makes shorter."""
+    """That no finding is worth 3 % of the run, how much of the time are products, and what was looked for."""
     if "cpu_ns" not in run.meta.measured and "device_ns" not in run.meta.measured:
         return ""
     if any(meta.lacks_kernels for meta in run.metas):
@@ -228,6 +232,7 @@ def _no_finding(run: Run) -> str:
     field = next(measures_of(run), ("cpu_ns", ""))[0]
     whole = run.rows.of_recording.total(field)
     ns = run.rows.total(field, frames=inside(*PRODUCT_KERNELS))
+    looked = _LOOKED_FOR if field == "cpu_ns" else ""
     if whole <= 0 or ns < _MOSTLY_PRODUCTS * whole:
-        return nothing
-    return f"{nothing} Matrix products and convolutions take {ns / whole:.0%} of it: to save time there, compute less."
+        return f"{nothing} {looked}".rstrip()
+    return f"{nothing} Matrix products and convolutions take {ns / whole:.0%} of it. {looked}".rstrip()

@@ -178,7 +178,9 @@ def _add_samples(columns: EventColumns, samples: Iterable[tuple[int, SourceLine,
         return
     index, thread = marks[0]
     offset_ns = columns.end[index] - began_ns
-    times = ((at_ns + offset_ns, line) for at_ns, line, intervals, _ in samples for _ in range(intervals))
+    taken = [*samples]
+    unit = min((intervals for _, _, intervals, _ in taken), default=1)  # more than 1 where samples were dropped
+    times = ((at_ns + offset_ns, line) for at_ns, line, intervals, _ in taken for _ in range(intervals // unit))
     columns.add(after=(Event(Kind.SAMPLE, line, time, time, thread) for time, line in times))
 
 

@@ -197,8 +197,10 @@ class Allocations:
             if nbytes > 0 and address:
                 if has_casts and _is_of_autocast(group, index):
                     self._blocks.casts.add(self._blocks.live[device, address])
-                if group.place.layer == OUTSIDE and (around := group.tree.parents[index]) >= 0:
-                    name = columns.kinds[columns.number[first + around]].name
+                if group.place.layer == OUTSIDE:
+                    around = group.tree.parents[index]
+                    is_inside = around >= 0  # else directly in the range around the group, which may be an operator
+                    name = columns.kinds[columns.number[first + around]].name if is_inside else group.place.name
                     self._blocks.note_joined(name, device, address)
 
     def _on_event(self, item: Attributed) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -174,7 +174,8 @@ class Observations:
     not record. ``unlabelled``: the layers that could not be labeled. ``added``, ``removed``: the names of modules.
     ``warnings``: all others; they come first. ``nothing``: why nothing was recorded. ``unmatched``: the number of
     collectives without a known caller. ``uncertain``: the number of buckets of gradients whose layers are unknown.
-    ``end``: of a single cycle, in a recording without gaps.
+    ``threads``: by the line of another thread, its processor time (``cpu_ns``) in the time in which it was looked at
+    (``over_ns``). ``end``: of a single cycle, in a recording without gaps.
     """
 
     callers: Counter[tuple[int, int]] = field(default_factory=Counter)
@@ -189,6 +190,7 @@ class Observations:
     nothing: RunWarning | None = None
     unmatched: int = 0
     uncertain: int = 0
+    threads: defaultdict[SourceLine, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     end: CycleEnd | None = None
 
     def add(self, cycle: Observations, new_index: Sequence[int] | None = None) -> None:
@@ -202,6 +204,8 @@ class Observations:
         self.warnings = [*dict.fromkeys((*self.warnings, *cycle.warnings))]
         self.unmatched += cycle.unmatched
         self.uncertain += cycle.uncertain
+        for line, use in cycle.threads.items():
+            self.threads[line] += use
 
     def copy_labels(self, total: Observations, unobserved_before: Counter[int]) -> None:
         """Copy what the observations of all cycles say of labels; of the calls, those since ``unobserved_before``."""

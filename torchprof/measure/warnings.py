@@ -11,9 +11,10 @@ from torchprof.run.rows import Rows
 from torchprof.run.run import Run
 from torchprof.run.sentences import WITHOUT_SHAPES
 from torchprof.run.torch_names import ON_PARAMETERS
-from torchprof.run.words import NOT_SELECTED, OUTSIDE, FrameKind
+from torchprof.run.words import NOT_SELECTED, OUTSIDE, FrameKind, SourceLine
 
 _CALLS_MATTER = 0.01  # from this share of the recorded time on, calls that bypass a layer are a warning
+_THREADS_MATTER = 0.2  # of the time: another thread that uses so much of a processor is a warning
 _LABELS_MATTER = 0.02  # the time of labels is a warning if it is more than this share of the recorded time
 
 
@@ -25,6 +26,7 @@ def recorded_warnings(run: Run, observations: Observations) -> Iterator[RunWarni
         yield RunWarning.of("collectives_unmatched", count=observations.unmatched)
     if observations.uncertain:
         yield RunWarning.of("buckets_uncertain", count=observations.uncertain)
+    yield from about_threads(observations.threads)
     yield from about_labels(run.layers, observations.unobserved, sorted(observations.unlabelled))
     if observations.nothing:
         yield observations.nothing
@@ -47,6 +49,13 @@ def about_modules(added: Sequence[str], removed: Sequence[str]) -> Iterator[RunW
         yield RunWarning.of("modules_added", added)
     if removed:
         yield RunWarning.of("modules_removed", removed)
+
+
+def about_threads(threads: Mapping[SourceLine, Mapping[str, int]]) -> Iterator[RunWarning]:
+    """Other threads that run Python, and use much of a processor: Python's interpreter runs one thread at a time."""
+    for line, use in threads.items():
+        if use["cpu_ns"] >= _THREADS_MATTER * use["over_ns"] > 0:
+            yield RunWarning.of("thread_runs", line=line, share=round(use["cpu_ns"] / use["over_ns"], 2))
 
 
 def about_labels(

@@ -25,6 +25,23 @@ _ACTIONS = (ProfilerAction.NONE, ProfilerAction.WARMUP, ProfilerAction.RECORD, P
 _USE_SCHEDULE = "use for example torch.profiler.schedule(wait=1, warmup=1, active=3)."
 
 
+_OF_THE_SHELL = {
+    "memory": "profile_memory",
+    "flops": "with_flops",
+    "shapes": "record_shapes",
+    "timeline": "with_timeline",
+}
+
+
+def refuse_unknown(unknown: Iterable[str], function: Callable[..., Any]) -> None:
+    """Raise TypeError for a keyword argument that a function does not have, with the one that is meant."""
+    for name in unknown:
+        if (meant := _OF_THE_SHELL.get(name)) is not None:
+            raise TypeError(f"There is no argument {name!r}: in Python it is {meant}=True.")
+        known = [each.name for each in inspect.signature(function).parameters.values() if each.kind != each.VAR_KEYWORD]
+        raise TypeError(f"There is no argument {name!r}. {suggest(name, known)}")
+
+
 def check_warmup(warmup: Any) -> None:
     check_count(warmup, 0, "warmup must be a number of calls of the model, 0 or more")
 

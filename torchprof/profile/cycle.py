@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import ExitStack
 from functools import cached_property, partial
 from threading import get_ident
@@ -27,10 +27,11 @@ from torchprof.record.holders import holder_of, holder_of_others
 from torchprof.record.labels import Labels, Target, label_of
 from torchprof.record.plan import Plan
 from torchprof.record.python_lines import Sampler
+from torchprof.record.ranges import EngineRanges
 from torchprof.record.session import Session, is_profiled
 from torchprof.record.this_process import Job, live_memory, this_job, this_process
 from torchprof.run.layers import Layer
-from torchprof.run.meta import RunWarning
+from torchprof.run.meta import Meta, RunWarning
 from torchprof.run.run import Run
 
 
@@ -41,7 +42,7 @@ class Setup:
     ``device``: the kind of device whose kernels are recorded; None for the CPU alone, as where ``asked.device``, which
     the user asked for, is missing on this machine. ``provenance`` finds the layers of compiled graphs.
     ``from_first_mark``: whether a cycle begins with a step, and not in the middle of one. ``is_program``: each cycle
-    begins where the one before ended, and a sampling thread notes the source line of the thread that starts it.
+    begins where the one before ended. ``samples_lines``: a thread samples the source line of the one that starts it.
     """
 
     plan: Plan
@@ -50,6 +51,7 @@ class Setup:
     provenance: Provenance | None = None
     from_first_mark: bool = True
     is_program: bool = False
+    samples_lines: bool = False
 
 
 class Cycle:
@@ -97,6 +99,7 @@ class Cycle:
         self._compiled: dict[str, Any] = {}  # the parts of a Recording that say what torch.compile made
         self._stack_warning = StackWarning()
         self._sampler: Sampler | None = None
+        self._before = EngineRanges.partial, Target.autocast_calls
         self._sampled_every_s = sampled_every_s
         self._called_graphs = CalledGraphs()
         self._last_end, self._is_first = last_end, is_first
@@ -112,12 +115,13 @@ class Cycle:
                 start = live_memory(setup.plan.models, watch=True, recorded=recorded)
                 holders = {device: holder_of_others(start, device) for device in start.sizes if self._is_first}
                 self._start_memory = dataclasses.replace(start, holders=holders)
-            if setup.is_program:
+            if setup.samples_lines:
                 self._sampler = Sampler(get_ident(), self._sampled_every_s)
+                self._sampler.start()  # before the session, which would record that a thread starts
             self._called_graphs.on()
             self.session.start(step_begins=setup.from_first_mark)
             if self._sampler is not None:
-                self._sampler.start()
+                self._sampler.forget()
             if self.session.with_stack:
                 self._stack_warning.on()
         except BaseException:
@@ -127,6 +131,7 @@ class Cycle:
     def abandon(self) -> None:
         """Switch everything off; this cycle will not be read."""
         with ExitStack() as last:
+            last.callback(self._stop_sampling)
             if self.session.started:
                 last.callback(self.session.stop)
             self._stop_watching()
@@ -138,7 +143,10 @@ class Cycle:
             self._stop_watching()
             self.update_job()
         finally:
-            self.session.stop(self.job.metadata)
+            try:
+                self.session.stop(self.job.metadata)
+            finally:
+                self._stop_sampling()
         self.observations.warnings += about_clock(self.session.clock_jump_ns, self.session.wall_ns)
         if self._called_graphs.knows_parameters:
             asked = setup.provenance is not None
@@ -156,8 +164,11 @@ class Cycle:
             each.callback(self._stack_warning.off)
             each.callback(self._called_graphs.off)
             each.callback(self._start_memory.stop_watching)
-            if self._sampler is not None:
-                each.callback(self._sampler.stop)
+
+    def _stop_sampling(self) -> None:
+        """Not within the session, which would record that we wait for the end of the thread."""
+        if self._sampler is not None:
+            self._sampler.stop()
 
     def update_job(self) -> None:
         """Note which rank of which job this is: a process group may be made or destroyed while we record."""
@@ -170,7 +181,7 @@ class Cycle:
             source=session,
             columns=partial(session.columns, wanted_detail(setup.asked), setup.asked.profile_memory),
             layers=layers,
-            origin=this_process(self.job),
+            origin=self._origin(),
             observations=observations,
             group=self.job.group,
             graphs=self._called_graphs.layers(setup.plan, setup.provenance),
@@ -185,8 +196,20 @@ class Cycle:
             began_ns=session.began_ns,
             holder_of=holder_of,
         )
+        for use in [] if self._sampler is None else self._sampler.other_threads():
+            observations.threads[use.line] += Counter(cpu_ns=use.cpu_ns, over_ns=use.over_ns)
         asked = dataclasses.replace(setup.asked, with_stack=session.with_stack)
         return assemble(recording, setup.plan.layer_plan(), asked)
+
+    def _origin(self) -> Meta:
+        """What this process is, whether only ``backward()`` called autograd's engine, and whether models were called
+        under autocast of the CPU."""
+        origin = this_process(self.job)
+        counts = EngineRanges.partial, Target.autocast_calls
+        said = (str(now > before) for before, now in zip(self._before, counts))
+        return dataclasses.replace(
+            origin, switches=(*origin.switches, *zip(("partial_backward", "cpu_autocast"), said))
+        )
 
     @cached_property
     def event_lists(self) -> defaultdict[tuple[str, ...], list[EventList]]:

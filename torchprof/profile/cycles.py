@@ -194,6 +194,7 @@ class ScheduledCycles(Cycles):
         keeps_runs: bool = False,
     ) -> None:
         super().__init__(setup, warnings, labels)
+        self.sampled_every_s = 0.001  # a block may be short
         self._steps = PassLog(is_sampled) if isinstance(schedule, Sampled) else None
         self._entered = Counter[str]()  # the ranges of the user in the block
         # A frozen ScriptModule has no mode.

@@ -22,7 +22,7 @@ from torch.profiler import ProfilerAction
 from torchprof.encoding import encodable
 from torchprof.errors import TorchprofError
 from torchprof.measure.recording import Options
-from torchprof.profile.arguments import AUTO, action_of, checked_device, checked_provenance, checked_schedule, decorated
+from torchprof.profile import arguments
 from torchprof.profile.cycle import Setup, label_ns
 from torchprof.profile.cycles import ScheduledCycles
 from torchprof.profile.signals import DelayedSignals, DelayedSigterm, uninterrupted
@@ -30,6 +30,7 @@ from torchprof.record.compiled.inductor import Provenance
 from torchprof.record.labels import Labels
 from torchprof.record.modules import Trace, checked_models
 from torchprof.record.plan import Plan
+from torchprof.record.ranges import OptimizerMarks
 from torchprof.record.session import Guard, Session, missing_device, refuse_if_profiled
 from torchprof.record.session_events import event_list_of
 from torchprof.run.layers import Layer
@@ -58,7 +59,8 @@ class Profile:
     ``with_flops`` counts parameters, MACs and FLOPs from the input shapes of the operators (see docs/flops.md).
     ``record_shapes`` and ``with_stack`` record input shapes and source lines, for the ``ops`` report, ``key_averages``
     and ``raw``. ``compile_layers`` assigns the kernels of code that torch.compile compiles inside the block to their
-    layers; a kernel of several layers has its own row (see docs/compile.md).
+    layers; a kernel of several layers has its own row (see docs/compile.md). ``lines``: a thread samples the source
+    lines of the one that opens the block, for the report "lines".
 
     In a loop, ``step()`` ends a step. ``schedule`` selects the steps that are recorded: it is
     ``torchprof.sampled()``, for loops of any length, ``torch.profiler.schedule(wait=…, warmup=…, active=…)``, or any
@@ -70,8 +72,9 @@ class Profile:
     ``start()`` and ``stop()`` do the same as the block. As a decorator, a Profile profiles the function's first call.
 
     Afterwards, ``run`` is the result, ``display()`` the table, ``raw()`` and ``key_averages()`` torch's own lists.
-    A Profile is used once. Options can be read; those after ``paths`` cannot be set afterwards. Raises TorchprofError
-    (a RuntimeError) on entry for a path that matches nothing, while another profiler is active, and the second time.
+    A Profile is used once. Options can be read; those after ``paths`` cannot be set afterwards. Raises TypeError for an
+    unknown option, and TorchprofError (a RuntimeError) on entry for a path that matches nothing, while another profiler
+    is active, and the second time.
     """
 
     _open: ClassVar[Profile | None] = None  # the Profile whose block is open: one in a process, in any thread
@@ -86,7 +89,7 @@ class Profile:
         profile_memory: bool = False,
         paths: Iterable[Any] | None = None,
         *,
-        device: str | torch.device = AUTO,
+        device: str | torch.device = arguments.AUTO,
         use_device: str | None = None,
         warmup: int = 0,
         with_flops: bool = False,
@@ -94,9 +97,12 @@ class Profile:
         with_stack: bool = False,
         with_timeline: bool = False,
         compile_layers: bool = False,
+        lines: bool = True,
         schedule: Callable[[int], ProfilerAction] | None = None,
         on_trace_ready: Callable[[Profile], Any] | None = None,
+        **unknown: Any,
     ) -> None:
+        arguments.refuse_unknown(unknown, Profile)
         self._model = model
         self.enabled = enabled
         self.use_cuda = bool(use_cuda)
@@ -110,6 +116,7 @@ class Profile:
         self.with_stack = with_stack
         self.with_timeline = with_timeline
         self.compile_layers = compile_layers
+        self.lines = lines
         self.schedule = schedule
         self.on_trace_ready = on_trace_ready
 
@@ -160,12 +167,13 @@ class Profile:
         if self.warmup:
             self._labels.trigger = self._models
             self._labels.before_first = self._before_call
+        OptimizerMarks.recorded.clear()
         self._labels.attach()
         if self._provenance is not None:
             self._provenance.on()
         if self.schedule is not None:
             self._guard.on()
-            self._begin_step(action_of(self.schedule, 0))
+            self._begin_step(arguments.action_of(self.schedule, 0))
         elif not self.warmup:
             self._cycles.start()
         self.entered = True
@@ -183,8 +191,8 @@ class Profile:
     def _set_up(self) -> None:
         """Check the options, and plan the labels and the cycles."""
         warnings: list[RunWarning] = []
-        self._provenance = checked_provenance(self.compile_layers, warnings)
-        checked_schedule(self.schedule, self.warmup, self.on_trace_ready)
+        self._provenance = arguments.checked_provenance(self.compile_layers, warnings)
+        arguments.checked_schedule(self.schedule, self.warmup, self.on_trace_ready)
         asked = Options(
             device=self._device(),
             profile_memory=bool(self.profile_memory),
@@ -199,7 +207,8 @@ class Profile:
         warnings += [missing] if missing else []
         self._plan = Plan(self._models, self.paths, self._model)
         kind = None if missing else asked.device
-        setup = Setup(self._plan, asked, kind, self._provenance, from_first_mark=not self.warmup)
+        samples = self._timed and bool(self.lines)
+        setup = Setup(self._plan, asked, kind, self._provenance, from_first_mark=not self.warmup, samples_lines=samples)
         self._labels = Labels(self._plan.targets)
         self._cycles = ScheduledCycles(
             setup, warnings, self._labels, self.schedule, keeps_runs=self.on_trace_ready is not None
@@ -207,7 +216,7 @@ class Profile:
 
     def _device(self) -> str | None:
         use_cuda = True if self.use_cuda else False if self._refuses_cuda else None
-        return checked_device(self.device, use_cuda, self.use_device, self._models)
+        return arguments.checked_device(self.device, use_cuda, self.use_device, self._models)
 
     def _detach_and(self, *steps: Callable[[], None]) -> None:
         """Detach the labels, do these steps, and allow other profilers. All is done, even after an error."""
@@ -276,7 +285,7 @@ class Profile:
             return
         if not self.entered or self.exited:
             raise TorchprofError("step() belongs inside the block of this Profile, at the end of each pass of a loop.")
-        action = action_of(self.schedule, self.step_num + 1)
+        action = arguments.action_of(self.schedule, self.step_num + 1)
         if self._cycles.is_recording and self._session is not None:
             self._session.mark_step()
         self.step_num += 1
@@ -286,7 +295,7 @@ class Profile:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model. If the only argument is a function, decorate that instead."""
         if len(args) == 1 and not kwargs and isinstance(args[0], (FunctionType, MethodType, BuiltinFunctionType)):
-            return decorated(args[0], lambda: nullcontext() if self.entered else self)
+            return arguments.decorated(args[0], lambda: nullcontext() if self.entered else self)
         if not isinstance(self._model, nn.Module):
             raise TorchprofError("This Profile holds several models: call one of the models directly.")
         return self._model(*args, **kwargs)
@@ -371,16 +380,8 @@ class Profile:
             raise TorchprofError(f"file={file!r} is not an open text file: use `open(path, 'w')`, or sys.stdout.")
         text = _UNFINISHED
         if self._has_run:
-            text = self.run.report(
-                "tree",
-                show_events=show_events,
-                depth=depth,
-                sort_by=sort_by,
-                top=top,
-                percent=percent,
-                tablefmt=tablefmt,
-                hot=hot,
-            )
+            rows = {"depth": depth, "sort_by": sort_by, "top": top, "percent": percent}
+            text = self.run.report("tree", show_events=show_events, tablefmt=tablefmt, hot=hot, **rows)
         if file is not None:
             file.write(encodable(text, file) + "\n")
         return text

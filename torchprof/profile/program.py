@@ -28,9 +28,9 @@ from torchprof.record.compiled.inductor import Provenance
 from torchprof.record.forwards import OutermostCalls, backward_task
 from torchprof.record.labels import Labels
 from torchprof.record.plan import Plan
-from torchprof.record.ranges import SplitRanges
+from torchprof.record.ranges import OptimizerMarks, SplitRanges
 from torchprof.record.session import Guard, is_observed, missing_device, record, refuse_if_profiled
-from torchprof.record.this_process import bytes_in_use
+from torchprof.record.this_process import ChildProcesses, bytes_in_use
 from torchprof.record.torch_internals import optional
 from torchprof.run.merge import add_cycle
 from torchprof.run.meta import RunWarning
@@ -99,7 +99,9 @@ class Program:
         self._max_calls = max_calls
         self._plan = Plan([], None)
         kind = None if missing else device
-        setup = Setup(self._plan, asked, kind, self._provenance, from_first_mark=False, is_program=True)
+        setup = Setup(
+            self._plan, asked, kind, self._provenance, from_first_mark=False, is_program=True, samples_lines=True
+        )
         self._labels = Labels(())
         self._cycles = Cycles(setup, warnings, self._labels)
         self._run: Run | None = None
@@ -118,6 +120,7 @@ class Program:
         self._settling = Settling(self._passes.steps, lambda: self._plan.models)
         self._is_labelling = False
         self._ranges_before = self._ranges_at_first_call = Counter[str]()  # that were left before what is recorded
+        self._children = ChildProcesses()
         self._guard = Guard(self._give_way)
         self._outermost = OutermostCalls(self._before_call, self._after_call, self._count_elsewhere)
         self._undo = ExitStack()
@@ -143,6 +146,7 @@ class Program:
     def _attach(self) -> None:
         self._guard.on()
         self._undo.callback(self._labels.detach)
+        OptimizerMarks.recorded.clear()
         self._labels.attach()
         self._is_labelling = True
         self._cycles.split_ranges.on()
@@ -152,6 +156,8 @@ class Program:
         self._undo.callback(self._settling.off)
         self._settling.on()
         self._undo.callback(self._passes.lines.off)
+        self._undo.callback(self._children.off)
+        self._children.on()
         if self._provenance is not None:
             self._undo.callback(self._provenance.off)
             self._provenance.on()
@@ -439,6 +445,8 @@ class Program:
             warnings.append(RunWarning.of("long_start", start_ns=min(self._start_ns, wall_ns), wall_ns=wall_ns))
         if not self._cycles.setup.asked.profile_memory and (growth := _growth_of(self._in_use)):
             warnings.append(RunWarning.of("memory_grows", nbytes=growth))
+        if self._children.count:
+            warnings.append(RunWarning.of("child_processes", count=self._children.count))
         if self._calls_elsewhere:
             classes = tuple(self._calls_elsewhere.most_common())
             warnings.append(RunWarning.of("calls_on_other_threads", classes=classes))

@@ -181,10 +181,15 @@ class SigtermAsError:
                 signal.signal(signal.SIGTERM, self._handler)
 
     def _start(self) -> None:
+        self._pid = os.getpid()
         signal.signal(signal.SIGTERM, self._terminate)
         _active.append(self)
 
     def _terminate(self, *_: object) -> None:
+        if os.getpid() != self._pid:  # forked a moment ago: where an error is raised now, Python may drop it
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
         self._handler = signal.SIG_DFL
         self.stop()
         if self._raises:

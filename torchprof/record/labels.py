@@ -10,7 +10,9 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from threading import RLock, get_ident
 from typing import Any, ClassVar
 from urllib.parse import quote
@@ -22,7 +24,15 @@ from torch import nn
 from torchprof.attribute.event_names import RAISED, STOPPED
 from torchprof.attribute.events import PREFIX
 from torchprof.record.compiled.dynamo_code import has_code, unwrapped
-from torchprof.record.forwards import StandIn, never_compiled, on_class, on_hook, on_instance, refers_to_itself
+from torchprof.record.forwards import (
+    StandIn,
+    backward_task,
+    never_compiled,
+    on_class,
+    on_hook,
+    on_instance,
+    refers_to_itself,
+)
 from torchprof.record.ranges import CollectionRanges, EngineRanges, OptimizerMarks, PipelineRanges, WaitRanges
 from torchprof.record.session import is_observed, record
 from torchprof.record.torch_internals import SharedChange, optional
@@ -47,6 +57,9 @@ class Target:
     ``inlined``: it is inside a compiled module, so that compiled code may run instead of its forward. ``is_model``: the
     inputs of its later calls are compared, too. ``same_shapes``: whether all calls had inputs of the same shapes; None
     before the first call. ``grad_calls``: how many calls ran with gradients enabled; below a model, of the first one.
+    Of a model, and of a layer below one with few others (``is_noted``), ``noted_calls``: how many calls were looked at;
+    of these, ``repeated_calls``, ``longer_calls`` and ``grad_inputs`` as in ``Layer``. ``last_inputs``: the tensors of
+    the call before, which are not kept alive, and their versions. ``input_number``: see ``Labels.number_of``.
     """
 
     module: ref[nn.Module]
@@ -55,10 +68,64 @@ class Target:
     input_shapes: tuple[tuple[int, ...], ...] = ()
     output_shapes: tuple[tuple[int, ...], ...] = ()
     output_types: tuple[torch.dtype, ...] = ()
+    input_number: int | None = None
     training: bool = True
     is_model: bool = False
+    is_noted: bool = False
     same_shapes: bool | None = None
     grad_calls: int = 0
+    noted_calls: int = 0
+    repeated_calls: int = 0
+    longer_calls: int = 0
+    grad_inputs: int = 0
+    last_shapes: tuple[tuple[int, ...], ...] = ()
+    last_inputs: tuple[Any, ...] = ()
+    weight: tuple[ref[nn.Module], str] | None = None  # the first trainable parameter, once it was asked for
+    autocast_calls: ClassVar[int] = 0  # of all models, under autocast of the CPU
+
+    def note_inputs(
+        self, tensors: Sequence[torch.Tensor], shapes: tuple[tuple[int, ...], ...], others: Sequence[Any]
+    ) -> None:
+        """Note a call of a model with these tensors and ``others`` as its inputs."""
+        if backward_task() != -1:
+            return  # a recomputation
+        Target.autocast_calls += torch.is_autocast_enabled("cpu")
+        values = [_values_of(tensor) for tensor in tensors]
+        owners = [value[0] for value in values if value is not None]
+        how = [value[1:] for value in values if value is not None]
+        key = (
+            shapes,
+            getattr(self.module(), "training", None),
+            *self._weights_now(),
+            *map(id, others),
+            *how,
+            *map(id, owners),
+        )
+        last, *references = self.last_inputs or (None,)
+        self.noted_calls += 1
+        self.grad_inputs += any(tensor.requires_grad for tensor in tensors)
+        is_known = bool(owners) and len(owners) == len(tensors)
+        self.repeated_calls += is_known and key == last and all(reference() is not None for reference in references)
+        self.longer_calls += _is_longer(self.last_shapes, shapes)
+        self.last_inputs, self.last_shapes = (key, *map(ref, owners)), shapes
+
+    def _weights_now(self) -> tuple[int, int, int]:
+        """What is different if the weights of the module are: how many steps optimizers have made, of which a fused one
+        changes no version; which tensor the first trainable parameter is, since ``functional_call`` puts other ones
+        into a module; and its version."""
+        if self.weight is None:
+            self.weight = self._first_trainable()
+        of, name = self.weight[0](), self.weight[1]
+        weight = None if of is None else of._parameters.get(name)
+        return OptimizerMarks.steps, id(weight), 0 if weight is None or weight.is_inference() else weight._version
+
+    def _first_trainable(self) -> tuple[ref[nn.Module], str]:
+        module = self.module()
+        for part in () if module is None else module.modules():
+            for name, parameter in part._parameters.items():
+                if parameter is not None and parameter.requires_grad:
+                    return ref(part), name
+        return self.module, ""
 
 
 def label_of(path: Iterable[str]) -> str:
@@ -88,7 +155,7 @@ class Label:
         self.owner = owner
         self.home = None if owner.gives_way else owner.home  # a user's profiler may record all threads
         self.is_waiting = owner.is_waiting
-        self.looks_at_calls = target.is_model or target.same_shapes is None
+        self.looks_at_calls = target.is_noted or target.same_shapes is None
         self.key = id(module)
         self._target = target
         self._stand_ins = stand_ins
@@ -137,15 +204,23 @@ class Label:
         target = self._target
         if not is_observed():  # the profiler's schedule does not record this call
             return False
-        target.grad_calls += torch.is_grad_enabled()
         is_first = target.same_shapes is None
+        if is_first or target.is_model:
+            target.grad_calls += torch.is_grad_enabled()
         if is_first:
             target.training = getattr(module, "training", False)  # a frozen ScriptModule has no mode
         if _is_traced():
             return False  # TorchScript's tracer would record that we read shapes
-        shapes, _ = _shapes_and_types((*args, *kwargs.values()) if kwargs else args)
+        inputs = (*args, *kwargs.values()) if kwargs else args
+        tensors = _tensors_in(inputs)
+        shapes = tuple(map(_shape, tensors))
+        if target.is_noted:
+            others = [value for value in inputs if not isinstance(value, torch.Tensor)]
+            with suppress(Exception):  # an unknown kind of tensor or module: what serves a finding must not raise
+                target.note_inputs(tensors, shapes, others)
         if is_first:
             target.input_shapes = shapes
+            target.input_number = self.owner.number_of(tensors)
         else:
             target.same_shapes = target.same_shapes and _are_same(target.input_shapes, shapes)
         return is_first
@@ -156,7 +231,7 @@ class Label:
         target.output_shapes, target.output_types = _shapes_and_types((result,))
         if target.input_shapes or target.output_shapes:  # torch.fx traces with proxies, which have no shapes
             target.same_shapes = True
-            self.looks_at_calls = target.is_model
+            self.looks_at_calls = target.is_noted
 
     @never_compiled
     def mark_of(self, error: BaseException) -> str:
@@ -195,6 +270,8 @@ class Labels:
     _labels: list[Label] = field(default_factory=list, init=False)
     _stand_ins: dict[int, StandIn] = field(default_factory=dict, init=False)
     _open_triggers: int = field(default=0, init=False)
+    _inputs: dict[tuple[int, int], tuple[Any, int]] = field(default_factory=dict, init=False)
+    _numbers: Iterator[int] = field(default_factory=count, init=False)
 
     def __post_init__(self) -> None:
         changes = RecursionLimit, CollectionRanges, EngineRanges, OptimizerMarks, PipelineRanges, WaitRanges
@@ -233,6 +310,19 @@ class Labels:
         modules = [module for target in self.targets if (module := target.module()) is not None]
         one_of_each = {type(unwrapped(module)): module for module in modules}  # compiled code is that of a class
         return any(target.inlined for target in self.targets) or any(map(has_code, one_of_each.values()))
+
+    def number_of(self, tensors: Sequence[torch.Tensor]) -> int | None:
+        """A number for the first of these tensors, the same for all views of a tensor that was not changed meanwhile.
+        None if that is unknown. The tensors are not kept alive."""
+        values = _values_of(tensors[0]) if tensors else None
+        if values is None:
+            return None
+        owner, key = values[0], (id(values[0]), values[-1])
+        reference, number = self._inputs.get(key, (None, 0))
+        if reference is None or reference() is not owner:  # another tensor may have got its id
+            number = next(self._numbers)
+            self._inputs[key] = ref(owner), number
+        return number
 
     def detach(self) -> None:
         """Restore every class and instance that no other ``Labels`` use. If other code has wrapped one of our wrappers
@@ -321,9 +411,15 @@ class Labels:
 
 
 def _shapes_and_types(values: Sequence[Any]) -> tuple[tuple[tuple[int, ...], ...], tuple[torch.dtype, ...]]:
-    """The shapes and types of the tensors in some values, and in tuples, lists and dicts of at most 1,000 items."""
+    """The shapes and types of the tensors in some values."""
+    tensors = _tensors_in(values)
+    return tuple(map(_shape, tensors)), tuple(tensor.dtype for tensor in tensors)
+
+
+def _tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
+    """The tensors in some values, and in tuples, lists and dicts of at most 1,000 items."""
     if len(values) == 1 and isinstance(values[0], torch.Tensor):
-        return (_shape(values[0]),), (values[0].dtype,)
+        return [values[0]]
     tensors: list[torch.Tensor] = []
     seen = set()
     waiting = list(reversed(values))
@@ -334,7 +430,38 @@ def _shapes_and_types(values: Sequence[Any]) -> tuple[tuple[tuple[int, ...], ...
         elif isinstance(value, (tuple, list, dict)) and id(value) not in seen and len(value) <= 1000:
             seen.add(id(value))
             waiting.extend(reversed(value.values() if isinstance(value, dict) else value))
-    return tuple(map(_shape, tensors)), tuple(tensor.dtype for tensor in tensors)
+    return tensors
+
+
+def _values_of(tensor: torch.Tensor) -> tuple[Any, ...] | None:
+    """The tensor that owns the values of a tensor, which may be a view, how they lie in it, and how often they were
+    changed in place. None if that is unknown, as for tensors of ``inference_mode``, of other classes, and for memory
+    that others may change, such as NumPy."""
+    if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.is_inference() or tensor.layout != torch.strided:
+        return None
+    try:
+        if not tensor.untyped_storage().resizable():
+            return None
+        owner = tensor if tensor._base is None else tensor._base
+        return owner, int(tensor.storage_offset()), tensor.stride(), tensor.dtype, tensor._version
+    except RuntimeError:  # inside functorch's transforms, and nested tensors
+        return None
+
+
+def _is_longer(before: Sequence[Sequence[int]], now: Sequence[Sequence[int]]) -> bool:
+    """Whether all inputs of which the shape has changed are longer by one in a dimension other than that of the batch:
+    sequences with one more item. Not next to an input of one item, which is all that a model with a cache gets."""
+    changed = [(old, new) for old, new in zip(before, now) if old != new]
+    if len(before) != len(now) or not changed or any(len(shape) > 1 and shape[1] == 1 for shape in now):
+        return False
+    return all(_is_one_more(old, new) for old, new in changed)
+
+
+def _is_one_more(old: Sequence[int], new: Sequence[int]) -> bool:
+    if not new or len(old) != len(new) or any(type(size) is not int for size in new):
+        return False
+    first, *others = differences = [after - size for size, after in zip(old, new)]
+    return not (others and first) and sum(differences) == sum(map(abs, differences)) == 1
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:

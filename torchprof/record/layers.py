@@ -25,7 +25,7 @@ from torchprof.record.modules import (
     with_wrapped,
     wrapped_step,
 )
-from torchprof.record.ranges import stages_of_modules
+from torchprof.record.ranges import OptimizerMarks, stages_of_modules
 from torchprof.run.groups import sums_by_key
 from torchprof.run.layers import Layer, root_of_stage
 
@@ -126,6 +126,7 @@ def layers_of(
     compiled = {spot.layer for spot in spots if spot.compiled and spot.wrapper is None}
     counted: set[int] = set()
     updated: dict[int, int] = {}  # by layer: the elements of parameters that changed
+    steps: dict[int, tuple[int, int]] = {}  # by layer: see ``steps_of``
     layers = []
     for number, path in paths.items():
         alive = [module for module in modules[number] if module is not None]
@@ -148,11 +149,19 @@ def layers_of(
             shared_with=tuple(paths[other] for other in layers_with[id(core)] if other != number),
         )
         layers.append(layer if target is None else _as_called(layer, target))
+        steps[number] = OptimizerMarks.steps_of(params)
         is_known = layer.params is not None
         updated[number] = sum(param.numel() for param in params if is_known and has_changed(param))
     if any(updated.values()):
         layers = [
             replace(layer, updated_params=updated.get(number, layer.updated_params))
+            for number, layer in enumerate(layers)
+        ]
+    if OptimizerMarks.recorded:
+        layers = [
+            replace(layer, optimizer_steps=steps[number][0], used_gradients=steps[number][1])
+            if number in steps and steps[number][0]
+            else layer
             for number, layer in enumerate(layers)
         ]
     return tuple(layers)
@@ -246,6 +255,11 @@ def _as_called(layer: Layer, target: Target) -> Layer:
         output_shapes=outputs,
         same_shapes=target.same_shapes if target.is_model else None,
         grad_calls=target.grad_calls if target.same_shapes is not None else None,
+        noted_calls=target.noted_calls if target.is_noted else None,
+        repeated_calls=target.repeated_calls if target.is_noted else None,
+        longer_calls=target.longer_calls if target.is_noted else None,
+        grad_inputs=target.grad_inputs if target.is_noted else None,
+        input_number=target.input_number,
         output_bytes=output_bytes,
         training=target.training,
     )

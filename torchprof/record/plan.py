@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 from weakref import ref
 
@@ -23,6 +24,8 @@ from torchprof.record.modules import Owners, Replicas, Trace, select, user_class
 from torchprof.record.ranges import stages_given
 from torchprof.run.layers import Layer
 from torchprof.run.words import OUTSIDE
+
+_FEW_PARTS = 8  # layers directly below a model: each of their calls is looked at
 
 
 class Plan:
@@ -132,9 +135,16 @@ class Plan:
     def _new_target(self, module: nn.Module, spot: ModuleAtPath) -> Target:
         target = Target(ref(module), label_of(spot.path), spot.compiled)
         target.training, target.is_model = is_in_train_mode(module), len(spot.shown) == 1
+        is_part = len(spot.shown) == 2 and self._parts_of_models[spot.shown[0]] <= _FEW_PARTS
+        target.is_noted = target.is_model or is_part
         self._target_of[id(module)] = target
         self.targets.append(target)
         return target
+
+    @cached_property
+    def _parts_of_models(self) -> Counter[str]:
+        """How many layers are directly below each model, by its name."""
+        return Counter(shown[0] for shown in {spot.shown for spot in self.spots} if len(shown) == 2)
 
     def _alive(self) -> list[tuple[ModuleAtPath, nn.Module]]:
         """The spots whose modules are alive, each with its module."""

@@ -13,10 +13,12 @@ import sysconfig
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from operator import add
 from pathlib import Path
 from types import CodeType, FrameType
@@ -28,13 +30,22 @@ from torchprof.run.words import SourceLine
 
 OUR_FILES = str(Path(__file__).parents[1]) + os.sep  # the prefix of the file names of torchprof
 _LIBRARIES = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_Stack = list[tuple[CodeType, int]]
 _USER, _LIBRARY, _NEITHER = "user", "library", "torch, torchprof, or no file"
-_MOST_SAMPLES = 1_000_000  # 20 MB; an even number
+_MOST_SAMPLES = 1_000_000  # 20 MB; an even number, as the next
+_MOST_OFTEN = 500  # so many at intervals of less than 4 ms: then it samples half as often
+_OFTEN_S = 0.004
 _NS = 1_000_000_000
 _CALL_INSTRUCTIONS = ("CALL", "PRECALL", "BEFORE_WITH")  # the names of instructions that call something begin so
 _CALLED_NAME = re.compile(r"(?:(?:async )?with )?([A-Za-z_][\w.]*)\s*(?:\(|:|$)")
+_WITH = re.compile(r"(?:async )?with (.*?\))(?: as .*|:.*|,.*)?\s*")
+_LAST_OF_CHAIN = re.compile(r"[)\]]\.(\w+)$")  # of what another call, or an item, is asked for
 _MODULE_CALLERS = ("_call_impl", "inner")  # the functions of nn.Module that call forwards and hooks
 _ITERATION = ("__iter__", "__next__")
+_OTHERS_EVERY, _MOST_OTHERS = 32, 16  # so many samples, then so many other threads are looked at
+_GOLDEN = 0.618_033_988_749_895  # its multiples, without their integers, are spread evenly over 0 to 1
+_starts = count()
+_NAME = "torchprof"  # of our threads
 _SWITCH_S = 0.0005  # the longest time that a thread keeps the GIL if the sampler waits for it
 _JOIN_S = 10.0  # the longest wait for the end of the sampling thread
 _frames_stay = paused_gc if sys.version_info[:2] == (3, 11) else nullcontext
@@ -50,6 +61,24 @@ class Sample(NamedTuple):
     line: SourceLine
     intervals: int
     module: int = 0
+
+
+class ThreadUse(NamedTuple):
+    """Another thread than the one that is sampled: the processor time that it used in ``over_ns``, and the line at
+    which it was most often when it had used some."""
+
+    cpu_ns: int
+    over_ns: int
+    line: SourceLine
+
+
+@dataclass
+class _Other:
+    """Another thread: its processor time and the clock, when it was first seen and now; how often it was at a place."""
+
+    first_ns: tuple[int, int]
+    last_ns: tuple[int, int]
+    places: Counter[int] = field(default_factory=Counter)
 
 
 class _Location(NamedTuple):
@@ -81,7 +110,11 @@ class Sampler(SharedChange):
     intervals since the one before: the sum of all intervals times ``interval_s`` is the sampled time.
 
     At most a million samples are kept: 83 minutes at 5 ms. After that, every second sample is dropped, its intervals
-    are added to the sample before it, and the interval between samples is doubled.
+    are added to the sample before it, and the interval between samples is doubled. At intervals of less than 4 ms this
+    comes after 500: so a short recording has enough samples, and a long one does not pay for them.
+
+    The first sample comes after a part of an interval, another one at each start: what begins a recording is sampled as
+    often as what ends it.
 
     The sampling thread is a daemon. It pauses while the process forks, does not run in the child, and ends before the
     interpreter does. Started again, a sampler adds samples.
@@ -99,6 +132,8 @@ class Sampler(SharedChange):
         self._times = array("q")
         self._places = array("i")  # indices of locations
         self._intervals = array("q")
+        self._others: dict[int, _Other] = {}  # by the number of the thread
+        self._until_others = _OTHERS_EVERY
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -129,8 +164,20 @@ class Sampler(SharedChange):
         for at_ns, index, intervals in taken:
             yield Sample(at_ns, lines[index], intervals, self._locations[index].module)
 
+    def other_threads(self) -> list[ThreadUse]:
+        """The other threads that run Python code, and used the processor."""
+        used = []
+        for other in list(self._others.values()):
+            (cpu_ns, over_ns) = (last - first for first, last in zip(other.first_ns, other.last_ns))
+            if cpu_ns > 0 and other.places:
+                [(place, _)] = other.places.most_common(1)
+                used.append(ThreadUse(cpu_ns, over_ns, _source_line(self._locations[place], self._folder)))
+        return used
+
     def forget(self) -> None:
-        """Drop all samples until now."""
+        """Drop all samples until now, and sample as often as at the start."""
+        self._every = 1
+        self._others.clear()
         count = len(self._intervals)  # appended last: the others have as many, or more
         for column in (self._times, self._places, self._intervals):
             del column[:count]
@@ -139,7 +186,7 @@ class Sampler(SharedChange):
         # The thread sleeps by waiting for this lock: `_pause` wakes it up by releasing the lock.
         self._stopping = threading.Lock()
         self._stopping.acquire()
-        thread = threading.Thread(target=self._watch, args=(self._stopping,), name="torchprof", daemon=True)
+        thread = threading.Thread(target=self._watch, args=(self._stopping,), name=_NAME, daemon=True)
         thread.start()
         self._thread = thread
 
@@ -152,83 +199,149 @@ class Sampler(SharedChange):
     def _watch(self, stopping: threading.Lock) -> None:
         """Sample until the lock is released. Runs in the sampling thread."""
         interval = round(self.interval_s * _NS)
-        due = time.monotonic_ns() + interval * self._every
+        part = 1 - next(_starts) * _GOLDEN % 1
+        due = time.monotonic_ns() + round(part * interval * self._every)
         while not stopping.acquire(timeout=max(due - time.monotonic_ns(), 0) / _NS):
             late = max(time.monotonic_ns() - due, 0) // interval
             self._add_sample(self._every + late)
             due += interval * (late + self._every)
 
     def _add_sample(self, intervals: int) -> None:
+        self._until_others = self._until_others - 1 or _OTHERS_EVERY
         with _frames_stay():
-            index = self._location_now()
+            stacks, module = self._stacks_now(with_others=self._until_others == _OTHERS_EVERY)
+        index = self._location_of(stacks.pop(self._ident, []), module)
+        self._look_at_others(stacks)
         if index is None:
             return
         self._times.append(time.perf_counter_ns())
         self._places.append(index)
         self._intervals.append(intervals)
-        if len(self._times) >= _MOST_SAMPLES:  # drop every second one
+        is_often = self.interval_s * self._every < _OFTEN_S
+        if len(self._times) >= (_MOST_OFTEN if is_often else _MOST_SAMPLES):  # drop every second one
             self._times = self._times[::2]
             self._places = self._places[::2]
             self._intervals = array("q", map(add, self._intervals[::2], self._intervals[1::2]))
             self._every *= 2
 
-    def _location_now(self) -> int | None:
-        """The index of the thread's location in ``_locations``; None if the thread has ended."""
-        frame = sys._current_frames().get(self._ident)
-        while frame is not None and frame.f_code.co_filename.startswith(OUR_FILES):
-            frame = frame.f_back
-        module = _module_in(frame) if self._with_modules else 0
-        frame, called = self._user_frame(frame)
-        if frame is None:
+    def _stacks_now(self, *, with_others: bool) -> tuple[dict[int, _Stack], int]:
+        """The stack of the thread, and with ``with_others`` those of 16 others, by the number of the thread; and the
+        module whose call is the innermost.
+
+        No frame is kept, and nothing slow is done with one: a frame that we still have when its function returns keeps
+        the variables of the function, and our thread would free their memory, of which the profiler sees nothing.
+        """
+        frames = sys._current_frames()
+        try:
+            module = _module_in(frames.get(self._ident)) if self._with_modules else 0
+            ours = {self._ident, threading.get_ident()}
+            others = [ident for ident in frames if with_others and ident not in ours][:_MOST_OTHERS]
+            return {ident: _stack_of(frames.get(ident)) for ident in (self._ident, *others)}, module
+        finally:
+            frames.clear()  # one of them is ours, and has all of them
+
+    def _look_at_others(self, stacks: Mapping[int, _Stack]) -> None:
+        """Note the processor time of the other threads, and where those are that have used some since the last time."""
+        threads = threading.enumerate() if stacks else ()
+        natives = {thread.ident: thread.native_id for thread in threads if thread.name != _NAME}
+        for ident, stack in stacks.items():
+            if (cpu_ns := _cpu_ns_of(natives.get(ident))) is None:
+                continue
+            now = cpu_ns, time.perf_counter_ns()
+            other = self._others.setdefault(ident, _Other(now, now))
+            index = self._location_of(stack) if now[0] > other.last_ns[0] else None
+            other.last_ns = now
+            if index is not None:
+                other.places[index] += 1
+
+    def _location_of(self, stack: _Stack, module: int = 0) -> int | None:
+        """The index of a thread's location in ``_locations``; None if the thread has ended."""
+        ours = next((number for number, (code, _) in enumerate(stack) if not _is_ours(code)), len(stack))
+        number, called = self._user_call(stack, ours)
+        if number >= len(stack):
             return None
-        caller = _calling_module(frame)
-        key = id(frame.f_code), frame.f_lasti, id(called), caller, module
+        (code, offset), caller = stack[number], _calling_module(stack, number)
+        key = id(code), offset, id(called), caller, module
         if (index := self._indices.get(key)) is None:
             index = self._indices[key] = len(self._locations)
-            self._locations.append(_Location(frame.f_code, frame.f_lineno, frame.f_lasti, called, caller, module))
+            self._locations.append(_Location(code, _line_at(code, offset), offset, called, caller, module))
         return index
 
-    def _user_frame(self, innermost: FrameType | None) -> tuple[FrameType | None, CodeType | None]:
-        """The innermost frame of the user's code, or else the innermost one; and the library's function it called."""
-        frame, called = innermost, None
-        while frame is not None:
-            file = frame.f_code.co_filename
-            if (owner := self._owners.get(file)) is None:
-                owner = self._owners[file] = _owner_of(file)
+    def _user_call(self, stack: _Stack, innermost: int) -> tuple[int, CodeType | None]:
+        """The position of the innermost call of the user's code, or else of the innermost one; and the library's
+        function that it called."""
+        called = None
+        for number in range(innermost, len(stack)):
+            code = stack[number][0]
+            if (owner := self._owners.get(code.co_filename)) is None:
+                owner = self._owners[code.co_filename] = _owner_of(code.co_filename)
             if owner == _USER:
-                return _enclosing(frame), called
-            is_named = owner == _LIBRARY or frame.f_code.co_name in _ITERATION  # torch's DataLoader
-            called = frame.f_code if is_named else None
-            frame = frame.f_back
+                return _enclosing(stack, number), called
+            is_named = owner == _LIBRARY or code.co_name in _ITERATION  # torch's DataLoader
+            called = code if is_named else None
         return innermost, None
 
 
-def _enclosing(frame: FrameType) -> FrameType:
-    """The frame of the function that a comprehension or a lambda is written in, if that is its caller."""
-    name, outer = frame.f_code.co_name, frame.f_back
-    while name.startswith("<") and name != "<module>" and outer is not None:
-        if outer.f_code.co_filename != frame.f_code.co_filename:
+def _cpu_ns_of(native_id: int | None) -> int | None:
+    """The processor time of a thread by its number in the system; None if it has ended, and where there is no /proc. To
+    ask for the clock of a thread that has ended is undefined in C."""
+    try:
+        with open(f"/proc/self/task/{native_id}/schedstat", "rb", buffering=0) as file:  # noqa: PTH123 (faster)
+            return int(file.read(64).split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _stack_of(frame: FrameType | None) -> _Stack:
+    """The functions that a thread is in, the innermost first, each with the offset of its instruction."""
+    stack = []
+    while frame is not None:
+        stack.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return stack
+
+
+def _is_ours(code: CodeType) -> bool:
+    return code.co_filename.startswith(OUR_FILES)
+
+
+def _line_at(code: CodeType, offset: int) -> int:
+    """The line of an instruction; of one without, that of the instructions before it."""
+    known = code.co_firstlineno
+    for start, _, line in code.co_lines():
+        if start > offset:
             break
-        frame, name, outer = outer, outer.f_code.co_name, outer.f_back
-    return frame
+        known = line or known
+    return known
 
 
-def _calling_module(frame: FrameType) -> tuple[CodeType, int] | None:
+def _enclosing(stack: _Stack, number: int) -> int:
+    """The position of the function that a comprehension or a lambda is written in, if that is its caller."""
+    while number + 1 < len(stack):
+        (code, _), (outer, _) = stack[number : number + 2]
+        is_function = not code.co_name.startswith("<") or code.co_name == "<module>"
+        if is_function or not any(code is constant for constant in outer.co_consts):
+            break
+        number += 1
+    return number
+
+
+def _calling_module(stack: _Stack, number: int) -> tuple[CodeType, int] | None:
     """The code of ``nn.Module`` that calls this function, and the instruction that does; None for other callers."""
-    caller = frame.f_back
-    return (caller.f_code, caller.f_lasti) if caller is not None and _calls_forward(caller) else None
+    caller = stack[number + 1] if number + 1 < len(stack) else None
+    return caller if caller is not None and _calls_forward(caller[0]) else None
 
 
-def _calls_forward(frame: FrameType) -> bool:
+def _calls_forward(code: CodeType) -> bool:
     """Whether this is a function of ``nn.Module`` that calls forwards and hooks."""
-    if frame.f_code.co_name not in _MODULE_CALLERS:
+    if code.co_name not in _MODULE_CALLERS:
         return False
-    return frame.f_code.co_filename == getattr(sys.modules.get("torch.nn.modules.module"), "__file__", None)
+    return code.co_filename == getattr(sys.modules.get("torch.nn.modules.module"), "__file__", None)
 
 
 def _module_in(frame: FrameType | None) -> int:
     """The id of the module whose call is the innermost; 0 outside all calls."""
-    while frame is not None and not _calls_forward(frame):
+    while frame is not None and not _calls_forward(frame.f_code):
         frame = frame.f_back
     return 0 if frame is None else id(frame.f_locals.get("self"))
 
@@ -269,9 +382,22 @@ def _called_name(code: CodeType, offset: int, called: CodeType | None = None) ->
         if line is not None and begin is not None and end is not None:
             text = linecache.getline(code.co_filename, line).encode()
             written = text[begin : end if last == line else None].decode(errors="replace")
-            if (match := _CALLED_NAME.match(written)) is not None:
+            with_block = _WITH.fullmatch(written)  # where a block begins or ends
+            call = with_block[1] if with_block else written
+            chain = _LAST_OF_CHAIN.search(_callee(call)) if last == line or with_block else None
+            if (match := chain or _CALLED_NAME.match(written)) is not None:
                 return match[1]
     return getattr(called, "co_qualname", called.co_name) if called is not None else ""
+
+
+def _callee(call: str) -> str:
+    """A call without its arguments: ``model(x).sum().backward`` of ``model(x).sum().backward()``."""
+    depth = 0
+    for at in reversed(range(len(call))):
+        depth += {")": 1, "(": -1}.get(call[at], 0)
+        if not depth:
+            return call[:at]
+    return call
 
 
 def _shown_path(file: str, folder: str) -> str:

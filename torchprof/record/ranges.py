@@ -9,7 +9,7 @@ import importlib
 import sys
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +33,7 @@ _STAGES = "torch.distributed.pipelining.stage"
 _SCHEDULES = "torch.distributed.pipelining.schedules"
 _ENGINE_MODULES = ("torch.autograd", "torch.autograd.graph")
 """The modules through whose ``_engine_run_backward`` ``backward()`` and ``grad()`` enter the engine."""
+_MOST_PARAMETERS = 64  # of an optimizer, whose gradients are looked at
 _OLD_GENERATION = 1 if sys.version_info >= (3, 14) else 2
 """The youngest generation whose collection also visits old objects; in Python 3.14, a part of them each time."""
 
@@ -311,8 +312,10 @@ def _numbers_of(stages: Iterable[Any]) -> dict[int, int]:
 class EngineRanges(SharedChange):
     """From ``on`` to ``off``, each call of autograd's engine is a range, on threads that are recorded. Where torch
     records all threads (``profile_all_threads``), ``is_observed`` is False on all of them. ``after``: functions that
-    are called after each call of the engine, recorded or not."""
+    are called after each call of the engine, recorded or not. ``partial``: how many calls were not of ``backward()``
+    alone: for some inputs, as of ``torch.autograd.grad``, or with a graph of their own (``create_graph=True``)."""
 
+    partial: ClassVar[int] = 0
     after: ClassVar[list[Callable[[], object]]] = []
 
     def _make(self) -> None:
@@ -325,6 +328,12 @@ def _with_engine_range(run_backward: Any) -> Any:
     @never_compiled
     @functools.wraps(run_backward)
     def in_a_range(*args: Any, **kwargs: Any) -> Any:
+        given = [
+            *args[3:5],
+            kwargs.get("create_graph"),
+            kwargs.get("inputs"),
+        ]  # after tensors, gradients, keep_graph
+        EngineRanges.partial += any(bool(value) for value in given)
         with record(ENGINE_LABEL) if is_profiled() else nullcontext():
             result = run_backward(*args, **kwargs)
         for call in EngineRanges.after:
@@ -400,24 +409,69 @@ def mark_collection(phase: str, info: dict[str, int]) -> None:
         CollectionRanges._open.pop().__exit__(None, None, None)
 
 
+@dataclass(slots=True)
+class StepsOfOptimizer:
+    """The recorded steps of an optimizer: the ids of its ``parameters``, how many steps, of how many ``gradients`` of a
+    parameter, which were added up, they made use at most, and whether any of them had a closure."""
+
+    parameters: frozenset[int]
+    count: int = 0
+    gradients: int = 0
+    has_closure: bool = False
+
+
 class OptimizerMarks(SharedChange):
     """From ``on`` to ``off``, each step of an optimizer has a mark with the number of the object: two optimizers of one
-    class, as those of a GAN, have steps of one name."""
+    class, as those of a GAN, have steps of one name. ``recorded``: by optimizer, its recorded steps."""
 
+    recorded: ClassVar[WeakKeyDictionary[Any, StepsOfOptimizer]] = WeakKeyDictionary()
+    steps: ClassVar[int] = 0  # of all optimizers, since the process began to count
     numbers: ClassVar[WeakKeyDictionary[Any, int]] = WeakKeyDictionary()
     next_number: ClassVar[Iterator[int]] = count()
 
     def _make(self) -> None:
         self._undo.append(register_optimizer_step_pre_hook(mark_optimizer).remove)
 
+    @classmethod
+    def steps_of(cls, parameters: Iterable[Any]) -> tuple[int, int]:
+        """The steps of the optimizer that has these parameters: how many, and of how many gradients, which were added
+        up, they made use. 0 if that is unknown: of a step with a closure, which computes them later; and where one
+        optimizer has all parameters."""
+        ids = {*map(id, parameters)}
+        used = [steps for steps in cls.recorded.values() if not ids.isdisjoint(steps.parameters)]
+        if len(used) != 1 or len(cls.recorded) < 2 or used[0].has_closure:
+            return 0, 0
+        return used[0].count, used[0].gradients
+
 
 @never_compiled
-def mark_optimizer(optimizer: Any, *_: Any) -> None:
+def mark_optimizer(optimizer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """torch calls this inside the range of each step of an optimizer."""
+    OptimizerMarks.steps += 1
     if not is_observed():
         return
     with suppress(TypeError):  # an object that cannot be a weak key has no mark: its class counts
         if optimizer not in OptimizerMarks.numbers:
             OptimizerMarks.numbers[optimizer] = next(OptimizerMarks.next_number)
+        if optimizer not in OptimizerMarks.recorded:
+            OptimizerMarks.recorded[optimizer] = StepsOfOptimizer(_parameters_of(optimizer))
+        steps = OptimizerMarks.recorded[optimizer]
+        steps.count += 1
+        steps.gradients += _gradients_used(optimizer)
+        steps.has_closure |= any(value is not None for value in (*args[1:2], kwargs.get("closure")))
         with record(f"{OPTIMIZER_MARK}{OptimizerMarks.numbers[optimizer]}"):
             pass
+
+
+def _gradients_used(optimizer: Any) -> int:
+    """How many gradients were added up in that of a parameter, at most: autograd adds in place. Clipping and scaling
+    count, too. Of many parameters some are looked at."""
+    parameters = [parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]]
+    some = parameters[:: max(len(parameters) // _MOST_PARAMETERS, 1)]
+    gradients = (getattr(parameter, "grad", None) for parameter in some)
+    return max((1 + int(gradient._version) for gradient in gradients if gradient is not None), default=0)
+
+
+def _parameters_of(optimizer: Any) -> frozenset[int]:
+    groups = getattr(optimizer, "param_groups", ())
+    return frozenset(id(parameter) for group in groups for parameter in group["params"])

@@ -20,6 +20,7 @@ from torchprof.run.run import ReportText, Run
 from torchprof.run.saved import names_job_folder, write
 from torchprof.run.whole_file import whole_file
 
+_RENAMED = {"advice": "findings"}
 _FIRST = "overview"  # in the list of reports
 _TABLEFMT = "tablefmt"  # the option of all reports that only changes how they look
 Reported: TypeAlias = Literal["run", "diff"]  # what a report is of
@@ -65,6 +66,7 @@ def render(name: str | None, value: object, options: Mapping[str, Any], *, of: R
             raise TorchprofError(f"Options are of one report: which one? {suggest('', known(of), every=True)}")
         reports = _list_of_reports(of)
         return ReportText(reports, "reports", reports)
+    name = current_name(name)
     content = content_of(name, value, options, of=of)
     if not known(of)[name].answers:  # the text of a file
         return ReportText(str(content), name, None)
@@ -74,6 +76,7 @@ def render(name: str | None, value: object, options: Mapping[str, Any], *, of: R
 
 def content_of(name: str, value: object, options: Mapping[str, Any], *, of: Reported = "run") -> Part:
     """The report of that name. Raises TorchprofError as ``render``, and for a wrong value of an option."""
+    name = current_name(name)
     accepted = options_of(name, of=of)
     for option, given in options.items():
         if option not in accepted:
@@ -85,11 +88,16 @@ def content_of(name: str, value: object, options: Mapping[str, Any], *, of: Repo
 
 def options_of(name: str, *, of: Reported = "run") -> list[str]:
     """The names of a report's options. Raises TorchprofError for an unknown report."""
-    reports = known(of)
+    reports, name = known(of), current_name(name)
     if name not in reports:
         raise TorchprofError(f"There is no report {name!r} of a {of}. {suggest(str(name), reports, every=True)}")
     of_content = list(inspect.signature(reports[name].write).parameters)[1:]
     return [*of_content, _TABLEFMT] if reports[name].answers else of_content
+
+
+def current_name(name: str) -> str:
+    """The name of a report, which may have had another one."""
+    return _RENAMED.get(name, name)
 
 
 def export(path: str | PathLike[str], value: object, options: Mapping[str, Any], *, of: Reported = "run") -> None:

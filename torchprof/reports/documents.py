@@ -16,9 +16,10 @@ from tabulate import tabulate, tabulate_formats
 
 from torchprof.analyze.layer_reports import tree
 from torchprof.analyze.layers import fitting_depth
-from torchprof.analyze.report import HOT, Part, ReportTable, Section, TableRow, report, tables_and_sentences
+from torchprof.analyze.report import HOT, Part, ReportTable, Section, TableRow, report, spaced, tables_and_sentences
 from torchprof.errors import TorchprofError, printable, printable_lines, suggest
 from torchprof.first_screen.overview import overview
+from torchprof.first_screen.verdict import verdict
 from torchprof.run.formats import format_time
 from torchprof.run.processes import paused_gc
 from torchprof.run.run import Run
@@ -175,7 +176,7 @@ def _facts(run: Run) -> Iterator[str]:
     yield f"**torchprof{_escaped(version)}**{models}{time}{steps}{ranks}"
     for what, values in (
         ("Ran on", [f"{name}: {value}" for name, value in meta.environment]),
-        ("Switches", [f"{name}={value}" for name, value in meta.switches]),
+        ("Switches", [f"{name}={value}" for name, value in meta.settings]),
         ("Recorded with", [name for name, is_on in meta.flags if is_on]),
     ):
         if values:
@@ -224,14 +225,14 @@ _BARS = ((0.5, ' class="hot"'), (0.1, ' class="warm"'), (0.01, ""))
 
 @report("notebook", "the table that a notebook shows")
 def notebook(run: Run, *, depth: int | None = None) -> str:
-    """The tree table as HTML without a script: what a notebook shows for a run or a profile. Without ``depth``, at most
-    500 layers are shown."""
+    """The verdict and the tree as HTML without a script: what a notebook shows for a run or a profile. Without
+    ``depth``, at most 500 layers are shown."""
     parts: list[Part] = []
     if depth is None:
         depth = fitting_depth(run, _ROWS_SHOWN)
         if hidden := sum(len(layer.path) > depth + 1 for layer in run.layers):
             parts.append(f"Deeper layers are hidden: {hidden}. The page that run.show() shows has them all.")
-    return html_of(Section([tree(run, depth=depth), *parts]))
+    return html_of(Section([text_of(spaced(verdict(run))), tree(run, depth=depth), *parts]))
 
 
 def html_of(content: Part) -> str:

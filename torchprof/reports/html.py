@@ -150,7 +150,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         ("layers", str(len(run.layers))),
         *([("ranks", count_of_ranks(run))] if len(run.metas) > 1 else []),
         *meta.environment,
-        *meta.switches,
+        *meta.settings,
         ("options", ", ".join(name for name, is_on in meta.flags if is_on) or "none"),
         ("torchprof", dict(meta.versions).get("torchprof", UNKNOWN)),
     ]

@@ -14,7 +14,18 @@ from torchprof.errors import TorchprofError, suggest
 from torchprof.run.part import demand, read_as
 from torchprof.run.words import NO_LAYERS, OUTSIDE
 
-_COUNTED = ("params", "trainable_params", "param_bytes", "buffers", "buffer_bytes", "grad_calls", "updated_params")
+_OF_CALLS = ("input_number", "grad_calls", "noted_calls", "repeated_calls", "longer_calls", "grad_inputs")
+_OF_STEPS = ("optimizer_steps", "used_gradients")
+_COUNTED = (
+    "params",
+    "trainable_params",
+    "param_bytes",
+    "buffers",
+    "buffer_bytes",
+    "updated_params",
+    *_OF_CALLS,
+    *_OF_STEPS,
+)
 """Counts of a layer: kept in the merged layer if equal on all ranks, else None."""
 _IF_ANY = ("compiled", "tied", "recursive")
 """True of a merged layer if true on any rank."""
@@ -31,12 +42,20 @@ class Layer:
     - ``buffers``, ``buffer_bytes``: elements and bytes of its buffers.
     - ``input_shapes``, ``output_shapes``: of the first forward call, one tuple for each tensor; -1 for a size that is
       not a number (nested tensors). ``()`` if it was not called.
+    - ``input_number``: a number for the first tensor of the first call: layers with the same one got the same tensor,
+      or parts of it. None if that is unknown.
     - ``same_shapes``: of a model, whether all its forward calls had inputs of these shapes. None if that is unknown,
       and for all layers below a model (see ``varying_calls``).
     - ``updated_params``: those of its own parameters that changed in place, as by an optimizer, since the profile was
       made. None if none of any layer did, and if that is unknown.
     - ``grad_calls``: of a model, how many of its forward calls ran with gradients enabled; of a layer below, whether
       the first did (0 or 1). None if that is unknown.
+    - ``noted_calls``: of a model, and of a layer below one with few others, how many of its calls were looked at; of
+      these, ``repeated_calls`` had the very tensors of the call before, unchanged, with no step of an optimizer in
+      between; in ``longer_calls`` one dimension of an input was longer by one than in the call before;
+      ``grad_inputs`` had an input that requires a gradient. None of other layers, and if unknown.
+    - ``optimizer_steps``: how many steps were recorded of the one of several optimizers that has its own parameters;
+      ``used_gradients``: of how many gradients, which were added up, they made use. None without any.
     - ``output_bytes``: the size of the tensors that the first call returned; None if unknown.
     - ``training``: whether it was in train mode.
     - ``settings``: the ``extra_repr`` of a layer class of torch ("3, 64, kernel_size=(7, 7)"); empty for other classes.
@@ -60,9 +79,16 @@ class Layer:
     buffer_bytes: int | None = 0
     input_shapes: tuple[tuple[int, ...], ...] = ()
     output_shapes: tuple[tuple[int, ...], ...] = ()
+    input_number: int | None = None
     same_shapes: bool | None = None
     grad_calls: int | None = None
     updated_params: int | None = None
+    noted_calls: int | None = None
+    repeated_calls: int | None = None
+    longer_calls: int | None = None
+    grad_inputs: int | None = None
+    optimizer_steps: int | None = None
+    used_gradients: int | None = None
     output_bytes: int | None = None
     training: bool | None = True
     settings: str = ""
@@ -92,8 +118,10 @@ class Layer:
             output_bytes=self.output_bytes,
             training=self.training,
             # Of all cycles so far.
-            grad_calls=self.grad_calls if cycle.grad_calls is None else cycle.grad_calls,
-            updated_params=self.updated_params if cycle.updated_params is None else cycle.updated_params,
+            **{
+                name: getattr(self if getattr(cycle, name) is None else cycle, name)
+                for name in (*_OF_CALLS, *_OF_STEPS, "updated_params")
+            },
         )
 
     def merged(self, other: Layer) -> Layer:

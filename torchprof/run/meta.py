@@ -96,6 +96,7 @@ class Compilation(NamedTuple):
 
 
 _LEFT_OUT = "(left out)"
+_NOTICED = frozenset({"bfloat16_speed", "partial_backward", "cpu_autocast"})
 _NAMES = frozenset({"file", "where", "reason", "error", "why", "line"})
 """The facts of warnings that may name files and functions."""
 
@@ -118,7 +119,8 @@ class Meta:
     - ``peaks``: what ``torchprof.peak`` had measured by then.
     - ``warnings``: the stored ones, which do not follow from the run; ``Run.warnings`` has all.
     - ``environment``: (name, value) of the hardware and software, in words. ``switches``: (name, value) of the settings
-      of torch that affect speed, as they were at the end.
+      of torch that affect speed, as they were at the end; and what was noticed: how many times as fast the CPU is in
+      bfloat16, whether autograd was called otherwise than by ``backward()``, whether models ran under autocast.
     - ``regions``: the compiled regions that ran; frames of kind "region" have their names. ``compilations``: when and
       why torch.compile compiled these, and all other code while it was recorded, in the order of time.
     - ``versions``: (name, version) of torchprof, torch and Python. ``flags``: (name, value) of what was to be recorded.
@@ -158,6 +160,11 @@ class Meta:
         return (self.device or "device").upper()
 
     @property
+    def settings(self) -> tuple[tuple[str, str], ...]:
+        """The ``switches`` without what was only noticed."""
+        return tuple(switch for switch in self.switches if switch[0] not in _NOTICED)
+
+    @property
     def busy_devices(self) -> dict[str, int]:
         """``busy_ns`` of devices, without the CPU."""
         return {device: ns for device, ns in self.busy_ns if device != "cpu"}
@@ -192,6 +199,7 @@ class Meta:
         busy.update(dict(cycle.busy_ns))
         key = attrgetter("name", "phase", "began_ns")
         compilations = {key(compilation): compilation for compilation in self.compilations}
+        in_any = {(name, value) for name, value in self.switches if name in _NOTICED}
         for compilation in cycle.compilations:
             step = None if compilation.step is None else self.marked_steps + compilation.step
             compilations.setdefault(key(compilation), compilation._replace(step=step))
@@ -208,6 +216,7 @@ class Meta:
             busy_ns=tuple(sorted(busy.items())),
             regions=_unambiguous(self.regions + cycle.regions),
             compilations=tuple(sorted(compilations.values(), key=attrgetter("began_ns"))),
+            switches=tuple((name, "True" if (name, "True") in in_any else value) for name, value in cycle.switches),
         )
 
     def scaled(self, scale: Scale) -> Meta:

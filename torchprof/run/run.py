@@ -343,7 +343,7 @@ RUN_PARTS: dict[str, RunPart[Any]] = {
 
 _CALLED = {
     "torchprof.analyze.metrics": ["metrics"],
-    "torchprof.analyze.summary": ["benchmark_table"],
+    "torchprof.analyze.layer_reports": ["benchmark_table"],
     "torchprof.analyze.warnings": ["all_warnings"],
     "torchprof.comparison": ["drift"],
     "torchprof.ranks.sentences": ["chosen_ranks", "verdict_on_ranks", "with_comparison"],

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from torchprof.errors import some
-from torchprof.run.formats import NumberRanges, format_memory, format_time, ranks_in_words
+from torchprof.run.formats import NumberRanges, format_memory, format_time, ranks_in_words, short_time
 from torchprof.run.words import COMPILE_IN_BLOCK, LAUNCHED_BEFORE, WHY_UNKNOWN
 
 Fact = Any
@@ -37,7 +37,11 @@ _TEXTS = {
     "buckets_unordered": "The layers of gradient buckets are estimates in {layers}. DistributedDataParallel had not "
     "sorted its buckets when the recording began: it does so after the first backward, but never with "
     "find_unused_parameters=True. A bucket counts in the layers whose gradients were ready before it.",
+    "thread_runs": "Another thread of the program uses {share:.0%} of a processor, most often at {line}. If that is "
+    "Python, this thread waits for the interpreter meanwhile.",
     # What could not be recorded
+    "child_processes": "Processes that the program started are not in the figures: {count}. If they are the ranks of a "
+    "job, let torchrun start them (`torchrun … -m torchprof run train.py`), or use a torchprof.Profile in each.",
     "threads_not_recorded": "torch's profiler records the thread that enters the block, and the threads of autograd. "
     "To record all threads, but no memory, with torch 2.7 or newer: `with torchprof.annotate(model), "
     "torch.profiler.profile(experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True)) as "
@@ -234,14 +238,9 @@ def no_compiled_code(layers: list[str], where: str, reason: str) -> str:
 @_sentence
 def start_up(layers: list[str], before_ns: int, first_ns: int, calls: int, all_ns: int) -> str:
     """``before_ns``: before the first call of a model. ``first_ns``: the first step, with ``calls`` calls of models."""
-    parts = [f"{format_time(before_ns)} before the first model call"]
-    if calls:
-        parts.append(f"{format_time(first_ns)} in the first step ({calls} model call{'s' if calls > 1 else ''})")
-    left_out = before_ns + first_ns
-    return (
-        f"Start-up: {format_time(left_out)} of {format_time(all_ns)}, not in the figures: "
-        f"{' and '.join(parts)}. `--warmup 0` records it."
-    )
+    first = f" and {short_time(first_ns)} in the first step" if calls else ""
+    before = f"{short_time(before_ns)} before the first model call"
+    return f"Start-up is not in the figures: {before}{first} (`--warmup 0` records it)."
 
 
 @_sentence

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from torchprof.analyze.columns import MEASURE_OF, Column, columns_of
 from torchprof.analyze.device import about_device
+from torchprof.analyze.lines import largest_lines
 from torchprof.analyze.operators import parts_of_operators
 from torchprof.analyze.report import spaced, stacked
 from torchprof.analyze.sentences import about_flops, about_times, other_warnings_of
@@ -65,6 +66,7 @@ def page_data(takes: Sequence[Take], compared: Run | None = None) -> dict[str, A
     sources = _Sources(takes)
     rows, names = rows_of(takes, tree, sources.numbers)
     columns = columns_shown(takes)
+    first = spaced([*largest_lines(shown_first), *largest_parts(shown_first, _PLACES)])
     shown = []  # each rank if ranks are sources, then all ranks together
     for take, nodes in zip(takes, tree.nodes):
         metas = take.run.metas
@@ -78,7 +80,7 @@ def page_data(takes: Sequence[Take], compared: Run | None = None) -> dict[str, A
         "kinds": KINDS,
         "sources": sources.data(),
         "areRanks": sources.are_ranks,
-        "largest": [] if len(takes) > 1 else report_data(spaced(largest_parts(shown_first, _PLACES)), tree.nodes[0]),
+        "largest": [] if len(takes) > 1 else report_data(first, tree.nodes[0]),
         "ranks": None if compared is None else compared_ranks(compared, takes[0].run, tree.nodes[0]),
         **sentences,
         "pipelines": [

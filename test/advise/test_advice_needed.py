@@ -1,0 +1,619 @@
+"""Advice about work that is done twice or for nothing: each rule with a real planted fault, and near misses."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from build.findings import of
+from build.models import Layers
+from torch import Tensor, nn
+
+from torchprof import Profile
+from torchprof.advise import advise
+from torchprof.profile.program import Program
+from torchprof.run.run import Run
+
+STEPS = 6
+NEEDED = {"calls_repeated", "items_again", "gradients_cleared", "backward_repeated", "equal_layers_one_by_one"}
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 128))
+
+
+def trained(model: nn.Module, step: Callable[[], object], *others: nn.Module, steps: int = STEPS) -> Run:
+    """A loop of steps, the first of which is not recorded."""
+    step()
+    with Profile([model, *others]) as prof:
+        for _ in range(steps):
+            step()
+    return prof.run
+
+
+def sgd(*models: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD([parameter for model in models for parameter in model.parameters()], lr=1e-3)
+
+
+# The same input twice
+
+
+@pytest.mark.parametrize(
+    ("second", "share"),
+    [
+        (lambda x: x, "50%"),
+        (lambda x: x.view(64, 128), "50%"),  # a view of the same values
+        (lambda x: x.clone(), None),
+    ],
+)
+def test_a_second_forward_of_the_same_tensors_is_reported(
+    second: Callable[[Tensor], Tensor], share: str | None
+) -> None:
+    model = mlp()
+    optimizer = sgd(model)
+
+    def step() -> None:
+        x = torch.rand(64, 128)
+        (model(x).sum() + model(second(x)).mean()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    found = of(trained(model, step), "calls_repeated")
+    assert [one.finding.startswith(f"{share} of its forward calls") for one in found] == [True] * (share is not None)
+
+
+def test_a_call_without_gradients_saves_its_forward_only() -> None:
+    model = mlp()
+    optimizer = sgd(model)
+
+    def step() -> None:
+        x = torch.rand(64, 128)
+        model(x).sum().backward()
+        with torch.no_grad():
+            model(x)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    run = trained(model, step)
+    [one] = of(run, "calls_repeated")
+    [spread] = [spread for key, spread in run.samples.items() if key.measure == "no_grad_ns" and key.layer == 0]
+    assert spread.count == STEPS and one.gain_ns == spread.sum
+
+
+@pytest.mark.parametrize("state", ["dropout", "mode"])
+def test_a_call_in_another_state_is_another_computation(state: str) -> None:
+    model, x = nn.Sequential(nn.Linear(128, 128), nn.Dropout(0.5 * (state == "dropout"))), torch.rand(64, 128)
+    optimizer = sgd(model)
+
+    def step() -> None:
+        model.train(state != "mode")
+        with torch.no_grad():
+            target = model(x)
+        (model.train()(x) - target).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    assert of(trained(model, step), "calls_repeated") == []
+
+
+def test_the_same_batch_after_a_step_is_another_computation() -> None:
+    model, x = mlp(), torch.rand(64, 128)
+    optimizer = sgd(model)
+
+    def step() -> None:
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    run = trained(model, step)
+    assert (run.layers[0].noted_calls, run.layers[0].repeated_calls) == (STEPS, 0)
+    assert of(run, "calls_repeated") == []
+
+
+def test_a_loop_that_measures_a_model_repeats_its_calls_on_purpose() -> None:
+    model, x = mlp(), torch.rand(64, 128)
+    run = trained(model, lambda: model(x))
+    assert run.layers[0].repeated_calls == STEPS - 1 and of(run, "calls_repeated") == []
+
+
+def test_a_call_with_other_options_is_no_repetition() -> None:
+    class WithMode(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(128, 128)
+
+        def forward(self, x: Tensor, mode: str) -> Tensor:
+            return self.fc(x).relu() if mode == "a" else self.fc(x)
+
+    model, x = WithMode(), torch.rand(64, 128)
+    with Profile(model) as prof:
+        model(x, "a")
+        model(x, mode="b")
+        model(x, mode="b")
+    assert prof.run.layers[0].repeated_calls == 1
+
+
+def test_a_tensor_that_was_changed_in_place_is_another_input() -> None:
+    model, x = mlp(), torch.rand(64, 128)
+    with torch.no_grad(), Profile(model) as prof:
+        model(x)
+        model(x.mul_(1))
+    assert prof.run.layers[0].repeated_calls == 0
+
+
+def test_nothing_of_a_call_is_kept_alive() -> None:
+    import weakref
+
+    model = mlp()
+    with Profile(model):
+        model(x := torch.rand(64, 128))
+        alive = weakref.ref(x)
+        del x
+        assert alive() is None
+
+
+# Sequences that grow by one
+
+
+@pytest.mark.parametrize(("grows", "count"), [(1, 1), (2, 0)])
+def test_a_sequence_that_is_longer_by_one_in_each_call_is_reported(grows: int, count: int) -> None:
+    model, x = mlp(), torch.rand(1, 64, 128)
+    with torch.no_grad(), Profile(model) as prof:
+        for _ in range(24):
+            model(x)
+            x = torch.cat([x, torch.rand(1, grows, 128)], dim=1)
+    found = of(prof.run, "items_again")
+    assert len(found) == count and prof.run.layers[0].longer_calls == 23 * count
+    for one in found:
+        spreads = [spread for key, spread in prof.run.samples.items() if key.layer == 0 and key.measure == "cpu_ns"]
+        assert one.gain_ns == sum(spread.sum - spread.min * spread.count for spread in spreads)
+        assert "longer by one in 23 of 24 calls" in one.finding and "use_cache" in one.remedy
+
+
+@pytest.mark.parametrize(("shape", "grows"), [((1, 64, 128), (0, 1, 0)), ((64, 128), (1, 0))])
+def test_other_sequences_and_batches_that_grow_are_not_computed_again(
+    shape: tuple[int, ...], grows: tuple[int, ...]
+) -> None:
+    model = mlp()
+    with torch.no_grad(), Profile(model) as prof:
+        for number in range(24):
+            model(torch.rand([size + number * step for size, step in zip(shape, grows)]))
+    assert of(prof.run, "items_again") == []
+
+
+# Equal layers
+
+
+class Gated(nn.Module):
+    def __init__(self, chained: bool) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(8, 16) for _ in range(24))
+        self.chained = chained
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.chained:
+            return sum(part(x[:, 8 * n : 8 * n + 8]) for n, part in enumerate(self.parts))
+        x = x[:, :8]
+        for part in self.parts:
+            x = nn.functional.glu(part(x))
+        return x
+
+
+@pytest.mark.parametrize("chained", [False, True])
+def test_equal_layers_on_parts_of_one_tensor_are_reported_a_chain_is_not(chained: bool) -> None:
+    model, x = Gated(chained), torch.rand(32, 8 * 24)
+    with torch.no_grad(), Profile(model) as prof:
+        for _ in range(5):
+            model(x)
+    found = of(prof.run, "equal_layers_one_by_one")
+    assert len(found) == (not chained)
+    assert all("24 equal small layers (Linear)" in one.finding and one.layers for one in found)
+    numbers = {layer.input_number for layer in prof.run.layers[1:] if layer.kind == "Linear"}
+    assert len(numbers) == (24 if chained else 1)
+
+
+# Gradients that are computed and cleared
+
+
+def gan(detached: bool) -> Run:
+    generator, critic = mlp(), mlp()
+    of_generator, of_critic = sgd(generator), sgd(critic)
+
+    def step() -> None:
+        fake = generator(torch.rand(64, 128))
+        of_critic.zero_grad()
+        critic(fake.detach() if detached else fake).sum().backward(retain_graph=True)
+        of_critic.step()
+        of_generator.zero_grad()
+        critic(fake).sum().backward()
+        of_generator.step()
+
+    return trained(generator, step, critic)
+
+
+def test_gradients_of_a_generator_that_is_not_detached_are_cleared() -> None:
+    found = {one.layer: one for one in of(gan(detached=False), "gradients_cleared")}
+    assert "2.0 times as often" in found["Sequential"].finding and "detach()" in found["Sequential"].remedy
+    assert "Sequential" not in {one.layer for one in of(gan(detached=True), "gradients_cleared")}
+
+
+def test_a_critic_passes_on_gradients_though_its_own_are_cleared() -> None:
+    [one] = of(gan(detached=True), "gradients_cleared")
+    assert one.layer == "Sequential#2" and "requires_grad_(False)" in one.remedy
+
+
+@pytest.mark.parametrize("optimizer_of", [sgd, lambda model: torch.optim.AdamW(model.parameters(), fused=True)])
+def test_gradients_that_are_added_up_are_used(optimizer_of: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
+    model = mlp()
+    other = nn.Linear(4, 4)
+    optimizer, of_other = optimizer_of(model), sgd(other)
+
+    def step() -> None:
+        for _ in range(4):
+            model(torch.rand(64, 128)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        of_other.step()
+
+    run = trained(model, step, other)
+    assert (run.layers[1].optimizer_steps, run.layers[1].used_gradients) == (STEPS, 4 * STEPS)
+    assert of(run, "gradients_cleared") == []
+
+
+# Backward that goes through a graph again
+
+
+def chunks(detached: bool) -> Run:
+    """Five chunks a step: without ``detach``, the graph of the first runs five times, that of the second four times."""
+    cell = nn.RNNCell(64, 64)
+
+    def step() -> None:
+        state = torch.zeros(32, 64)
+        for _ in range(5):
+            state = cell(torch.rand(32, 64), state.detach() if detached else state)
+            state.sum().backward(retain_graph=not detached)
+        cell.zero_grad()
+
+    return trained(cell, step)
+
+
+def test_nodes_that_run_more_than_once_are_reported() -> None:
+    [one] = of(chunks(detached=False), "backward_repeated")
+    assert "a node runs 3.0 times" in one.finding  # (5 + 4 + 3 + 2 + 1) / 5
+    assert "detach()" in one.remedy and of(chunks(detached=True), "backward_repeated") == []
+
+
+def test_a_penalty_on_gradients_needs_backward_twice() -> None:
+    model = nn.Sequential(nn.Linear(128, 256), nn.Tanh(), nn.Linear(256, 1))
+
+    def step() -> None:
+        x = torch.rand(64, 128, requires_grad=True)
+        (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        gradient.square().sum().backward()
+        model.zero_grad()
+
+    assert of(trained(model, step), "backward_repeated") == []
+
+
+def test_checkpoints_are_no_repetition() -> None:
+    model = mlp()
+
+    def step() -> None:
+        x = torch.rand(64, 128, requires_grad=True)
+        torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False).sum().backward()
+        model.zero_grad()
+
+    assert of(trained(model, step), "backward_repeated") == []
+
+
+# Slices in a loop
+
+
+class Scan(nn.Module):
+    def __init__(self, unbinds: bool) -> None:
+        super().__init__()
+        self.fc, self.unbinds = nn.Linear(64, 64), unbinds
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, state = self.fc(x), torch.zeros(8, 64)
+        for item in x.unbind(1) if self.unbinds else (x[:, number] for number in range(x.shape[1])):
+            state = state * 0.9 + item
+        return state
+
+
+@pytest.mark.parametrize("unbinds", [False, True])
+def test_slices_in_a_loop_are_reported_if_backward_fills_the_whole_tensor(unbinds: bool) -> None:
+    model = Scan(unbinds)
+    run = trained(model, lambda: model(torch.rand(8, 256, 64)).sum().backward(), steps=2)
+    found = of(run, "indexing_in_a_loop")
+    assert [one.layer for one in found] == ["Scan"] * (not unbinds)
+    assert all("(256 a call)" in one.finding and "unbind" in one.remedy for one in found)
+
+
+# Layers of one kind
+
+
+class Columns(nn.Module):
+    def __init__(self, count: int, size: int) -> None:
+        super().__init__()
+        self.columns = nn.ModuleList(nn.Linear(1, size) for _ in range(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([column(x[:, at : at + 1]) for at, column in enumerate(self.columns)])
+
+
+@pytest.mark.parametrize(("count", "size", "found"), [(40, 16, 1), (12, 16, 0)])
+def test_a_layer_for_each_column_is_reported(count: int, size: int, found: int) -> None:
+    model = Columns(count, size)
+    run = trained(model, lambda: model(torch.rand(32, count)).sum().backward())
+    assert len(of(run, "equal_layers_one_by_one")) == found
+
+
+def test_a_layer_that_is_slow_for_its_values_is_reported() -> None:
+    torch.set_flush_denormal(False)
+    model = Layers(a=nn.Linear(256, 256, bias=False), b=nn.Linear(256, 256, bias=False))
+    with torch.no_grad():
+        model.b.weight.fill_(1e-39)  # type: ignore[union-attr, operator]
+    x = torch.full((256, 256), 1e-3)
+    model.forward = lambda x: (model.a(x), model.b(x))  # type: ignore[method-assign, operator]
+    run = trained(model, lambda: model(x))
+    usual, slow = (run.samples[key].median for key in run.samples if key.layer in (1, 2) and key.measure == "cpu_ns")
+    found = of(run, "slower_than_equals")
+    assert [one.layer for one in found] == ["Layers.b"] * (slow >= 5 * max(usual, 100_000))
+
+
+# Operators for which there is a cheaper one
+
+
+def test_an_inverse_outside_of_layers_is_reported_with_its_line() -> None:
+    model = nn.Linear(4, 4)
+
+    def step() -> None:
+        torch.linalg.inv(torch.eye(300)).sum()
+        model(torch.rand(4, 4))
+
+    run = trained(model, step, steps=20)
+    [one] = of(run, "costly_operators")
+    assert one.finding.startswith("Matrices are inverted at ") and "torch.linalg.solve" in one.remedy
+    took = sum(
+        row.cost.cpu_ns for row in run.rows if any(frame.name.startswith("aten::linalg_inv") for frame in row.frames)
+    )
+    assert one.gain_ns == round(took * 0.7)
+
+
+def test_one_hot_rows_that_are_multiplied_are_reported() -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(2000, 32))
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return nn.functional.one_hot(ids, 2000).float() @ self.weight
+
+    model = Words()
+    [one] = of(trained(model, lambda: model(torch.randint(2000, (64,))).sum().backward()), "one_hot_products")
+    assert one.layer == "Words" and "embedding" in one.remedy
+
+
+# Threads
+
+
+@pytest.mark.parametrize("spins", [True, False])
+def test_a_thread_that_spins_is_reported_with_its_line(spins: bool) -> None:
+    ended = threading.Event()
+
+    def poll() -> None:
+        while not ended.wait(None if not spins else 0):
+            pass
+
+    model, thread = mlp(), threading.Thread(target=poll)
+    thread.start()
+    try:
+        run = trained(model, lambda: model(torch.rand(64, 128)), steps=4000)
+    finally:
+        ended.set()
+        thread.join(60)
+    found = of(run, "threads_that_run")
+    assert len(found) == spins and all("poll" in one.finding and "Event.wait()" in one.remedy for one in found)
+
+
+# What must not be said, and what must not fail
+
+
+@pytest.mark.parametrize("steps", [20, 200])
+def test_of_a_plain_loop_each_step_uses_its_gradients(steps: int) -> None:
+    """Most passes of the longer one are not recorded; cycles begin anew."""
+    model = mlp()
+    optimizers = [torch.optim.Adam(layer.parameters()) for layer in (model[0], model[2])]
+    with Program(warmup_calls=None) as program:
+        for _ in range(steps):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            model(torch.rand(64, 128)).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    first, second = (layer for layer in program.run.layers if layer.optimizer_steps)
+    assert first.optimizer_steps == first.used_gradients == second.optimizer_steps
+    assert first.optimizer_steps is not None
+    assert abs(first.optimizer_steps - (program.run.layers[0].noted_calls or 0)) <= 1
+    assert not {one.rule for one in advise(program.run)} & NEEDED
+
+
+def steps_with_closure() -> Run:
+    """LBFGS calls the model several times in a step, which changes the weights in between."""
+    model, x = mlp(), torch.rand(64, 128)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    return trained(model, lambda: optimizer.step(closure))
+
+
+def sharpness_aware() -> Run:
+    """SAM: two backward passes a step, of weights that were moved in between."""
+    model = mlp()
+    optimizer = sgd(model)
+
+    def step() -> None:
+        x = torch.rand(64, 128)
+        model(x).sum().backward()
+        moved = [parameter.grad * 0.1 for parameter in model.parameters() if parameter.grad is not None]
+        with torch.no_grad():
+            torch._foreach_add_([*model.parameters()], moved)
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        with torch.no_grad():
+            torch._foreach_sub_([*model.parameters()], moved)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return trained(model, step)
+
+
+def two_losses() -> Run:
+    """Two heads with backward passes of their own."""
+    heads, body = nn.ModuleList([nn.Linear(128, 4), nn.Linear(128, 4)]), mlp()
+    optimizer = sgd(heads, body)
+
+    def step() -> None:
+        hidden = body(torch.rand(64, 128))
+        heads[0](hidden).sum().backward(retain_graph=True)
+        heads[1](hidden).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return trained(body, step, *heads)
+
+
+def test_two_backward_passes_through_one_body_can_be_one() -> None:
+    [one] = of(two_losses(), "backward_repeated")
+    assert "a node runs 2.0 times" in one.finding and "add up losses before one `backward()`" in one.remedy
+
+
+def physics_informed() -> Run:
+    model = nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
+    optimizer = sgd(model)
+
+    def step() -> None:
+        x = torch.rand(256, 1, requires_grad=True)
+        u = model(x)
+        (first,) = torch.autograd.grad(u.sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), x, create_graph=True)
+        (second + u).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return trained(model, step)
+
+
+def transposed_images() -> Run:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
+    optimizer = sgd(model)
+
+    def step() -> None:
+        x = torch.rand(8, 3, 24, 24)
+        (model(x) + model(x.transpose(2, 3)).transpose(2, 3)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return trained(model, step)
+
+
+def numpy_buffer() -> Run:
+    model = mlp()
+    optimizer, buffer = sgd(model), np.zeros((64, 128), np.float32)
+    x = torch.from_numpy(buffer)
+
+    def step() -> None:
+        for _ in range(3):
+            buffer[:] = np.random.default_rng().random((64, 128))
+            with torch.no_grad():
+                model(x)
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return trained(model, step)
+
+
+def flat_residual_blocks() -> Run:
+    class Flat(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.ModuleList(nn.Linear(16, 32) for _ in range(20))
+            self.down = nn.ModuleList(nn.Linear(32, 16) for _ in range(20))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for up, down in zip(self.up, self.down):
+                x = x + down(up(x).relu())
+            return x
+
+    model = Flat()
+    return trained(model, lambda: model(torch.rand(32, 16)).sum().backward())
+
+
+def with_a_cache() -> Run:
+    class Decoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(64, 64)
+
+        def forward(self, cache: Tensor, x: Tensor) -> Tensor:
+            return self.fc(x) + cache.mean(1, keepdim=True)
+
+    model = Decoder()
+    with torch.no_grad(), Profile(model) as prof:
+        for number in range(30):
+            model(torch.rand(1, 200 + number, 64), torch.rand(1, 1, 64))
+    return prof.run
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        steps_with_closure,
+        sharpness_aware,
+        physics_informed,
+        transposed_images,
+        numpy_buffer,
+        flat_residual_blocks,
+        with_a_cache,
+    ],
+)
+def test_of_programs_that_need_what_they_do_nothing_is_said(program: Callable[[], Run]) -> None:
+    assert not {one.rule for one in advise(program())} & NEEDED
+
+
+def test_tensors_of_any_kind_are_no_error() -> None:
+    model = mlp()
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    x = torch.rand(4, 128)
+
+    def loss(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(model, weights, (x,)).sum()
+
+    with Profile(model) as prof:
+        torch.func.grad(loss)(weights, x)
+        torch.func.vmap(torch.func.grad(loss), (None, 0))(weights, x)
+        torch.func.vmap(model)(x)
+        torch.func.jacrev(model)(x[0])
+        model(torch.nested.nested_tensor([x[:2], x[:3]]))
+        with torch.inference_mode():
+            model(x)
+    assert prof.run.tree().calls >= 6
+
+
+def test_a_tensor_that_lies_otherwise_is_another_input() -> None:
+    model, x = nn.Linear(24, 24), torch.rand(24, 24)
+    with Profile(model) as prof:
+        model(x)
+        model(x.T)
+        model(x.T)
+    assert prof.run.layers[0].repeated_calls == 1

@@ -1,0 +1,140 @@
+"""Operators that are costly where they are used, and what may do the same for less."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from torchprof.advise import Advice, merged, rule
+from torchprof.advise.chains import Frames, Having, calling, node_of, ops_in
+from torchprof.advise.evidence import Evidence
+from torchprof.analyze.lines import lines_of_code
+from torchprof.run.torch_names import aten
+from torchprof.run.words import FORWARD, OUTSIDE
+
+
+class _Cheaper(NamedTuple):
+    """What is costly: operators with all in them, and the nodes of their backward. ``says``: what they do; ``remedy``:
+    what may do the same for less, and when it does not. ``gain``: the largest part of the time that it saves.
+    ``in_layers``: whether layers may avoid it, too."""
+
+    ops: frozenset[str]
+    says: str
+    remedy: str
+    gain: float = 1.0
+    in_layers: bool = True
+
+
+_ONE_HOT, _CASTS = aten("one_hot"), aten("to _to_copy")
+_PRODUCTS = aten("mm addmm bmm matmul linear") | {"mm", "addmm", "bmm"}
+_CHEAPER = (
+    _Cheaper(
+        aten("linalg_inv linalg_inv_ex inverse linalg_pinv"),
+        "Matrices are inverted",
+        "If the inverse is only multiplied: `torch.linalg.solve(A, b)`, of a positive definite matrix "
+        "`torch.cholesky_solve`; if the matrix has not changed, keep the inverse.",
+        0.7,
+    ),
+    _Cheaper(
+        aten(
+            "linalg_svd _linalg_svd svd linalg_eigh _linalg_eigh linalg_eig linalg_eigvals linalg_eigvalsh "
+            "linalg_svdvals"
+        ),
+        "Matrices are decomposed (singular values, eigenvalues)",
+        "Do it less often, or approximate: power iteration (`torch.nn.utils.parametrizations.spectral_norm`), "
+        "`torch.svd_lowrank`.",
+        0.9,
+    ),
+    _Cheaper(
+        aten("linalg_det linalg_slogdet _linalg_det _linalg_slogdet logdet linalg_matrix_exp matrix_exp"),
+        "Determinants or exponentials of matrices are computed",
+        "If the matrix has not changed, keep the result, that of a parametrization by "
+        "`torch.nn.utils.parametrize.cached()`; the determinant of a positive definite matrix is twice the sum of the "
+        "logarithms of the diagonal of `torch.linalg.cholesky(A)`.",
+        0.7,
+    ),
+    _Cheaper(
+        aten("linalg_cholesky linalg_cholesky_ex cholesky"),
+        "Matrices are decomposed (Cholesky)",
+        "If they are diagonal, as covariances often are: `Independent(Normal(mean, deviation), 1)` of "
+        "`torch.distributions`, elementwise; if the matrix has not changed, keep the factor.",
+        0.9,
+    ),
+    _Cheaper(
+        aten("repeat repeat_interleave tile"),
+        "Values are copied several times",
+        "If they are then only read: `x.expand(…)`, or `x[:, None]` and broadcasting, copy nothing.",
+    ),
+    _Cheaper(
+        aten("sort argsort"),
+        "Values are sorted",
+        "If only the largest or the smallest are used: `torch.topk`; if they are only logged, of a sample.",
+        0.7,
+    ),
+    _Cheaper(
+        aten("quantile nanquantile histc histogram bincount median nanmedian unique_consecutive _unique2"),
+        "Statistics of values are computed",
+        "If they are only logged: for every hundredth step, or of a sample (`x.flatten()[::100]`).",
+        in_layers=False,
+    ),
+    _Cheaper(
+        aten("isnan isfinite isinf"),
+        "Values are compared with NaN or infinity",
+        "If it is a check: of the loss alone, or for every hundredth step.",
+        in_layers=False,
+    ),
+)
+
+
+def names_in(frames: Frames) -> set[str]:
+    """The operators among the frames, and the one whose backward the node is."""
+    node = node_of(frames)
+    return {*ops_in(frames), *([] if node is None else [node])}
+
+
+@rule
+def costly_operators(evidence: Evidence) -> Iterator[Advice]:
+    """Operators of a few families that take 5 % of the time or more in layers, or outside of them, with their backward.
+    That the cheaper form fits is not recorded: each remedy is a condition."""
+    for cheaper in _CHEAPER:
+        nodes = {name.removeprefix("aten::").replace("_", "") for name in cheaper.ops}
+        took = evidence.took(Having(names_in, cheaper.ops | nodes))
+        times = {
+            layer: round(evidence.time_of(work) * cheaper.gain)
+            for layer, work in took.items()
+            if cheaper.in_layers or layer == OUTSIDE
+        }
+        for group in merged(evidence, times, least_ns=evidence.notable_ns):
+            line = _line_of(evidence, group.numbers, cheaper.ops)
+            yield group.advice(f"{cheaper.says}{line}, for {group.time}.", cheaper.remedy)
+
+
+@rule
+def one_hot_products(evidence: Evidence) -> Iterator[Advice]:
+    """Layers that make rows with a single one, cast them and multiply, once each: the product of such a row is a row of
+    the other matrix. The gain is that of the rows, the casts and the products of the layer."""
+    rows, products, casts = (evidence.took(Having(names_in, names)) for names in (_ONE_HOT, _PRODUCTS, _CASTS))
+    calls = [evidence.took(calling(names), phases=(FORWARD,)) for names in (_ONE_HOT, _PRODUCTS, _CASTS)]
+    times = {
+        layer: sum(evidence.time_of(took[layer]) for took in (rows, products, casts) if layer in took)
+        for layer in rows
+        if layer >= 0 and len({took[layer].calls if layer in took else 0 for took in calls}) == 1
+    }
+    for group in merged(evidence, times, least_ns=evidence.notable_ns):
+        yield group.advice(
+            f"One-hot rows are made and multiplied with a matrix, for {group.time}.",
+            "If each row is multiplied, look it up: `torch.nn.functional.embedding(indices, weight)`, or "
+            "`torch.nn.Embedding`.",
+        )
+
+
+def _line_of(evidence: Evidence, layers: tuple[int, ...], ops: frozenset[str]) -> str:
+    """The line that was sampled most in these operators, for work of no layer: " at train.py:7 loss"."""
+    if OUTSIDE not in layers:
+        return ""
+    samples = Counter(
+        {line.text: sum(line.work[op].total() for op in ops if op in line.work) for line in lines_of_code(evidence.run)}
+    )
+    [(text, count)] = samples.most_common(1) or [("", 0)]
+    return f" at {text}" if count else ""
