@@ -5,6 +5,7 @@ from __future__ import annotations
 import pkgutil
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -115,6 +116,32 @@ def test_signals_that_are_ignored_or_end_the_process_are_not_delayed() -> None:
     with DelayedSignals():
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
         signal.raise_signal(signal.SIGINT)
+
+
+# SIGTERM
+
+
+def test_a_forked_process_dies_by_sigterm_as_in_plain_python() -> None:
+    """Terminated is raised only in the process that entered the block: another may catch all errors."""
+    code = """if True:
+        import os, signal, time
+        from torchprof.profile.signals import SigtermAsError
+        ready, tell = os.pipe()
+        with SigtermAsError():
+            child = os.fork()
+            if child == 0:
+                try:
+                    os.write(tell, b"1")
+                    time.sleep(60)
+                except BaseException:
+                    os._exit(7)
+                os._exit(8)
+            os.read(ready, 1)
+            os.kill(child, signal.SIGTERM)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert (result.stdout, result.stderr) == (f"{-signal.SIGTERM}\n", "")
 
 
 # At any line

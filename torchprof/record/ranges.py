@@ -328,12 +328,8 @@ def _with_engine_range(run_backward: Any) -> Any:
     @never_compiled
     @functools.wraps(run_backward)
     def in_a_range(*args: Any, **kwargs: Any) -> Any:
-        given = [
-            *args[3:5],
-            kwargs.get("create_graph"),
-            kwargs.get("inputs"),
-        ]  # after tensors, gradients, keep_graph
-        EngineRanges.partial += any(bool(value) for value in given)
+        given = *args[3:5], kwargs.get("create_graph"), kwargs.get("inputs")  # after tensors, gradients, keep_graph
+        EngineRanges.partial += any(map(bool, given))
         with record(ENGINE_LABEL) if is_profiled() else nullcontext():
             result = run_backward(*args, **kwargs)
         for call in EngineRanges.after:
@@ -433,14 +429,14 @@ class OptimizerMarks(SharedChange):
         self._undo.append(register_optimizer_step_pre_hook(mark_optimizer).remove)
 
     @classmethod
-    def steps_of(cls, parameters: Iterable[Any]) -> tuple[int, int]:
+    def steps_of(cls, parameters: Iterable[Any]) -> tuple[int, int] | tuple[None, None]:
         """The steps of the optimizer that has these parameters: how many, and of how many gradients, which were added
-        up, they made use. 0 if that is unknown: of a step with a closure, which computes them later; and where one
+        up, they made use. None if that is unknown: of a step with a closure, which computes them later; and where one
         optimizer has all parameters."""
         ids = {*map(id, parameters)}
         used = [steps for steps in cls.recorded.values() if not ids.isdisjoint(steps.parameters)]
         if len(used) != 1 or len(cls.recorded) < 2 or used[0].has_closure:
-            return 0, 0
+            return None, None
         return used[0].count, used[0].gradients
 
 
@@ -453,25 +449,21 @@ def mark_optimizer(optimizer: Any, args: Sequence[Any], kwargs: Mapping[str, Any
     with suppress(TypeError):  # an object that cannot be a weak key has no mark: its class counts
         if optimizer not in OptimizerMarks.numbers:
             OptimizerMarks.numbers[optimizer] = next(OptimizerMarks.next_number)
-        if optimizer not in OptimizerMarks.recorded:
-            OptimizerMarks.recorded[optimizer] = StepsOfOptimizer(_parameters_of(optimizer))
-        steps = OptimizerMarks.recorded[optimizer]
-        steps.count += 1
-        steps.gradients += _gradients_used(optimizer)
-        steps.has_closure |= any(value is not None for value in (*args[1:2], kwargs.get("closure")))
         with record(f"{OPTIMIZER_MARK}{OptimizerMarks.numbers[optimizer]}"):
             pass
+    with suppress(Exception):  # what serves a finding must not raise an error in a step
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if optimizer not in OptimizerMarks.recorded:
+            OptimizerMarks.recorded[optimizer] = StepsOfOptimizer(frozenset(map(id, parameters)))
+        steps = OptimizerMarks.recorded[optimizer]
+        steps.count += 1
+        steps.has_closure |= any(value is not None for value in (*args[1:2], kwargs.get("closure")))
+        steps.gradients += _gradients_used(parameters)
 
 
-def _gradients_used(optimizer: Any) -> int:
+def _gradients_used(parameters: Sequence[Any]) -> int:
     """How many gradients were added up in that of a parameter, at most: autograd adds in place. Clipping and scaling
     count, too. Of many parameters some are looked at."""
-    parameters = [parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]]
     some = parameters[:: max(len(parameters) // _MOST_PARAMETERS, 1)]
-    gradients = (getattr(parameter, "grad", None) for parameter in some)
-    return max((1 + int(gradient._version) for gradient in gradients if gradient is not None), default=0)
-
-
-def _parameters_of(optimizer: Any) -> frozenset[int]:
-    groups = getattr(optimizer, "param_groups", ())
-    return frozenset(id(parameter) for group in groups for parameter in group["params"])
+    gradients = [parameter.grad for parameter in some if parameter.grad is not None]
+    return max((1 + int(gradient._version) for gradient in gradients), default=0)

@@ -7,16 +7,16 @@ import gc
 import json
 import os
 import platform
-import re
 import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache, partial
 from itertools import chain
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from threading import get_ident
+from threading import Thread, get_ident
 from timeit import timeit
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -147,27 +147,48 @@ def switches() -> tuple[tuple[str, str], ...]:
         ("usable_cpus", str(_usable_processors())),
         *((("compute_capability", capability),) if capability else ()),
         *((("bfloat16_speed", f"{speed:.2f}"),) if (speed := bfloat16_speed()) else ()),
+        *((("slow_float16", str(not known & _FLOAT16)),) if (known := _instructions()) else ()),
     )
+
+
+@cache
+def _instructions() -> frozenset[str]:
+    """The names of the instructions that the CPU has, as Linux lists them; empty if they are unknown."""
+    lists = Path("/proc/cpuinfo")
+    return frozenset(lists.read_text(errors="replace").split()) if lists.is_file() else frozenset()
+
+
+_BFLOAT16 = frozenset({"amx_bf16", "avx512_bf16"})
+_FLOAT16 = frozenset({"amx_fp16", "avx512_fp16", "fphp", "asimdhp"})
 
 
 @cache
 def bfloat16_speed() -> float | None:
     """How many times as fast the CPU multiplies matrices in bfloat16 as in float32, measured once in a process, in a
-    few milliseconds; None for one without instructions for it, or if that is unknown."""
-    flags = Path("/proc/cpuinfo")
-    if not flags.is_file() or not re.search(r"\b(amx_bf16|avx512_bf16)\b", flags.read_text(errors="replace")):
+    few milliseconds; None for one without instructions for it, or if that is unknown. A thread of its own has none of
+    the user's modes: autocast, a counter of FLOPs, fake tensors."""
+    if not _instructions() & _BFLOAT16:
         return None
+    found: list[float] = []
+    thread = Thread(target=_measure_speed, args=(found,), daemon=True)
+    with suppress(RuntimeError):  # at the end of the interpreter
+        thread.start()
+        thread.join(_MOST_S)
+    return found[0] if found else None
+
+
+def _measure_speed(found: list[float]) -> None:
     threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # then other processes do not make this thread wait for another one
     try:
-        torch.set_num_threads(1)  # then other processes do not make this thread wait for another one
         matrices = [torch.ones(256, 256, dtype=dtype, device="cpu") for dtype in (torch.float32, torch.bfloat16)]
         times = [[_cpu_time_of(partial(torch.mm, each, each)) for each in matrices] for _ in range(_PRODUCTS)]
-    except RuntimeError:
-        return None
+        in_float32, in_bfloat16 = map(min, zip(*times))
+        found.append(in_float32 / in_bfloat16)
+    except (RuntimeError, ZeroDivisionError):
+        return
     finally:
         torch.set_num_threads(threads)
-    in_float32, in_bfloat16 = map(min, zip(*times))
-    return in_float32 / in_bfloat16 if in_bfloat16 else None
 
 
 def _cpu_time_of(function: Callable[[], object]) -> float:
@@ -176,6 +197,7 @@ def _cpu_time_of(function: Callable[[], object]) -> float:
 
 
 _PRODUCTS = 15  # of 0.1 to 0.5 ms, in each type
+_MOST_S = 10.0  # seconds to wait for them
 
 
 def _build() -> str:

@@ -96,7 +96,7 @@ class Compilation(NamedTuple):
 
 
 _LEFT_OUT = "(left out)"
-_NOTICED = frozenset({"bfloat16_speed", "partial_backward", "cpu_autocast"})
+_NOTICED = frozenset({"bfloat16_speed", "slow_float16", "partial_backward", "cpu_autocast"})
 _NAMES = frozenset({"file", "where", "reason", "error", "why", "line"})
 """The facts of warnings that may name files and functions."""
 
