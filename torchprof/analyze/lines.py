@@ -111,8 +111,10 @@ def _kind_of(work: str) -> str:
 def _work(layer: int, phase: str, frames: Sequence[Frame]) -> str:
     """What runs while a line is sampled, in words."""
     wait = next((frame.name for frame in frames if frame.kind == FrameKind.WAIT), "")
-    if phase in (BACKWARD, RECOMPUTE) or wait == WAITS_FOR_AUTOGRAD:
-        return BACKWARD if phase != RECOMPUTE else RECOMPUTE
+    if phase == RECOMPUTE:
+        return RECOMPUTE
+    if phase == BACKWARD or wait == WAITS_FOR_AUTOGRAD:
+        return BACKWARD
     if wait:
         return WAITS_IN_WORDS.get(wait, wait)
     for frame in frames if layer == OUTSIDE else ():
@@ -130,20 +132,19 @@ def work_in_words(run: Run, line: LineOfCode) -> str:
     for work, samples in sums.most_common(3):
         if samples >= _LEAST_SHARE * line.samples:
             share = "" if samples >= _ALL * line.samples else f" {samples / line.samples:.0%}"
-            where = _layers_of_most(run, line.work[work])
+            where = layers_of_most(run, line.work[work])
             texts.append(f"{shortened(work)}{share}{f' ({where})' if where else ''}")
     return printable(", ".join(texts))
 
 
-def _layers_of_most(run: Run, samples: Counter[int]) -> str:
+def layers_of_most(run: Run, samples: Counter[int]) -> str:
     """The layers with at least half of the samples: alike ones as a pattern, else the deepest layer around them; ""
     without any below a model."""
     half = samples.total() / 2
     layers = run.layers
     in_layers = Counter({layer: count for layer, count in samples.items() if layer >= 0})
-    [(_, most), *_] = sums_by_key((layers.alike[layer], n) for layer, n in in_layers.items()).most_common(1) or [(0, 0)]
+    [(alike, most)] = sums_by_key((layers.alike[layer], n) for layer, n in in_layers.items()).most_common(1) or [(0, 0)]
     if in_layers and most >= half:
-        [(alike, _)] = sums_by_key((layers.alike[layer], n) for layer, n in in_layers.items()).most_common(1)
         paths = [layers[layer].path for layer in in_layers if layers.alike[layer] == alike]
         return pattern_of(paths) if len(paths) > 1 else ".".join(paths[0])
     totals = layers.roll_up([in_layers[number] for number in range(len(layers))])
@@ -156,7 +157,7 @@ def _layers_of_most(run: Run, samples: Counter[int]) -> str:
 
 @report("lines", "the source lines that were sampled: what they call, and what runs there", answers="time")
 def lines(run: Run, *, top: int | None = 20) -> Section:
-    """The lines of your code in which the recorded thread was, sampled every 5 ms (in short steps every 1 ms).
+    """The lines of your code in which the recorded thread was, sampled every 1 to 5 ms.
 
     A line is the innermost one outside of Python's library, torch and installed packages. Samples inside operators,
     layers, optimizers and loaders count, and those during backward: they are at the line that called it. ``top``: the
@@ -197,11 +198,11 @@ def largest_lines(run: Run, width: int | None = None) -> Iterator[ReportTable]:
         ["Share", "CPU time", "Samples", "Line", "What runs there"],
         rows,
         "largest_lines",
-        text="\n".join([title, *(shortened_end(text, width) for text in written)]),
+        text="\n".join([title, *(_cut(text, width) for text in written)]),
     )
 
 
-def shortened_end(text: str, width: int | None) -> str:
+def _cut(text: str, width: int | None) -> str:
     """A text of at most so many characters."""
     return text if width is None or len(text) <= width else f"{text[: width - 1]}…"
 
@@ -229,8 +230,7 @@ def python(run: Run, *, top: int | None = 10, lines: int | None = 3) -> Part:
     phase, largest first.
 
     Below each row are the ``lines`` source lines with the most samples, and the part of the time that their samples
-    stand for. Without samples (``lines=False``) they are unknown. Short times may
-    have no samples.
+    stand for. Without samples (``lines=False``) they are unknown. Short times may have no samples.
     """
     parts = parts_of(run, "cpu_ns")
     whole = sum(parts.values())

@@ -10,6 +10,7 @@ from torchprof.advise.chains import inside
 from torchprof.advise.evidence import Evidence
 from torchprof.analyze.compiled import compiled_in_short
 from torchprof.analyze.lines import largest_lines
+from torchprof.analyze.ratios import unusual_ratios
 from torchprof.analyze.report import Part, name_of_layer, stacked
 from torchprof.analyze.sentences import about_times, called_models, count_of_ranks, peak_in_words, throughput
 from torchprof.analyze.steps import device_parts, ns_behind_the_cpu, percents, spreads_of, time_parts
@@ -27,15 +28,16 @@ _WIDTH = 100  # at most, in characters
 
 
 def verdict(run: Run, width: int | None = None, findings: Sequence[Advice] | None = None) -> list[Part]:
-    """The sections of the verdict: what ran, its parts and the headline; what would help; the lines of code; what makes
-    all times less certain than they look.
+    """The sections of the verdict: what ran, its parts and the headline; what would help; the lines of code;
+    unusual ratios; what makes all times less certain than they look.
 
     ``width``: the number of characters of a line, of which at most 100 are used. ``findings``: all findings, if known.
     """
     width = min(width or _WIDTH, _WIDTH)
     uncertain = stacked(map(printable, about_times(run)))
     ran = stacked([*lines_of_run(run), headline(run)])
-    return [ran, what_would_help(run, width, findings), *largest_lines(run, width), uncertain]
+    unusual = textwrap.fill(unusual_ratios(run), width)
+    return [ran, what_would_help(run, width, findings), *largest_lines(run, width), unusual, uncertain]
 
 
 # What ran

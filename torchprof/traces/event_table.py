@@ -27,8 +27,9 @@ from torchprof.traces.columns import (
     SESSION,
     Columns,
     TraceRow,
+    TraceSignatures,
+    encodable_text,
 )
-from torchprof.traces.signatures import TraceSignatures, encodable_text
 
 _HIP = 6
 _DEVICE_TYPES = {1: "cuda", _HIP: "cuda", 9: "xla", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia", 20: "privateuse1"}
