@@ -51,7 +51,7 @@ def test_versions_compiled_in_the_recording_are_reported_with_their_backward() -
     assert (one.layer, one.layers, one.gain_ns) == ("Net.fc", ("Net.fc",), 43 * MS)
     assert one.finding == (
         "torch.compile compiled forward (net.py:10) again 4 times, for 43.000ms: "
-        f"`{SIZE}` and 1 more like it, `k == 1.5`, 1 for other reasons."
+        f"`{SIZE}` and 1 more like it, `k == 1.5`."
     )
     assert "mark_dynamic(x, 1)" in one.remedy and "pass it as a tensor" in one.remedy
 
@@ -94,18 +94,14 @@ def test_a_graph_break_with_a_hint() -> None:
     ("reason", "of_remedy"),
     [
         (SIZE, "`torch._dynamo.mark_dynamic(x, 1)`"),
-        ("tensor 'x' rank mismatch. expected 2, actual 3", "number of dimensions"),
-        ("tensor 'x' stride mismatch at index 0. expected 8, actual 1", "contiguous"),
-        ("tensor 'x' dtype mismatch. expected Float, actual Half", "same types"),
-        ("tensor 'x' requires_grad mismatch. expected requires_grad=1", "`requires_grad` of `x` differs"),
+        ("tensor 'x' rank mismatch. expected 2, actual 3", "Keep what torch names here the same"),
+        ("tensor 'x' dtype mismatch. expected Float, actual Half", "Keep what torch names here the same"),
+        ("tensor 'x' requires_grad mismatch. expected requires_grad=1", "Each mode needs a version"),
         (SIZE.replace("'x'", "'args[0]'"), "`torch._dynamo.mark_dynamic(x, 1)` (`x`: input 1)"),
         ("___stack0 == 6.328125", "capture_scalar_outputs"),
-        ("G['FLAG'] == 1", "global variable `FLAG`"),
-        ("GLOBAL_STATE changed: grad_mode", "no_grad"),
-        ("self.training", "evaluation"),
-        ("___check_type_id(k), type=<class 'float'>", "Python types"),
-        ("___check_obj_id(self._modules['a'])", "same objects"),
-        ("len(xs) == 2", "same length"),
+        ("G['FLAG'] == 1", "as a tensor"),
+        ("GLOBAL_STATE changed: grad_mode", "Each mode"),
+        ("self.training", "Each mode"),
         ("k == 1.5", "as a tensor"),
         ("k == -2", "as a tensor"),
         ("something new", "TORCH_LOGS"),

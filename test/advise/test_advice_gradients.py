@@ -144,8 +144,8 @@ def test_frozen_first_layers_with_gradients_are_reported(reloaded: Any) -> None:
     assert advice.layer == "Front" and set(advice.layers) == {"Front.first", "Front.act", "Front.second"}
     assert advice.gain_ns == backward_of(run, "first", "act", "second") > 0
     assert advice.finding.startswith(
-        f"Backward runs through 2 frozen layers and 1 layer without parameters, for {format_time(advice.gain_ns)} in "
-        "total. Nothing trainable in the model runs before them. The largest gain is in Front."
+        f"Backward runs through layers that are frozen, for {format_time(advice.gain_ns)} in total. Nothing trainable "
+        "in the model runs before them. The largest gain is in Front."
     )
     assert of(reloaded(run), "frozen_layers_with_gradients") == [advice]
 
@@ -157,7 +157,6 @@ def test_only_layers_before_the_first_trainable_layer_count() -> None:
     run = trained(model, an_input())
     [advice] = of(run, "frozen_layers_with_gradients")
     assert set(advice.layers) == {"Front.first", "Front.act"} and advice.gain_ns == backward_of(run, "first", "act")
-    assert "Backward runs through a frozen layer and 1 layer without parameters, for " in advice.finding
 
 
 def test_frozen_first_layers_without_backward_are_not_reported() -> None:

@@ -203,6 +203,16 @@ def test_no_more_workers_are_recommended_than_processors_are_left(cpus: int, wor
     assert f"num_workers={workers}, persistent_workers=True" in advice.remedy
 
 
+@pytest.mark.parametrize(("threads", "wall_ms", "workers"), [(2, 121, False), (2, 119, True), (1, 121, True)])
+def test_workers_need_processors_that_the_loop_does_not_use(threads: int, wall_ms: int, workers: bool) -> None:
+    """60 ms of loading, on two processors: operators on both leave none, unless loading takes most of the time."""
+    switches = (("usable_cpus", "2"), ("num_threads", str(threads)))
+    [advice] = of(run_of(batches(), wall_ns=wall_ms * MS, switches=switches))
+    assert ("num_workers=1" in advice.remedy) is workers
+    assert ("prepare all once, before the loop" in advice.remedy) is not workers
+    assert advice.gain_ns == (60 * MS - 4 * MS // 2 if workers else 60 * MS)
+
+
 def test_loaders_with_workers_and_without_are_apart() -> None:
     found = of(run_of([*batches(), *batches(WORKERS, times=12)], wall_ns=200 * MS))
     assert [one.cause.startswith("The loop loads each batch itself") for one in found].count(True) == 1

@@ -99,6 +99,24 @@ def test_a_call_in_another_state_is_another_computation(state: str) -> None:
     assert of(trained(model, step), "calls_repeated") == []
 
 
+def test_a_call_whose_input_requires_a_gradient_is_another_computation() -> None:
+    """A penalty on gradients: the output of the first call has no graph to the input."""
+    model, x = mlp(), torch.rand(64, 128)
+    optimizer = sgd(model)
+
+    def step() -> None:
+        batch = x * 1
+        loss = model(batch).sum()
+        [gradient] = torch.autograd.grad(model(batch.requires_grad_()).sum(), batch, create_graph=True)
+        (loss + gradient.square().sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    run = trained(model, step)
+    assert (run.layers[0].noted_calls, run.layers[0].repeated_calls) == (2 * STEPS, 0)
+    assert of(run, "calls_repeated") == []
+
+
 def test_the_same_batch_after_a_step_is_another_computation() -> None:
     model, x = mlp(), torch.rand(64, 128)
     optimizer = sgd(model)
@@ -384,6 +402,57 @@ def test_an_inverse_outside_of_layers_is_reported_with_its_line() -> None:
     assert one.gain_ns == round(took * 0.7)
 
 
+@pytest.mark.parametrize(("times", "found"), [(1, 0), (4, 1)])
+def test_exponentials_of_a_weight_are_needed_once_a_step(times: int, found: int) -> None:
+    """A weight changes between two steps, and not between four uses in one."""
+
+    class Rotation(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(48, 48) / 48)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(times):
+                x = x @ torch.linalg.matrix_exp(self.weight - self.weight.T)
+            return x
+
+    model = Rotation()
+    optimizer = sgd(model)
+
+    def step() -> None:
+        model(torch.rand(8, 48)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    run = trained(model, step, steps=6)
+    names = ("aten::linalg_matrix_exp", "LinalgMatrixExpBackward0")
+    took = sum(row.cost.cpu_ns for row in run.rows if any(frame.name.endswith(names) for frame in row.frames))
+    advice = [one for one in of(run, "costly_operators") if "Exponentials" in one.finding]
+    assert [one.gain_ns for one in advice] == [round(took * 3 / 4)] * found
+
+
+def test_casts_of_weights_are_reported_but_not_those_of_autocast() -> None:
+    class Casts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(512, 512, dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight.float()
+
+    model = Casts()
+
+    def call() -> None:
+        model(torch.rand(4, 512))
+
+    def says() -> list[bool]:
+        return ["cast to another type" in one.finding for one in of(trained(model, call), "costly_operators")]
+
+    assert says() == [True]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert says() == []
+
+
 def test_one_hot_rows_that_are_multiplied_are_reported() -> None:
     class Words(nn.Module):
         def __init__(self) -> None:
@@ -396,6 +465,59 @@ def test_one_hot_rows_that_are_multiplied_are_reported() -> None:
     model = Words()
     [one] = of(trained(model, lambda: model(torch.randint(2000, (64,))).sum().backward()), "one_hot_products")
     assert one.layer == "Words" and "embedding" in one.remedy
+
+
+def test_one_hot_rows_that_are_a_mask_beside_a_product_are_not_reported() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(256, 256))
+
+        def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+            mask = nn.functional.one_hot(ids, 2000).float()
+            return nn.functional.linear(x, self.weight) * mask.sum(-1, keepdim=True)
+
+    model, x = Masked(), torch.rand(64, 256)
+    run = trained(model, lambda: model(x, torch.randint(2000, (64,))).sum().backward())
+    assert of(run, "one_hot_products") == []
+
+
+def test_a_call_of_a_part_has_the_time_of_the_part() -> None:
+    """Whether calls of a part ran with gradients is known of the first one only."""
+
+    class Container(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = mlp()
+
+    model = Container()
+    optimizer = sgd(model)
+
+    def step() -> None:
+        x = torch.rand(64, 128)
+        (model.encoder(x).sum() + model.encoder(x).mean()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    run = trained(model, step)
+    [one] = of(run, "calls_repeated")
+    whole = sum(
+        row.cost.cpu_ns for row in run.rows if row.layer is not None and row.layer.path[:2] == ("Container", "encoder")
+    )
+    assert one.layer == "Container.encoder" and one.gain_ns == whole // 2
+
+
+@pytest.mark.parametrize("name", ["first", "closure"])
+def test_gradients_of_inference_mode_are_no_error_in_a_step(name: str) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = sgd(model)
+    before = model.weight.clone()
+    with Profile(model) as prof, torch.inference_mode():
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step((lambda: 0.0) if name == "closure" else None)
+    assert not torch.equal(before, model.weight)
+    assert prof.run.layers[0].optimizer_steps is None
 
 
 # Threads

@@ -40,8 +40,8 @@ def test_the_gain_is_most_of_what_is_in_no_long_operator() -> None:
     [advice] = of(called())
     assert advice.gain_ns == (100 - 15) * MS * 62 // 64 and advice.layer == "Net"
     assert advice.finding == (
-        "A call gets 2 samples, and its operators are small. A call of the model has 201, with backward; 85.000ms are "
-        "in short ones and between them."
+        "A call gets 2 samples, and its operators are small. 85.000ms of the loop are in short operators and between "
+        "them."
     )
     assert "batch_size=64" in advice.remedy
 

@@ -53,7 +53,8 @@ def row(
 
 def run_of(rows: Sequence[tuple[Any, ...]], *, layers: Sequence[Layer] | None = None, **meta: Any) -> Run:
     """A run with these rows. ``layers``: the layers that the indices in rows refer to; None: those of ``NET``."""
-    layers = tuple(Layer(tuple(path.split(".")), "Module") for path in NET) if layers is None else tuple(layers)
+    of_net = (Layer(tuple(path.split(".")), "Module", of_torch=False) for path in NET)
+    layers = tuple(of_net if layers is None else layers)
     chains = list(dict.fromkeys(one[3] for one in rows))
     withins = list(dict.fromkeys(one[2] for one in rows))
     devices = list(dict.fromkeys(["cpu", *(one[4] for one in rows)]))

@@ -47,7 +47,7 @@ def test_the_reports_of_a_saved_run_have_not_changed() -> None:
 
 
 NEW_IN_LAYERS = ["input_number", "noted_calls", "repeated_calls", "longer_calls", "grad_inputs"]
-NEW_IN_LAYERS += ["optimizer_steps", "used_gradients"]
+NEW_IN_LAYERS += ["optimizer_steps", "used_gradients", "of_torch"]
 
 
 def test_saving_a_loaded_run_gives_the_same_file(tmp_path: Path) -> None:

@@ -353,13 +353,14 @@ def test_no_finding_about_an_unknown_mode() -> None:
 
 def test_a_range_is_no_layer_with_many_ops() -> None:
     rows = [row(0, cpu_ns=10, calls=1), row(0, op("aten::tanh"), cpu_ns=900_000, calls=9)]
-    assert "many_elementwise_ops" not in rules_of(traced(rows, (unknown("step"),), wall_ns=900_010))
-    assert "many_elementwise_ops" in rules_of(traced(rows, (unknown("Cell_0", kind="Cell"),), wall_ns=900_010))
+    assert "many_small_operators" not in rules_of(traced(rows, (unknown("step"),), wall_ns=900_010))
+    assert "many_small_operators" in rules_of(traced(rows, (unknown("Cell_0", kind="Cell"),), wall_ns=900_010))
 
 
 def test_unknown_numbers_of_calls_are_not_shown_as_0() -> None:
     rows = [row(0, cpu_ns=900_000_000, calls=2), row(0, op("aten::mul"), cpu_ns=1, calls=2)]
-    run = traced(rows, (unknown("step", kind="Step"),), wall_ns=900_000_001)
+    of_the_user = replace(unknown("step", kind="Step"), of_torch=False)
+    run = traced(rows, (of_the_user,), wall_ns=900_000_001)
     [found] = [one for one in advise(run) if one.rule == "python_in_layers"]
     assert found.finding == f"No operator runs for 900.000ms: {UNKNOWN_REASON}."
 

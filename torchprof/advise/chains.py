@@ -169,10 +169,3 @@ def depth_of_label(frames: Frames, beginning: str) -> int:
         if frame.kind == FrameKind.LABEL and frame.name.startswith(beginning):
             return depth
     return -1
-
-
-def shape_of_input(frame: Frame, index: int) -> tuple[int, ...]:
-    """The shape of one input of an op; ``()`` if it was not recorded, is not a tensor, or has no dimension."""
-    shapes = frame.signature.shapes if frame.signature is not None else ()
-    shape = shapes[index] if index < len(shapes) else None
-    return tuple(shape) if shape and all(type(size) is int for size in shape) else ()

@@ -22,11 +22,10 @@ from torchprof.advise.chains import (
 )
 from torchprof.advise.evidence import Evidence, MatchingRow
 from torchprof.run.collectives import collective_of, shows_collective
-from torchprof.run.formats import format_count, format_memory, format_time
+from torchprof.run.formats import format_time
 from torchprof.run.groups import sums_by_key
-from torchprof.run.lockstep import NOT_RECORDED
 from torchprof.run.torch_names import BETWEEN_HOST_AND_DEVICE, COPYING, WAITING, KernelWork, kind_of_work
-from torchprof.run.words import OPTIMIZER_RANGE, OUTSIDE, Frame, FrameKind
+from torchprof.run.words import NOT_SELECTED, OPTIMIZER_RANGE, OUTSIDE, Frame, FrameKind
 
 # The CPU and the device
 
@@ -76,11 +75,6 @@ class _Transfers:
     def both_times(self) -> str:
         return f"{format_time(self.cpu_ns)} on the CPU and {format_time(self.device_ns)} on the device"
 
-    @property
-    def effect(self) -> str:
-        """What waits do, as a sentence."""
-        return f"It waits {format_time(self.cpu_ns)}, and then the device waits for work."
-
 
 @rule
 def copies_in_layers(evidence: Evidence) -> Iterator[Advice]:
@@ -122,32 +116,22 @@ def pageable_batches(evidence: Evidence) -> Iterator[Advice]:
 
 
 @rule
-def waits_in_layers(evidence: Evidence) -> Iterator[Advice]:
-    """Layers in which the CPU waits until the device has computed a value: ``.item()``, ``if`` on a tensor,
-    ``nonzero``, masks as indices, ``torch.cuda.synchronize()``. If the device is always busy, nothing is lost."""
-    waits_in = {layer: waits for layer, waits in _waits(evidence).items() if layer >= 0}
-    for group, waits in _merged(evidence, waits_in, evidence.idle_ns):
+def waits_for_values(evidence: Evidence) -> Iterator[Advice]:
+    """The CPU waits until the device has computed a value: in layers ``.item()``, ``if`` on a tensor, ``nonzero``,
+    masks as indices, ``torch.cuda.synchronize()``; outside of layers ``loss.item()`` in each step. If the device is
+    always busy, nothing is lost. A ``torch.cuda.synchronize()`` outside of layers is left out: it belongs to a
+    measurement of time, or to the end of the recording."""
+    for group, waits in _merged(evidence, _waits(evidence), evidence.idle_ns):
+        is_outside, steps = OUTSIDE in group.numbers, evidence.steps
+        where = f" in {steps:,} steps" if steps and is_outside else _in_calls(evidence, group)
         yield group.advice(
-            f"The CPU synchronizes with {evidence.device} {_number(waits.calls, 'time')}{_in_calls(evidence, group)}"
-            f"{waits.most_often}.",
-            "Keep values on the device: use `torch.where` instead of `if`, multiply by a mask instead of indexing with "
-            "it, and use sizes that do not depend on the values of a tensor.",
-            details=waits.effect,
-        )
-
-
-@rule
-def waits_outside(evidence: Evidence) -> Iterator[Advice]:
-    """Waits for a value outside all layers: ``loss.item()`` in each step. A ``torch.cuda.synchronize()`` alone is left
-    out: it belongs to a measurement of time, or to the end of the recording."""
-    waits_outside = {layer: waits for layer, waits in _waits(evidence).items() if layer == OUTSIDE}
-    for group, waits in _merged(evidence, waits_outside, evidence.idle_ns):
-        steps = evidence.steps
-        yield group.advice(
-            f"The CPU synchronizes with {evidence.device} {_number(waits.calls, 'time')} to read a value"
-            f"{f' in {steps:,} steps' if steps else ''}{waits.most_often}.",
-            "Keep the value as a tensor (`total += loss.detach()`), and read it once in many steps.",
-            details=waits.effect,
+            f"The CPU synchronizes with {evidence.device} {_number(waits.calls, 'time')}"
+            f"{' to read a value' * is_outside}{where}{waits.most_often}.",
+            "Keep the value as a tensor (`total += loss.detach()`), and read it once in many steps."
+            if is_outside
+            else "Keep values on the device: use `torch.where` instead of `if`, multiply by a mask instead of indexing "
+            "with it, and use sizes that do not depend on the values of a tensor.",
+            details=f"It waits {format_time(waits.cpu_ns)}, and then the device waits for work.",
         )
 
 
@@ -218,9 +202,10 @@ def _waits(evidence: Evidence) -> dict[int, _Transfers]:
         layer, frames = row.layer, row.frames
         is_wait = WAITING.fullmatch(frames[-1].name) is not None
         if _READS_A_VALUE(frames):
-            if layer == OUTSIDE and frames[0].kind == FrameKind.LABEL and frames[0].name.startswith(OPTIMIZER_RANGE):
+            is_optimizers = frames[0].kind == FrameKind.LABEL and frames[0].name.startswith(OPTIMIZER_RANGE)
+            if layer == NOT_SELECTED or (layer == OUTSIDE and is_optimizers):
                 continue
-        elif not is_wait or layer == OUTSIDE or _surroundings(row) in around_copies:
+        elif not is_wait or layer < 0 or _surroundings(row) in around_copies:
             continue
         transfers = by_layer.setdefault(layer, _Transfers())
         transfers.waits += row.calls if is_wait else 0
@@ -262,49 +247,28 @@ def _merged(
 
 # Ranks that wait for each other
 
-_LARGE_CALL = 2**20  # bytes: smaller calls take only the time of a launch
-_SLOW_RATE = 2e9  # bytes per second
 _is_communication = Among(
     is_device_work,
     lambda frames: shows_collective(frames[-1]) or kind_of_work(frames[-1].name) is KernelWork.COMMUNICATION,
 )
 
 
-@dataclass
-class _CollectiveCalls:
-    """The calls of one collective: the time of their kernels; the number, time and bytes of those with a known size
-    (``sized``); and the device time by the layer that called them."""
-
-    ns: int = 0
-    sized: int = 0
-    sized_ns: int = 0
-    nbytes: int = 0
-    layers: Counter[int] = field(default_factory=Counter)
-
-
-_NEARLY_ALL = 0.95
-
-
 @rule
 def exposed_communication(evidence: Evidence) -> Iterator[Advice]:
     """A device that communicates without computing: communication that overlaps with computation costs almost nothing.
-    A communication kernel also waits for the slowest rank, which no overlap saves. The place is a layer with nearly
-    all communication, else the model."""
+    A communication kernel also waits for the slowest rank, which no overlap saves."""
     times = evidence.run.device_times
     exposed = sum(time.exposed_ns for time in times)
-    calls_of = _calls_by_collective(evidence)
-    if not calls_of or exposed <= evidence.notable_ns:
+    by_collective = _time_by_collective(evidence)
+    if not by_collective or exposed <= evidence.notable_ns:
         return
     span = sum(time.span_ns for time in times)
-    name = max(calls_of, key=lambda name: calls_of[name].ns)
+    name = max(by_collective, key=lambda name: by_collective[name].total())
     communication = sum(time.communication_ns for time in times)
-    of_layers = sum((calls.layers for calls in calls_of.values()), Counter[int]())
-    layer, most = max(of_layers.items(), key=lambda item: item[1], default=(OUTSIDE, 0))
-    roots = {evidence.run.layers.lineage(number)[0] if number >= 0 else number for number in of_layers}
-    if most < _NEARLY_ALL * of_layers.total():  # the time is that of all communication
-        layer = roots.pop() if len(roots) == 1 else OUTSIDE
+    layers = {layer for of_layers in by_collective.values() for layer in of_layers}
+    roots = {evidence.run.layers.lineage(layer)[0] if layer >= 0 else layer for layer in layers}
     yield Advice(
-        evidence.name_of(layer),
+        evidence.name_of(roots.pop() if len(roots) == 1 else OUTSIDE),
         f"Exposed communication takes {format_time(exposed)} of the {format_time(span)} ({exposed / span:.0%}) between "
         f"the first and the last work of {evidence.device}: it communicates, and computes nothing.",
         "Look for a straggler (the report `ranks` of the runs of all ranks).",
@@ -317,65 +281,10 @@ def exposed_communication(evidence: Evidence) -> Iterator[Advice]:
     )
 
 
-@rule
-def slow_collectives(evidence: Evidence) -> Iterator[Advice]:
-    """Collectives of large tensors at less than 2 GB/s: the algorithm bandwidth of NCCL's tests, as in the report
-    ``collectives``; a lower bound unless the run has the waiting for the last rank.
-
-    Most links between GPUs are several times as fast: PCIe 3.0 with 16 lanes has 16 GB/s, a network with 100 Gbit/s has
-    12.5 GB/s, and a ring all-reduce gets half of that. The gain is unknown: it depends on the faster link.
-    """
-    calls_of = _calls_by_collective(evidence)
-    waiting_ns = _waiting_by_collective(evidence) if calls_of else {}
-    for name, sums in calls_of.items():
-        waiting = waiting_ns.get(name)
-        ns = sums.sized_ns - (waiting or 0)
-        if not sums.sized or sums.nbytes < _LARGE_CALL * sums.sized or ns < evidence.notable_ns:
-            continue
-        bandwidth = sums.nbytes * 1e9 / ns
-        if bandwidth >= _SLOW_RATE:
-            continue
-        waits = "including" if waiting is None else "without"
-        bound = "at least " if waiting is None else ""
-        yield Advice(
-            evidence.name_of(sums.layers.most_common(1)[0][0]),
-            f"{sums.sized:,} call{'s' * (sums.sized != 1)} of {name} ({format_memory(sums.nbytes // sums.sized)} on "
-            f"average) take{'s' * (sums.sized == 1)} {format_time(ns)}, {waits} waiting for other ranks: a bandwidth "
-            f"of {bound}{format_count(bandwidth)}B/s.",
-            "Find out which transport NCCL uses (`NCCL_DEBUG=INFO`): sockets are slower than InfiniBand, NVLink and "
-            "PCIe peer-to-peer.",
-            options="If ranks arrive late, the report `ranks` names them.",
-        )
-
-
-def _calls_by_collective(evidence: Evidence) -> dict[str, _CollectiveCalls]:
-    """The calls of communication kernels, by the name of their collective."""
-    by_name: defaultdict[str, _CollectiveCalls] = defaultdict(_CollectiveCalls)
-    for layer, _, frames, calls, _, ns, _ in evidence.rows(_is_communication):
-        collective = collective_of(frames)
-        sums = by_name["communication" if collective is None else collective.name]
-        sums.ns += ns
-        sums.layers[layer] += ns
-        sizes = () if collective is None else (collective.bytes_in, collective.bytes_out)
-        if known := [size for size in sizes if size is not None]:
-            sums.sized += calls
-            sums.sized_ns += ns
-            sums.nbytes += calls * max(known)
+def _time_by_collective(evidence: Evidence) -> dict[str, Counter[int]]:
+    """The device time of communication kernels by layer, by the name of their collective."""
+    by_name: defaultdict[str, Counter[int]] = defaultdict(Counter)
+    for row in evidence.rows(_is_communication):
+        collective = collective_of(row.frames)
+        by_name["communication" if collective is None else collective.name][row.layer] += row.device_ns
     return dict(by_name)
-
-
-def _waiting_by_collective(evidence: Evidence) -> dict[str, int]:
-    """For how long ranks waited in the kernels of a collective for the last rank, by its name; only if all of it is
-    known: a missing rank may have come even later."""
-    waiting_ns: dict[str, int | None] = {}
-    ranks_of_job = max(meta.world_size for meta in evidence.run.metas)
-    for key, lockstep in evidence.run.lockstep.items():
-        if not key.is_collective or key.device == "cpu":
-            continue
-        size = ranks_of_job if key.group is None or key.group.size is None else key.group.size
-        is_known = len(lockstep.ranks) >= max(size, 2) and key.group != NOT_RECORDED
-        waits = [lockstep.waiting_ns(rank) if is_known else None for rank in lockstep.ranks]
-        known = [wait for wait in waits if wait is not None]
-        before = waiting_ns.get(key.what, 0)
-        waiting_ns[key.what] = None if before is None or len(known) < len(waits) else before + sum(known)
-    return {name: ns for name, ns in waiting_ns.items() if ns is not None}

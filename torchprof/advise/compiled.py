@@ -20,7 +20,6 @@ from torchprof.run.words import BACKWARD, FORWARD
 
 _UNNAMED_INPUT = re.compile(r"args\[(\d+)\]")
 """torch's name of an input of a module of ``torch.nn``, and of any function with ``*args``."""
-_ONCE_IN_EACH_WAY = "If you need both, call it once in each way before the loop that matters."
 _REMEDIES = (
     (
         re.compile(r"tensor '(?P<what>[^']*)' size mismatch at index (?P<at>\d+)"),
@@ -28,41 +27,16 @@ _REMEDIES = (
         "compile with `dynamic=True`.",
         "Else pad the inputs to a few sizes.",
     ),
-    (re.compile("rank mismatch"), "Call it with tensors of the same number of dimensions each time."),
-    (re.compile("stride mismatch"), "Call it with tensors of the same memory layout each time: `.contiguous()`."),
     (
-        re.compile(r"tensor '(?P<what>[^']*)' requires_grad mismatch"),
-        "The `requires_grad` of `{name}`{which} differs between calls: keep it the same.",
-        _ONCE_IN_EACH_WAY,
-    ),
-    (
-        re.compile("(dtype|device|dispatch key set) mismatch|GLOBAL_STATE changed|[Aa]utocast|grad_mode"),
-        "Call it with the same types and devices, and in the same modes (`torch.no_grad()`, autocast), each time.",
-        _ONCE_IN_EACH_WAY,
-    ),
-    (
-        re.compile(r"\.training\b"),
-        "Training and evaluation need a version each: call it once in each mode before the loop that matters.",
-    ),
-    (re.compile("___check_type_id"), "Call it with values of the same Python types each time."),
-    (
-        re.compile("___check_obj_id|___check_current_backend"),
-        "Call it with the same objects (modules, functions) each time, or compile a function for each of them.",
-    ),
-    (
-        re.compile(r"\blen\("),
-        "Call it with lists and dicts of the same length each time: their length is part of the compiled code.",
+        re.compile(r"requires_grad mismatch|GLOBAL_STATE changed|[Aa]utocast|grad_mode|\.training\b"),
+        "Each mode needs a version: if you need both, call it once in each before the loop that matters.",
     ),
     (
         re.compile(r"___stack\d+ == "),
         "This is a value that the code before a graph break computed.",
         "If it is from `.item()`, keep it a tensor, or set `torch._dynamo.config.capture_scalar_outputs = True`.",
     ),
-    (
-        re.compile(r"G\['(?P<what>\w+)'\] == "),
-        "The global variable `{what}` is part of the compiled code: keep it the same, or make it a tensor.",
-    ),
-    (re.compile(r"== [-\d.]"), "This number is part of the compiled code: pass it as a tensor, or keep it the same."),
+    (re.compile(r"== [-\d.]"), "This value is part of the compiled code: pass it as a tensor, or keep it the same."),
 )
 """By a pattern of torch's reasons, the sentences of a remedy: ``Advice.action``, then ``Advice.options``."""
 _ANY_REMEDY = (
@@ -135,8 +109,6 @@ def _reasons_and_remedy(reasons: Iterable[str]) -> tuple[str, list[str]]:
     in_words = []
     for _, (first, *more) in most_frequent[:_MOST_REASONS]:
         in_words.append((f"`{first}`" if first else _NO_REASON) + (f" and {len(more)} more like it" if more else ""))
-    if others := sum(len(alike) for _, alike in most_frequent[_MOST_REASONS:]):
-        in_words.append(f"{others} for other reasons")
     return ", ".join(in_words), [sentence for remedy, _ in most_frequent[:_MOST_REASONS] for sentence in remedy]
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Container, Iterator, Mapping, Sequence
-from math import prod
+from collections import Counter
+from collections.abc import Container, Iterator, Sequence
 from typing import NamedTuple
 
 from torchprof.advise import Advice, Gain, merged, rule
 from torchprof.advise.chains import (
     Among,
-    Frames,
     Holds,
     calling,
     inside,
@@ -21,7 +19,6 @@ from torchprof.advise.chains import (
     is_own_time,
     node_of,
     outermost_op,
-    shape_of_input,
 )
 from torchprof.advise.evidence import Evidence, Took
 from torchprof.advise.layers import constants
@@ -29,7 +26,7 @@ from torchprof.advise.python import own_time_of_slow_python
 from torchprof.run.formats import format_time
 from torchprof.run.groups import sums_by_key
 from torchprof.run.layers import Layers
-from torchprof.run.torch_names import BATCHED_PRODUCTS, ELEMENTWISE, FACTORS, SOFTMAX_OPS, aten, without_aten
+from torchprof.run.torch_names import BATCHED_PRODUCTS, ELEMENTWISE, SOFTMAX_OPS, aten, without_aten
 from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, FORWARD, RECOMPUTE
 
 # Many small operators
@@ -38,10 +35,8 @@ _PRODUCTS_AND_CONVOLUTIONS = calling(
     aten("linear matmul mm addmm bmm baddbmm conv1d conv2d conv3d scaled_dot_product_attention")
 )
 _ELEMENTWISE = calling(ELEMENTWISE)
-_is_other_op = Among(is_in_op, lambda frames: not _ELEMENTWISE(frames))
 _ELEMENTWISE_NODES = {name.replace("_", "") for name in without_aten(ELEMENTWISE)}  # as ``node_of`` writes them
 _is_elementwise_node = Among(is_node, lambda frames: node_of(frames) in _ELEMENTWISE_NODES)
-_is_other_node = Among(is_node, lambda frames: node_of(frames) not in _ELEMENTWISE_NODES)
 _ENGINE = calling([AUTOGRAD_ENGINE])
 _MANY_ELEMENTWISE = 5  # operators in a forward call
 _COMPILED_CALL_NS = 50_000
@@ -50,75 +45,69 @@ blocks with small batches took 70 % longer)."""
 _SAVED_BY_FUSING = 0.6
 """The part of the time that a fused operator saves on the CPU: measured, 50 to 70 % of a GELU, 0 to 75 % of an RMS
 norm, 78 to 94 % of a rotary embedding, with backward."""
-_MANY_TINY = 100  # operators in a forward call: they are in a loop
-_TINY_NS = 10_000  # an operator of less time is bound by its dispatch
+_MANY_SHORT = 100  # operators in a forward call: they are in a loop
+_SHORT_NS = 10_000  # an operator of less time is bound by its dispatch
 
 
 class _Ops(NamedTuple):
-    """Ops that a layer calls directly: their ``calls`` and time, the layer's forward calls, the time of their backward,
-    and the layer's own time between ops (``_between_ops``), None if another finding has it."""
+    """Operators that a layer calls directly: their ``calls`` and time, the layer's forward calls, the time of their
+    backward, and the layer's own time between operators (``_between_ops``), None if another finding has it.
+    ``in_loop``: the layer calls so many that they must be in a loop."""
 
     calls: int
     ns: int
     forward_calls: int
     backward_ns: int
     between_ns: int | None
+    in_loop: bool
 
     @property
-    def gain_ns(self) -> int:
+    def all_ns(self) -> int:
         return self.ns + self.backward_ns + (self.between_ns or 0)
 
 
 @rule
-def many_elementwise_ops(evidence: Evidence) -> Iterator[Advice]:
-    """Layers that call many elementwise ops (add, mul, tanh, …) directly in each forward call: a GELU, a norm, a rotary
-    embedding or a cell written in Python.
+def many_small_operators(evidence: Evidence) -> Iterator[Advice]:
+    """Layers that call many elementwise operators (add, mul, tanh, …) directly in each forward call: a GELU, a norm, a
+    rotary embedding or a cell written in Python. And those that call very many short ones of any kind: a Python loop
+    over the rows of a tensor.
 
-    Each op reads and writes all values, and is dispatched or launched separately; fused they are one kernel. The
-    threshold is 5 because a residual with its activation has two, and with fewer than five there is little to fuse.
-    Layers in which most of that time is that of ``constants_in_layers`` are left out.
+    Each elementwise operator reads and writes all values, and is dispatched or launched separately; fused they are one
+    kernel. With fewer than five there is little to fuse. The dispatch or launch of a short operator takes longer than
+    its computation. Layers without a loop call a few dozen at most. Layers in which most of that time is that of
+    ``constants_in_layers`` are left out.
     """
-    took = _many_in_a_call(evidence, _ELEMENTWISE, _MANY_ELEMENTWISE)
-    constant = constants(evidence) if took else {}
-    took = {number: ops for number, ops in took.items() if evidence.time_of(ops) > 2 * constant.get(number, 0)}
-    if not took:
+    loops, chains = _short_ops(evidence), _many_in_a_call(evidence, _ELEMENTWISE, _MANY_ELEMENTWISE)
+    constant = constants(evidence) if chains else {}
+    chains = {layer: took for layer, took in chains.items() if evidence.time_of(took) > 2 * constant.get(layer, 0)}
+    if not loops and not chains:
         return
-    ops_of = _with_related_time(
-        evidence, took, _is_elementwise_node, {*own_time_of_slow_python(evidence), *_tiny_ops(evidence)}
-    )
-    if evidence.device == "cpu":
-        ops_of = {number: ops for number, ops in ops_of.items() if ops.gain_ns > _COMPILED_CALL_NS * ops.forward_calls}
-    saved = _SAVED_BY_FUSING if evidence.device == "cpu" else 1
-    for group in merged(evidence, {number: round(ops.gain_ns * saved) for number, ops in ops_of.items()}):
-        cause, details = _text_of_ops(evidence, [ops_of[number] for number in group.numbers], "elementwise operators")
-        yield group.advice(
-            cause,
-            "Fuse them: compile the layer (`layer.compile()` or `torch.compile(model)`), or use one function or layer "
-            "of torch for them (`torch.nn.functional`).",
-            details=details,
+    nodes = _short(evidence, is_node, (BACKWARD,)) | _in_loops(evidence, loops) if loops else set()
+    of_loops = Among(is_node, lambda frames: outermost_op(frames) in nodes or _is_elementwise_node(frames))
+    backward = {True: evidence.took(of_loops, phases=(BACKWARD,)), False: evidence.took(_is_elementwise_node)}
+    between, python = _between_ops(evidence), own_time_of_slow_python(evidence)
+    ops_of, gains = {}, {}
+    for layer, took in {**chains, **loops}.items():
+        in_loop = layer in loops
+        ops = ops_of[layer] = _Ops(
+            took.calls,
+            evidence.time_of(took),
+            evidence.calls[layer],
+            evidence.time_of(backward[in_loop].get(layer, Took())),
+            None if layer in python and between[layer] else between[layer],
+            in_loop,
         )
-
-
-@rule
-def many_tiny_ops(evidence: Evidence) -> Iterator[Advice]:
-    """Layers that call many short ops directly in each forward call: a Python loop over the rows of a tensor.
-
-    The dispatch or launch of such an op takes longer than its computation. The threshold is 100 because layers without
-    a loop call a few dozen ops at most. Elementwise ops are left out: ``many_elementwise_ops`` counts them.
-    """
-    if not (took := _tiny_ops(evidence)):
-        return
-    elementwise = evidence.took(_ELEMENTWISE, phases=(FORWARD, RECOMPUTE))
-    nodes = _tiny(evidence, _is_other_node, (BACKWARD,)) | _in_loops(evidence, took)
-    of_these = Among(_is_other_node, calling(nodes))
-    ops_of = _with_related_time(evidence, took, of_these, own_time_of_slow_python(evidence))
-    for group in merged(evidence, {number: ops.gain_ns for number, ops in ops_of.items()}):
-        others = any(number in elementwise for number in group.numbers)
-        what = f"operators{' (without elementwise ones)' if others else ''}"
-        cause, details = _text_of_ops(evidence, [ops_of[number] for number in group.numbers], what)
+        saved = _SAVED_BY_FUSING if evidence.device == "cpu" and not in_loop else 1
+        if in_loop or evidence.device != "cpu" or ops.all_ns > _COMPILED_CALL_NS * ops.forward_calls:
+            gains[layer] = round(ops.all_ns * saved)
+    for group in merged(evidence, gains, {layer: ops_of[layer].in_loop for layer in gains}):
+        cause, details = _text_of_ops(evidence, [ops_of[layer] for layer in group.numbers])
         yield group.advice(
             cause,
-            "Compute all rows at once instead of in a loop, or compile the layer with `torch.compile`.",
+            "Compute all rows at once instead of in a loop, or compile the layer with `torch.compile`."
+            if ops_of[group.numbers[0]].in_loop
+            else "Fuse them: compile the layer (`layer.compile()` or `torch.compile(model)`), or use one function or "
+            "layer of torch for them (`torch.nn.functional`).",
             details=details,
         )
 
@@ -144,77 +133,53 @@ def _many_in_a_call(evidence: Evidence, holds: Holds, number: int) -> dict[int, 
     }
 
 
-def _tiny_ops(evidence: Evidence) -> dict[int, Took]:
-    """The layers that ``many_tiny_ops`` reports, by number, with the time of their tiny ops."""
+def _short_ops(evidence: Evidence) -> dict[int, Took]:
+    """The layers with operators in a loop, by number: their short operators, and the elementwise ones."""
     direct = evidence.took(is_direct, phases=(FORWARD, RECOMPUTE))
-    if not any(took.calls >= _MANY_TINY * evidence.calls.get(layer, 1) for layer, took in direct.items()):
+    if not any(took.calls >= _MANY_SHORT * evidence.calls.get(layer, 1) for layer, took in direct.items()):
         return {}
-    tiny = _tiny(evidence, _is_other_op, (FORWARD, RECOMPUTE))
-    return _many_in_a_call(evidence, Among(_is_other_op, calling(tiny)), _MANY_TINY)
+    short = _short(evidence, is_in_op, (FORWARD, RECOMPUTE))
+    return _many_in_a_call(evidence, Among(is_in_op, calling(short)), _MANY_SHORT)
 
 
 def _in_loops(evidence: Evidence, layers: Container[int]) -> set[str]:
     """The names of nodes that run at least 25 times for each forward call of one of these layers: they are of its loop,
     however long they take."""
-    nodes = evidence.rows(Among(_is_other_node, is_outermost), phases=(BACKWARD,))
+    nodes = evidence.rows(Among(is_node, is_outermost), phases=(BACKWARD,))
     runs = sums_by_key(((row.layer, row.frames[0].name), row.calls) for row in nodes if row.layer in layers)
-    return {name for (layer, name), times in runs.items() if _MANY_TINY // 4 * evidence.calls[layer] <= times}
+    return {name for (layer, name), times in runs.items() if _MANY_SHORT // 4 * evidence.calls[layer] <= times}
 
 
-def _tiny(evidence: Evidence, holds: Holds, phases: Sequence[str]) -> set[str]:
-    """The names of the matching outermost ops and nodes that take less than 10 us on average, with all in them."""
+def _short(evidence: Evidence, holds: Holds, phases: Sequence[str]) -> set[str]:
+    """The names of the matching outermost operators and nodes that take less than 10 us on average, with all in
+    them."""
     ns: Counter[str] = Counter()
     calls: Counter[str] = Counter()
     for frames, took in evidence.chains(holds, phases=phases):
         name = outermost_op(frames) or ""
         ns[name] += evidence.time_of(took)
         calls[name] += 0 if holds(frames[:-1]) else took.calls
-    return {name for name in ns if ns[name] < _TINY_NS * calls[name]}
+    return {name for name in ns if ns[name] < _SHORT_NS * calls[name]}
 
 
-def _with_related_time(
-    evidence: Evidence, took_by_layer: Mapping[int, Took], is_node_of_these: Holds, counted_elsewhere: Container[int]
-) -> dict[int, _Ops]:
-    """The ops of each layer with the time of their backward, and between them."""
-    between = _between_ops(evidence)
-    backward = evidence.took(is_node_of_these, phases=(BACKWARD,))
-    return {
-        layer: _Ops(
-            took.calls,
-            evidence.time_of(took),
-            evidence.calls[layer],
-            evidence.time_of(backward.get(layer, Took())),
-            None if layer in counted_elsewhere and between.get(layer) else between.get(layer, 0),
-        )
-        for layer, took in took_by_layer.items()
-    }
-
-
-def _text_of_ops(evidence: Evidence, all_ops: Sequence[_Ops], what: str) -> tuple[str, str]:
-    """The cause, and the details, for the ops of several layers."""
+def _text_of_ops(evidence: Evidence, all_ops: Sequence[_Ops]) -> tuple[str, str]:
+    """The cause, and the details, for the operators of several layers."""
     overhead = "dispatch" if evidence.device == "cpu" else "kernel launch"
     calls, ns = sum(ops.calls for ops in all_ops), sum(ops.ns for ops in all_ops)
     a_call = calls / sum(ops.forward_calls for ops in all_ops)
-    on_average = " on average" if len(all_ops) > 1 else ""
+    what = f"{'' if all_ops[0].in_loop else 'elementwise '}operators{' on average' if len(all_ops) > 1 else ''}"
     details = f"They take {format_time(ns)} in total, {format_time(ns / calls)} each."
-    details += f" Operators this short are usually bound by {overhead} overhead." if ns < _TINY_NS * calls else ""
+    details += f" Operators this short are usually bound by {overhead} overhead." if ns < _SHORT_NS * calls else ""
     backward_ns = sum(ops.backward_ns for ops in all_ops)
     details += f" Their backward takes {format_time(backward_ns)}." if backward_ns else ""
     between_ns = sum(ops.between_ns or 0 for ops in all_ops)
     details += f" The time between operators is {format_time(between_ns)}." if between_ns else ""
-    if elsewhere := sum(ops.between_ns is None for ops in all_ops):
-        of_layers = "" if elsewhere == len(all_ops) else f" of {elsewhere} of these layers"
-        details += f" The time between operators{of_layers} is part of another finding."
-    return f"A forward call runs {a_call:,.0f} {what}{on_average}.", details
+    return f"A forward call runs {a_call:,.0f} {what}.", details
 
 
 def _between_ops(evidence: Evidence) -> Counter[int]:
-    """The CPU time of each layer outside ops and outside the layers below: Python, and the overhead of calls; and in
-    backward that of the engine between its nodes.
-
-    If several rules report a layer, only one counts this time: ``python_in_layers`` before ``many_tiny_ops`` before
-    ``many_elementwise_ops``. It is empty if device time counts.
-    """
+    """The CPU time of each layer outside operators and outside the layers below: Python, and the overhead of calls; and
+    in backward that of the engine between its nodes. It is empty if device time counts."""
     if evidence.device != "cpu":
         return Counter()
     python = evidence.took(is_own_time, phases=(FORWARD, RECOMPUTE))
@@ -227,19 +192,12 @@ def _between_ops(evidence: Evidence) -> Counter[int]:
 _PRODUCTS = inside(*BATCHED_PRODUCTS)
 _SOFTMAX = inside(*SOFTMAX_OPS, "aten::_safe_softmax", "aten::_softmax_backward_data")
 _MATH = inside("aten::_scaled_dot_product_attention_math")
-_WHOLE_ATTENTION = inside("aten::scaled_dot_product_attention", "aten::_native_multi_head_attention")
-
-
-def _is_separate(frames: Frames) -> bool:
-    """Whether it is not in an operator for all of attention."""
-    return not _MATH(frames) and not _WHOLE_ATTENTION(frames)
-
-
-_SEPARATE_PRODUCTS, _SEPARATE_SOFTMAX = Among(_PRODUCTS, _is_separate), Among(_SOFTMAX, _is_separate)
+_WHOLE_ATTENTION = inside("aten::scaled_dot_product_attention", "aten::_native_multi_head_attention", *_MATH.wanted)
+_SEPARATE_PRODUCTS = Among(_PRODUCTS, lambda frames: not _WHOLE_ATTENTION(frames))
+_SEPARATE_SOFTMAX = Among(_SOFTMAX, lambda frames: not _WHOLE_ATTENTION(frames))
 _DRAWS = inside("aten::bernoulli_", "aten::native_dropout")
 _SHORT_ROW = 256  # of scores: on the CPU, the fused kernel gained nothing at 128, and two thirds at 512
 _GAIN_OF_FUSED = 7 / 8  # FlashAttention, Dao et al. 2022, figure 1: 7.6 times as fast as separate ops
-_Shape = tuple[int, ...]
 
 
 class _AttentionKind(NamedTuple):
@@ -251,19 +209,19 @@ class _AttentionKind(NamedTuple):
     options: str = ""
 
 
-_SEPARATE_OPS = "Attention runs as separate matrix products and softmax, for {}, and stores all scores."
-_USE_FUSED = "`torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=…)`."
 _NOT_FUSED = _AttentionKind(
     "`scaled_dot_product_attention` uses no fused kernel.",
     "Let torch report why: `with torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION):`.",
     "Its separate operators take {}.",
     "Common causes are float64, a mask that requires grad, dropout on the CPU, and unsupported head sizes.",
 )
-_RETURNS_WEIGHTS = _AttentionKind(_SEPARATE_OPS, "Call it with `need_weights=False` if the weights are not used.")
-_SEPARATE_ATTENTION = _AttentionKind(_SEPARATE_OPS, f"Use {_USE_FUSED}")
+_RETURNS_WEIGHTS = _AttentionKind(
+    "Attention runs as separate matrix products and softmax, for {}, and stores all scores.",
+    "Call it with `need_weights=False` if the weights are not used.",
+)
 _MAYBE_ATTENTION = _AttentionKind(
     "Batched matrix products and softmax run as separate operators, for {}.",
-    f"If this is attention, use {_USE_FUSED}",
+    "If this is attention, use `torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=…)`.",
     "If this is attention, it stores all scores.",
 )
 
@@ -273,7 +231,7 @@ def attention_not_fused(evidence: Evidence) -> Iterator[Advice]:
     """Attention that stores its whole matrix of scores: separate matrix products and softmax (of the layer, or of a
     Softmax layer directly below), or torch's ``_scaled_dot_product_attention_math``.
 
-    Without shapes a mixture of experts looks the same, so the finding is stated as a condition, except for torch's
+    A mixture of experts looks the same, so the finding is stated as a condition, except for torch's
     MultiheadAttention. If backward needs the scores, the gain has the bytes of the softmax in an average call of each
     layer.
     """
@@ -308,11 +266,9 @@ def _kinds_of_attention(evidence: Evidence) -> dict[int, _AttentionKind]:
     layers = evidence.run.layers
     forward_products = evidence.took(_PRODUCTS, phases=(FORWARD,))
     softmax = evidence.took(_SOFTMAX, phases=(FORWARD,))
-    scores = _scores(evidence)
-    is_attention = _fits_attention(evidence, scores)
     kinds: dict[int, _AttentionKind] = {}
     for number in sorted(products.keys() | math.keys()):
-        if number < 0 or _has_short_rows(evidence, number, scores.get(number)):
+        if number < 0 or _has_short_rows(evidence, number):
             continue
         if number in math:
             kinds[number] = _NOT_FUSED
@@ -321,19 +277,24 @@ def _kinds_of_attention(evidence: Evidence) -> dict[int, _AttentionKind]:
         product_calls = forward_products[number].calls if number in forward_products else 0
         if evidence.device == "cpu" and _drops_scores(evidence, number):
             continue
-        if softmax_calls and product_calls >= 2 * softmax_calls and is_attention.get(number, True):
-            separate = _SEPARATE_ATTENTION if number in is_attention else _MAYBE_ATTENTION
-            kinds[number] = _RETURNS_WEIGHTS if layers[number].kind == "MultiheadAttention" else separate
+        if softmax_calls and product_calls >= 2 * softmax_calls:
+            kinds[number] = _RETURNS_WEIGHTS if layers[number].kind == "MultiheadAttention" else _MAYBE_ATTENTION
     return kinds
 
 
-def _has_short_rows(evidence: Evidence, number: int, shapes: set[_Shape] | None) -> bool:
-    """Whether fusing the attention of a layer gains nothing on the CPU: its rows of scores are short, or the model gets
-    one token a call, and so has one row. ``shapes``: of its scores, None if unknown."""
+def _has_short_rows(evidence: Evidence, number: int) -> bool:
+    """Whether fusing the attention of a layer gains nothing on the CPU: its rows of scores are short, by the inputs of
+    its first call, or its model gets one token a call. In torch's MultiheadAttention the batch may be the second
+    dimension."""
     if evidence.device != "cpu":
         return False
-    is_short = shapes is not None and max(shape[-1] for shape in shapes) < _SHORT_ROW
-    return is_short or evidence.gets_one_token(number)
+    layer = evidence.run.layers[number]
+    sequences = [
+        shape[:2] if layer.kind == "MultiheadAttention" else shape[1:2]
+        for shape in layer.input_shapes
+        if len(shape) == 3
+    ]
+    return evidence.gets_one_token(number) or (bool(sequences) and max(map(max, sequences)) < _SHORT_ROW)
 
 
 def _drops_scores(evidence: Evidence, number: int) -> bool:
@@ -346,42 +307,3 @@ def _drops_scores(evidence: Evidence, number: int) -> bool:
 def _with_softmax_layers(layers: Layers, number: int) -> list[int]:
     """A layer, and the Softmax layers directly below it."""
     return [number, *(child for child in layers.children[number] if layers[child].kind == "Softmax")]
-
-
-def _scores(evidence: Evidence) -> dict[int, set[_Shape]]:
-    """The input shapes of the softmax of each layer, or of a Softmax layer directly below it."""
-    layers = evidence.run.layers
-    shapes: defaultdict[int, set[_Shape]] = defaultdict(set)
-    if not evidence.shapes_recorded:
-        return shapes
-    for number, _, frames, *_ in evidence.rows(_SOFTMAX):
-        above = layers.parent[number] if number >= 0 and layers[number].kind == "Softmax" else number
-        for frame in frames:
-            shape = shape_of_input(frame, 0)
-            if _SOFTMAX([frame]) and shape:
-                shapes[number].add(shape)
-                shapes[above].add(shape)
-    return shapes
-
-
-def _fits_attention(evidence: Evidence, scores: Mapping[int, set[_Shape]]) -> dict[int, bool]:
-    """Whether the shapes of a layer's matrix products are those of attention; only for layers with known shapes. The
-    result of one product has as many elements as the input of a softmax; another product takes as many, and sums over
-    the last dimension of the softmax."""
-    if not scores:
-        return {}
-    products: defaultdict[int, set[tuple[_Shape, _Shape]]] = defaultdict(set)
-    for row in evidence.rows(_PRODUCTS, phases=(FORWARD, RECOMPUTE)):
-        for frame in filter(lambda frame: _PRODUCTS([frame]), row.frames):
-            left, right = (shape_of_input(frame, index) for index in FACTORS[frame.name])
-            if left and right:
-                products[row.layer].add((left, right))
-    return {
-        number: any(
-            any(prod(left[:-1]) * right[-1] == prod(shape) for left, right in pairs)
-            and any(left[-1] == shape[-1] and prod(left) == prod(shape) for left, right in pairs)
-            for shape in scores[number]
-        )
-        for number, pairs in products.items()
-        if number in scores
-    }

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import dropwhile, takewhile
 from math import ceil
 
-from torchprof.advise import Advice, merged, merged_into_one, rule
+from torchprof.advise import PER_RULE, Advice, merged, merged_into_one, rule
 from torchprof.advise.chains import (
     ACCUMULATE,
     Among,
@@ -38,7 +38,6 @@ _adds_to_gradient = Among(
     inside(ACCUMULATE), lambda frames: "aten::add_" in [*dropwhile(ACCUMULATE.__ne__, (frame.name for frame in frames))]
 )
 _HAVE_FUSED = {"cpu": {"SGD", "Adam", "AdamW", "Adagrad"}, "cuda": {"SGD", "Adam", "AdamW"}}
-_HAVE_FOREACH = {"ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"}
 _NOT_FUSED = aten("_coalesce _indices _nnz _values sparse_coo_tensor sparse_mask view_as_real")
 """Ops that are called for sparse gradients and complex parameters: fused steps raise an error for both."""
 _FEWEST_TENSORS = 10
@@ -64,39 +63,39 @@ def optimizer_step_per_tensor(evidence: Evidence) -> Iterator[Advice]:
 
     On the CPU the remedy is ``fused=True``. Measured on two threads with 40 to 200 tensors of 64 to a million elements,
     torch 2.4 and 2.13: Adam, AdamW and Adagrad take 10 to 60% of the time. SGD takes 40 to 60% if its ops are shorter
-    than 30 µs on average, and hardly less if they are longer. foreach=True was slower than the loop as often as faster,
-    so it is recommended only on a GPU, where it is torch's default.
+    than 30 µs on average, and hardly less if they are longer. foreach=True was slower than the loop as often as faster.
     """
     on_cpu = evidence.device == "cpu"
     for name, done in _steps_by_class(evidence).items():
         has_fused = name in _HAVE_FUSED["cpu" if on_cpu else "cuda"]
-        has_foreach = not on_cpu and name in _HAVE_FOREACH
         updates_many_at_once = any(op.startswith(FUSED if on_cpu else (FUSED, FOREACH)) for op in done.calls)
-        if updates_many_at_once or done.cannot_be_fused or not (has_fused or has_foreach):
+        if updates_many_at_once or done.cannot_be_fused or not has_fused:
             continue
         ops = done.calls.total()
         is_slow_sgd = on_cpu and name == "SGD" and done.op_ns > _SMALL_NS * ops
         if max(done.calls.values(), default=0) < _FEWEST_TENSORS * done.steps or is_slow_sgd:
             continue
         ns = max(done.cpu_ns, done.device_ns)
-        option, tensors = ("fused", "all tensors") if has_fused else ("foreach", "many tensors")
         yield Advice(
             OUTSIDE_NAME,
             f"{name} updates tensors one by one.",
-            f"Use `torch.optim.{name}(…, {option}=True)`: one kernel for {tensors}.",
+            f"Use `torch.optim.{name}(…, fused=True)`: one kernel for all tensors.",
             int(ns * (1 / 2 if name == "SGD" else 3 / 4)),
-            details=f"A step runs {ops // done.steps:,} operators and takes {format_time(ns / done.steps)} on average.",
+            details=f"A step takes {format_time(ns / done.steps)} on average.",
         )
 
 
 @rule
 def gradients_zeroed(evidence: Evidence) -> Iterator[Advice]:
     """``zero_grad(set_to_none=False)`` of an optimizer: ops that write zeros into gradients, in its label. Backward
-    then adds to these gradients, which is part of the gain; further additions accumulate gradients on purpose."""
+    then adds to these gradients, which is part of the gain; further additions accumulate gradients on purpose. Layers
+    that no gradient reaches have gradients of zeros, which momentum and weight decay turn into updates."""
     if not (rows := [*evidence.rows(_zeroes)]):
         return
     label = next(frame.name for frame in rows[0].frames if frame.name.startswith(ZERO_GRAD))
-    ns = sum(map(evidence.time_of, rows))
+    updated, ns = _updated_with_zeros(evidence), sum(map(evidence.time_of, rows))
+    trained = sum(evidence.run.layers[number].trainable_params or 0 for number in updated)
+    ns += (optimizer_ns(evidence) - ns) * trained // max(evidence.trainable_params, 1)
     writes = sum(row.calls for row in rows if row.frames[-1].name == "aten::zero_")
     added = evidence.took(_adds_to_gradient, phases=(BACKWARD,)).values()
     if additions := sum(work.calls for work in added):
@@ -106,11 +105,30 @@ def gradients_zeroed(evidence: Evidence) -> Iterator[Advice]:
     yield Advice(
         OUTSIDE_NAME,
         f"`zero_grad` of {name} fills gradients with zeros ({writes:,} write{'s' * (writes != 1)}), and backward adds "
-        "to them.",
+        f"to them{'; it updates layers that no gradient reaches: ' * bool(updated)}"
+        f"{', '.join(map(evidence.name_of, updated[:PER_RULE]))}.",
         "Use `zero_grad(set_to_none=True)`, the default: it frees the gradients, and backward writes new ones.",
         ns,
         sum(before) or None,
+        layers=tuple(map(evidence.name_of, updated)),
     )
+
+
+def _updated_with_zeros(evidence: Evidence) -> list[int]:
+    """The layers with parameters of their own alone that an optimizer has changed, and that no backward of their model
+    reaches. A layer that was not called may lend its parameters to the one above."""
+    run, layers = evidence.run, evidence.run.layers
+    backward, sums = (evidence.took(holds, phases=(BACKWARD,)) for holds in (always, inside(ACCUMULATE)))
+    models = {layers.lineage(number)[0] for number in backward if number >= 0}
+    return [
+        number
+        for number, layer in enumerate(layers)
+        if layer.updated_params
+        and not (layer.compiled or layer.tied or layer.shared_with)
+        and number not in backward
+        and (run.rows.forward_calls(number) or evidence.called_above[number] not in sums)
+        and layers.lineage(number)[0] in models
+    ]
 
 
 def could_be_fused(evidence: Evidence) -> list[str]:
@@ -146,9 +164,9 @@ def _steps_by_class(evidence: Evidence) -> dict[str, _Steps]:
 
 # Layers with and without gradients
 
-_GRAPH_SHARE = 0.55
-"""The part of a forward call that a graph costs: measured with 24 blocks of two linear layers, 41 % with one thread and
-76 % with two. Most of it is memory that is not used again."""
+_GRAPH_SHARE = 0.75
+"""The part of a forward call that a graph costs: measured with 24 blocks of two linear layers, 41 and 98 % with one
+thread on two machines, 76 % with two threads. Most of it is memory that is not used again."""
 _MORE_THAN_ONCE = 1.5
 _CLEARED, _SAME = 1.5, 1.2
 _WEIGHT_AND_BIAS = re.compile(r"Linear|Conv(Transpose)?[123]d|(Layer|Group)Norm|BatchNorm[123]d|Embedding")
@@ -211,9 +229,7 @@ def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
     backward of layers that are called before the first layer with trainable (or unknown) parameters, and once in each
     call of the model: a layer that is called twice may also run after. If the whole model is frozen, the gradient of
     its input is the purpose; of two trained models, one may feed the other. Code before the model is unknown, so the
-    remedy is a condition.
-
-    A layer also counts as frozen if other parameters changed during the profile and its own did not, unless an
+    remedy is a condition. A layer whose parameters did not change while others did counts as frozen, too, unless an
     optimizer is fused: torch does not count its changes.
     """
     layers = evidence.run.layers
@@ -224,13 +240,10 @@ def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
     if not frozen or ns <= evidence.notable_ns:
         return
     is_frozen = all(layers[number].trainable_params == 0 for number in frozen)
-    what = "frozen layer" if is_frozen else "layer that no optimizer updates"
-    which = f"{len(frozen)} {what.replace('layer', 'layers')}" if len(frozen) > 1 else f"a {what}"
-    others = len(front) - len(frozen)
-    between = f" and {others} layer{'s' * (others > 1)} without parameters" if others else ""
+    what = "are frozen" if is_frozen else "no optimizer updates"
     group = merged_into_one(evidence, {layer: evidence.time_of(backward[layer]) for layer in front})
     yield group.advice(
-        f"Backward runs through {which}{between}, for {format_time(ns)} in total.",
+        f"Backward runs through layers that {what}, for {format_time(ns)} in total.",
         "If the gradient of the model's input is not needed, create the input with `requires_grad=False`, or run the "
         "frozen layers under `torch.no_grad()`."
         if is_frozen
@@ -285,41 +298,6 @@ def _trained(layers: Layers, called: Collection[int]) -> set[int]:
 def _is_trained(layer: Layer) -> bool:
     """Whether it has, or may have, trainable parameters that an optimizer updates."""
     return layer.trainable_params != 0 and layer.updated_params != 0
-
-
-@rule
-def updates_without_gradients(evidence: Evidence) -> Iterator[Advice]:
-    """Layers that the optimizer updates though no gradient reaches them: gradients of zeros, from
-    ``zero_grad(set_to_none=False)``, which momentum and weight decay still turn into updates. An average of parameters
-    changes, too, but its model has no backward."""
-    layers, run = evidence.run.layers, evidence.run
-    backward = evidence.took(always, phases=(BACKWARD,))
-    if not evidence.any_row(_zeroes) or not backward or not optimizer_ns(evidence) or len(run.metas) > 1:
-        return
-    sums = evidence.took(inside(ACCUMULATE), phases=(BACKWARD,))
-    trained_models = {layers.lineage(number)[0] for number in backward if number >= 0}
-
-    def is_reached(number: int) -> bool:
-        """A layer that was not called may lend its parameters to the one above, which then has their gradients."""
-        return number in backward or (not run.rows.forward_calls(number) and evidence.called_above[number] in sums)
-
-    gains = {
-        number: optimizer_ns(evidence, layer)
-        for number, layer in enumerate(layers)
-        if layer.updated_params
-        and not layer.compiled
-        and not layer.tied
-        and not layer.shared_with
-        and not is_reached(number)
-        and layers.lineage(number)[0] in trained_models
-    }
-    for group in merged(evidence, gains):
-        yield group.advice(
-            "No gradient reaches it, and the optimizer updates it in each step: its gradients are zeros, which "
-            "momentum and weight decay turn into updates.",
-            "Clear gradients with `zero_grad()`, without `set_to_none=False`, or leave the layer out of the "
-            "optimizer: `layer.requires_grad_(False)`.",
-        )
 
 
 def optimizer_ns(evidence: Evidence, layer: Layer | None = None) -> int:

@@ -15,13 +15,14 @@ from torchprof.advise.chains import (
     inside,
     is_device_work,
     is_node,
+    is_optimizer,
+    is_own_time,
     is_step,
     node_of,
     outermost_op,
 )
-from torchprof.advise.evidence import Evidence
+from torchprof.advise.evidence import Evidence, Took
 from torchprof.advise.gradients import optimizer_ns
-from torchprof.advise.python import has_python
 from torchprof.run.groups import sets_by_key
 from torchprof.run.layers import Layer
 from torchprof.run.torch_names import aten
@@ -39,71 +40,52 @@ _SLOWER = 5  # times as long as an equal layer
 _SHORT_CALL_NS = 100_000  # a call of less is bound by its dispatch
 _MANY_EQUAL = 16  # layers
 _backward_of_slices = Among(is_node, lambda frames: node_of(frames) in ("select", "slice"))
+_overhead_of_optimizers = Among(is_optimizer, is_own_time)
 _CONVERSION = re.compile(r"nchwto\w*nhwc|nhwcto\w*nchw", re.IGNORECASE)
 """cuDNN's names; nhwcToFoldedNhwc is not such a conversion."""
 _is_conversion = Among(is_device_work, lambda frames: _CONVERSION.search(frames[-1].name) is not None)
 
 
 @rule
-def cells_over_time(evidence: Evidence) -> Iterator[Advice]:
-    """Recurrent cells that are called for each point in time: ``nn.LSTM``, ``nn.GRU`` and ``nn.RNN`` run all of these
-    in one operator. That is impossible if an output is the next input, which is not recorded: the finding is a
-    condition."""
-    layers, calls = evidence.run.layers, evidence.forward_calls
-    took = evidence.took(always)
-    cells: defaultdict[int, list[int]] = defaultdict(list)  # by the layer that calls them
-    for number in sorted(number for kind in _LAYER_OF_CELL for number in evidence.of_class.get(kind, ())):
-        above = evidence.called_above[number]
-        if number in took and above >= 0 and calls[number] >= _FEWEST_STEPS * calls[above]:
-            cells[above].append(number)
-    for above, numbers in cells.items():
-        if evidence.device == "cpu" and any({*dict(layers[number].dtype_bytes)} - {"float32"} for number in numbers):
-            continue  # only float32 has a fused kernel there: measured in float64, the whole sequence took 28 % longer
-        kind = layers[numbers[0]].kind
-        own = evidence.time_of(took[above]) if above in took else 0
-        share_of_own = own / len(numbers)
-        gains = {
-            number: round(_SAVED_BY_ONE_CALL * (evidence.time_of(took[number]) + share_of_own)) for number in numbers
-        }
-        steps = calls[numbers[0]] // calls[above]
-        yield merged_into_one(evidence, gains).advice(
-            f"The cell runs for each point in time: {steps:,} times in a call of {layers[above].name}.",
-            f"If all inputs are known before the first step: `torch.nn.{_LAYER_OF_CELL[kind]}(…, batch_first=True)`, "
-            "one operator for the whole sequence, with the same weights and results.",
-        )
-
-
-@rule
 def layers_in_a_loop(evidence: Evidence) -> Iterator[Advice]:
-    """Layers with parameters that are called for one item after the other: one call of all items has the same
-    computation, and one overhead. An activation without parameters may be shared by many layers. Whether an input
-    depends on an earlier output is not recorded: the finding is a condition."""
+    """Layers with parameters that are called for one item, or one point in time, after the other: one call of all has
+    the same computation, and one overhead. An activation without parameters may be shared by many layers. Whether an
+    input depends on an earlier output is not recorded: the finding is a condition. Of cells only those in float32 have
+    a fused kernel on a CPU: in float64, the whole sequence took 28 % longer. What the layer above does itself in the
+    loop is saved, too."""
     layers, calls, called_above = evidence.run.layers, evidence.forward_calls, evidence.called_above
-    often = [
-        number
+    often = {
+        number: calls[number] // calls[above]
         for number, above in enumerate(called_above)
-        if above >= 0 and calls[number] >= _FEWEST_ITEMS * calls[above] and not layers[number].compiled
-    ]
+        if above >= 0 and calls[number] >= _FEWEST_STEPS * calls[above] and not layers[number].compiled
+    }
     if not often:
         return
-    totals = evidence.times_with_below(PHASES)
+    totals, own = evidence.times_with_below(PHASES), evidence.took(always)
     params = layers.roll_up([layer.params or 0 for layer in layers])
-    gains = {
-        number: round(_SAVED_BY_ONE_CALL * totals[number])
-        for number in often
-        if params[number]
-        and layers[number].kind not in _LAYER_OF_CELL
-        and totals[number] < _LONGEST_ITEM_NS * calls[number]
-    }
-    for group in merged(evidence, gains, least_ns=evidence.notable_ns):
+    gains, cells = {}, {number: _LAYER_OF_CELL.get(layers[number].kind, "") for number in often}
+    for number, times in often.items():
+        is_short = times >= _FEWEST_ITEMS and totals[number] < _LONGEST_ITEM_NS * calls[number]
+        has_kernel = evidence.device != "cpu" or {dtype for dtype, _ in layers[number].dtype_bytes} <= {"float32"}
+        if params[number] and (has_kernel if cells[number] else is_short):
+            of_loop = evidence.time_of(own.get(called_above[number], Took()))
+            in_loop = sum(called_above[other] == called_above[number] for other in often)
+            gains[number] = round(_SAVED_BY_ONE_CALL * (totals[number] + of_loop / in_loop))
+    for group in merged(evidence, gains, cells, least_ns=evidence.notable_ns):
         first = group.numbers[0]
-        above = called_above[first]
-        yield group.advice(
-            f"It is called {calls[first] // calls[above]:,} times in a call of {layers[above].name}, one item after "
-            "the other.",
-            "If no item depends on an earlier one, call it once: `layer(torch.cat(items)).split(sizes)`, or pad them "
-            "to a batch (`torch.nn.utils.rnn.pad_sequence`).",
-        )
+        cause = f"It is called {often[first]:,} times in a call of {layers[called_above[first]].name}, one"
+        if cells[first]:
+            yield group.advice(
+                f"{cause} time step after the other.",
+                f"If all inputs are known before the first step: `torch.nn.{cells[first]}(…, batch_first=True)`, one "
+                "operator for the whole sequence, with the same weights and results.",
+            )
+        else:
+            yield group.advice(
+                f"{cause} item after the other.",
+                "If no item depends on an earlier one, call it once: `layer(torch.cat(items)).split(sizes)`, or pad "
+                "them to a batch (`torch.nn.utils.rnn.pad_sequence`).",
+            )
 
 
 # Calls that were not needed
@@ -124,7 +106,8 @@ def calls_repeated(evidence: Evidence) -> Iterator[Advice]:
         noted, again = layer.noted_calls or 0, layer.repeated_calls or 0
         if not noted or not again or is_random[root]:
             continue
-        without = noted - (noted if layer.grad_calls is None else layer.grad_calls)
+        is_model = root in evidence.run.layers.roots
+        without = noted - layer.grad_calls if is_model and layer.grad_calls is not None else 0
         no_grad_ns = sum(spread.sum for key, spread in evidence.samples["no_grad_ns"] if key.layer == root)
         yield Advice(
             layer.name,
@@ -177,13 +160,13 @@ def slower_than_equals(evidence: Evidence) -> Iterator[Advice]:
         if has_one_shape and layer.settings and layer.params and not depends_on_indices and evidence.durations(number):
             of_call = min(spread.median for spread in evidence.durations(number))
             groups[layer.kind, layer.settings, layer.input_shapes, layer.dtype_bytes].append((of_call, number))
-    gains, factors = {}, {}
+    gains, factors, totals = {}, {}, evidence.times_with_below([FORWARD])
     for group in groups.values():
         usual = min(group)[0]
         for of_call, number in group:
             if of_call >= _SLOWER * max(usual, _SHORT_CALL_NS):
                 factors[number] = of_call / usual
-                gains[number] = round((of_call - usual) * evidence.forward_calls[number])
+                gains[number] = min(round((of_call - usual) * evidence.forward_calls[number]), totals[number])
     if not gains or sum(gains.values()) < evidence.notable_ns:
         return
     found = merged_into_one(evidence, gains)
@@ -218,7 +201,8 @@ def indexing_in_a_loop(evidence: Evidence) -> Iterator[Advice]:
 @rule
 def equal_layers_one_by_one(evidence: Evidence) -> Iterator[Advice]:
     """Many equal, small layers of one parent that get the same tensor or parts of it, such as one for each column of a
-    table. So they are not a chain."""
+    table. So they are not a chain. The time of the layer above, and what optimizers take for each layer in no operator,
+    are saved, too."""
     if evidence.device != "cpu":
         return
     layers, calls = evidence.run.layers, evidence.forward_calls
@@ -228,15 +212,19 @@ def equal_layers_one_by_one(evidence: Evidence) -> Iterator[Advice]:
         is_called_once = layer.params and layer.settings and above >= 0 and calls[number] == calls[above]
         if is_called_once and layer.input_number is not None:
             equal[above, layer.kind, shapes, layer.input_number].append(number)
-    totals = evidence.times_with_below(PHASES)
+    totals, own = evidence.times_with_below(PHASES), evidence.took(always)
+    overhead_ns = evidence.took_outside(_overhead_of_optimizers, FORWARD).cpu_ns
     for numbers in equal.values():
+        above = evidence.called_above[numbers[0]]
+        around = own.get(above, Took()).cpu_ns / len(numbers)
+        around += overhead_ns / max(sum(bool(layer.trainable_params) for layer in layers), 1)
         gains = {
-            number: round(_SAVED_BY_ONE_CALL * totals[number])
+            number: round(_SAVED_BY_ONE_CALL * (totals[number] + around))
             for number in numbers
             if totals[number] < _LONGEST_ITEM_NS * calls[number]
         }
         if len(gains) >= _MANY_EQUAL and sum(gains.values()) >= evidence.notable_ns:
-            above, kind = evidence.called_above[numbers[0]], layers[numbers[0]].kind
+            kind = layers[numbers[0]].kind
             yield merged_into_one(evidence, gains).advice(
                 f"{len(gains)} equal small layers ({kind}) are called one after the other in {layers[above].name}.",
                 "Stack their weights, and compute all at once: `torch.baddbmm` or `torch.einsum`; embeddings can be "
@@ -259,34 +247,10 @@ def costly_dropout(evidence: Evidence) -> Iterator[Advice]:
             times[number] = evidence.time_of(took) + (evidence.time_of(backward[number]) if is_dropout else 0)
     if not times or sum(times.values()) < evidence.notable_ns:
         return
-    group = merged_into_one(evidence, times)
-    yield group.advice(
+    yield merged_into_one(evidence, times).advice(
         "Dropout draws a random number for each element.",
         "Leave it out (`p=0`), or drop whole channels: `torch.nn.Dropout1d`.",
-        details=f"It takes {group.time}.",
-        options="Both draw fewer random numbers.",
     )
-
-
-@rule
-def casts_in_layers(evidence: Evidence) -> Iterator[Advice]:
-    """Layers of the user's that cast tensors in each call, with parameters in or below them that are not float32: the
-    casts of autocast are of float32."""
-    layers = evidence.run.layers
-    took = evidence.took(inside("aten::to", "aten::_to_copy"), phases=(FORWARD,))
-    if evidence.device != "cpu" or not took:
-        return
-    others = layers.roll_up([sum(dtype != "float32" for dtype, _ in layer.dtype_bytes) for layer in layers])
-    times = {
-        number: evidence.time_of(work)
-        for number, work in took.items()
-        if number >= 0 and others[number] and has_python(layers[number])
-    }
-    for group in merged(evidence, times, least_ns=evidence.notable_ns):
-        yield group.advice(
-            f"Tensors are cast to another type in each call, for {group.time}.",
-            "Cast once: store weights in the type that is computed with, `model.float()`.",
-        )
 
 
 @rule

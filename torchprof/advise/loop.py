@@ -13,26 +13,23 @@ from torchprof.advise.chains import (
     Among,
     Frames,
     always,
-    in_label,
+    calling,
     is_direct,
-    is_in_op,
     is_line,
     is_loading,
     is_own_time,
     is_wait_for_ranks,
     is_wait_for_threads,
-    node_of,
-    outermost_op,
 )
 from torchprof.advise.evidence import Evidence
 from torchprof.advise.python import FIND_THE_LINE, UNKNOWN_REASON, Function, Spent, functions, most_of
-from torchprof.analyze.lines import FEWEST_SAMPLES
+from torchprof.analyze.lines import FEWEST_SAMPLES, lines_of_code
 from torchprof.run.formats import format_time
 from torchprof.run.torch_names import DATA, GARBAGE, OPTIMIZER, purpose_of
 from torchprof.run.words import (
+    AUTOGRAD_ENGINE,
     BACKWARD,
     FORWARD,
-    LOADING,
     OUTSIDE,
     PHASES,
     WAITS_FOR_AUTOGRAD,
@@ -41,12 +38,13 @@ from torchprof.run.words import (
     sampled_line,
 )
 
-_LEAST_SHARE_ON_DATA = 0.1  # of the recorded time
 _SMALL_NS = 30_000  # an operator of less time is small
 _GAP_NS = 30_000  # what the call of an operator, a node or a model takes outside of it
+_LEAST_UNKNOWN_NS = 5_000_000  # less may be the beginning and the end of a block
 _MANY = 20  # small operators, or reads, for each call of a model
 _OPS_PER_READ = 2  # at most, in a loop that mainly reads values
 _FEWEST_UNUSUAL = 3  # passes
+_OFTEN_AT = 0.2  # the share of the time from which on a line is no other work
 _MANY_COPIES = 5  # for each call of a model
 
 # What functions do, by the names of what they call
@@ -106,14 +104,9 @@ _KINDS = (
     ),
     _COPIES_THE_MODEL,
     _Kind(
-        r"(.*\.)?(dumps|pformat)",
-        "it turns values into text",
-        f"{_LESS_OFTEN}, or write tensors as they are: `torch.save`.",
-    ),
-    _Kind(
-        r"print|(log|logger|logging|wandb|mlflow)\.\w+",
-        "it prints or logs",
-        f"{_LESS_OFTEN}, and print numbers (`loss.item()`) instead of tensors.",
+        r"print|(log|logger|logging|wandb|mlflow)\.\w+|(.*\.)?(dumps|pformat)",
+        "it prints, logs, or turns values into text",
+        f"{_LESS_OFTEN}; of numbers (`loss.item()`), not of tensors, which `torch.save` writes as they are.",
     ),
     _Kind(
         r"(?i)(.*\.)?(acquire|recv|\w*_?lock)|(.*\.)?\w*(queue|thread|worker|process|future|event|condition)s?"
@@ -148,12 +141,6 @@ _KINDS = (
 )
 """The name of a call has the first kind that matches it."""
 _NO_CALL = ""
-_PREPARES = _Kind(
-    _NO_CALL,
-    "it runs operators on data without gradients",
-    "If it needs the data alone, do it once, before the loop; or only for what a step needs: `data[indices[:16]]`, not "
-    "`data[indices][:16]`; or in the workers of a `DataLoader`.",
-)
 _ALL_ROWS = _Kind(
     _NO_CALL,
     "it calls small operators in a loop",
@@ -163,9 +150,14 @@ _ALL_ROWS = _Kind(
 _ALL_TENSORS = _Kind(
     _NO_CALL,
     "it calls small operators in a loop",
-    "Treat all tensors at once: `torch._foreach_add_(tensors, others)` and its relatives, or one operator on stacked "
-    "tensors.",
+    "Treat all at once: one operator on stacked rows; of many tensors, such as parameters, "
+    "`torch._foreach_add_(tensors, others)`, `torch._foreach_norm(tensors)`.",
     "`torch.optim` has optimizers, `clip_grad_norm_(…, foreach=True)` clips.",
+)
+_GRADIENTS = _Kind(
+    r"(torch\.)?autograd\.grad",
+    "it asks autograd for gradients one by one",
+    "Ask for all at once: `torch.autograd.grad(…, is_grads_batched=True)`, `torch.func.jacrev`, `torch.vmap`.",
 )
 _AT_ONCE = re.compile(r"(.*\.)?(clip_grad_\w+|_foreach_\w+)")
 _PYTHON = _Kind(
@@ -174,9 +166,6 @@ _PYTHON = _Kind(
     "Replace the loop with tensor operations, do it less often, or move it to the workers of a `DataLoader`.",
 )
 _UNKNOWN = _Kind(_NO_CALL, UNKNOWN_REASON, FIND_THE_LINE)
-_NOT_ON_DATA = re.compile(
-    r"aten::(_foreach_\w+|\w+_|item|to|copy|detach|ones_like|zeros_like|empty\w*|rand\w*|normal|uniform|bernoulli|exponential|multinomial|poisson)"
-)
 _READ = "aten::item"
 _CALLS_THAT_READ = rf"{_READS_VALUES.calls}|float|int|bool"
 _COPIES = frozenset({"aten::clone", "aten::copy_", "aten::_to_copy", "aten::to", "aten::empty_like"})
@@ -200,7 +189,7 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
     left = own_ns - overhead_ns  # what no finding has
     sampled = [function for function in functions(evidence, _is_loop) if function.samples >= FEWEST_SAMPLES]
     if not sampled:
-        if left >= evidence.notable_ns and 2 * left > own_ns:
+        if left >= max(evidence.notable_ns, _LEAST_UNKNOWN_NS) and 2 * left > own_ns:
             yield _finding(evidence, "", own_ns, _UNKNOWN)
         return
     rests: list[Counter[Spent]] = []
@@ -211,9 +200,10 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
         for kind, spent in known.items():
             yield _finding(evidence, most_of(spent), spent.total(), kind)
             left -= sum(ns for part, ns in spent.items() if not part.op)
-        on_operators = _finding_on_operators(evidence, function, function.spent - sum(known.values(), Counter[Spent]()))
-        if on_operators is not None:
-            yield on_operators
+        others = function.spent - sum(known.values(), Counter[Spent]())
+        small, backward_ns = _small_operators(function, evidence) if 2 * others.total() >= function.ns else (None, 0)
+        if small is not None and others.total() + backward_ns >= evidence.notable_ns:
+            yield _finding(evidence, most_of(others), others.total() + backward_ns, small)
         else:
             rests.append(rest)
     for rest in rests:
@@ -246,30 +236,39 @@ def waits_for_threads(evidence: Evidence) -> Iterator[Advice]:
 def passes_that_take_longer(evidence: Evidence) -> Iterator[Advice]:
     """Passes of a loop that take far longer than the others, again and again. What else they do is at the line where
     most of them were sampled. The gain is what they took beyond the usual time."""
-    has_workers = evidence.any_row(in_label(f"{LOADING}Loader)#_MultiProcessing"))
     for passes in evidence.run.passes:
         if passes.ns is None or len(passes.unusual) < _FEWEST_UNUSUAL or passes.unusual_ns < evidence.notable_ns:
             continue
         lines = Counter(each.line for each in passes.unusual if each.line)
         [(line, count)] = lines.most_common(1) or [("", 0)]
-        often = f", most often at {line}" if 2 * count > max(lines.total(), len(passes.unusual) / 2) else ""
+        is_most = 2 * count > max(lines.total(), len(passes.unusual) / 2)
+        usual_share = _usual_share(evidence, line)  # an interruption falls where most of the time is
+        is_most &= usual_share < _OFTEN_AT and count > 2 * usual_share * lines.total()
+        often = f", most often at {line}" if is_most else ""
         every = _spacing([each.number for each in passes.unusual])
         if not often and not every:
             continue  # other processes interrupt a loop, too
         which = f"One pass in {every} takes" if every > 1 else "Some passes take"
-        is_loading = has_workers and line.endswith("__next__")
-        longest_ns = max(each.ns for each in passes.unusual if not often or each.line == line)
-        longest, usual = format_time(longest_ns), format_time(passes.ns.median)
+        these = [each.ns for each in passes.unusual if not often or each.line == line]
+        longest, usual = format_time(max(these)), format_time(passes.ns.median)
+        part = sum(these) / sum(each.ns for each in passes.unusual)
         text = f"{which} up to {longest}, others {usual}{often}"
         yield Advice(
             evidence.name_of(OUTSIDE),
-            f"{text}: the workers of its DataLoader start there, or have nothing ready." if is_loading else f"{text}.",
-            "Keep the workers: `DataLoader(…, persistent_workers=True)`; else use more of them, or a larger "
-            "`prefetch_factor`."
-            if is_loading
+            f"{text}.",
+            "If workers of its DataLoader start there, keep them: `DataLoader(…, persistent_workers=True)`; else use "
+            "more of them, or a larger `prefetch_factor`."
+            if line.endswith("DataLoaderIter.__next__")
             else "If the work is needed less often, do it less often; else in a thread, or after the loop.",
-            evidence.while_idle(passes.unusual_ns),
+            evidence.while_idle(round(passes.unusual_ns * part)),
         )
+
+
+def _usual_share(evidence: Evidence, line: str) -> float:
+    """The share of the recorded time at the line of an unusual pass."""
+    place = line.partition(" ")[0]
+    at_line = sum(each.ns for each in lines_of_code(evidence.run) if f"{each.line.file}:{each.line.line}" == place)
+    return at_line / max(evidence.recorded_ns, 1)
 
 
 def _spacing(numbers: Sequence[int]) -> int:
@@ -284,17 +283,16 @@ def threads_that_run(evidence: Evidence) -> Iterator[Advice]:
     """Another thread that runs Python all the time, such as one that polls a queue: the interpreter runs one thread at
     a time. The gain is at most the time in which this thread ran no operator."""
     own_ns = sum(took.cpu_ns for took in evidence.took(is_own_time).values())
-    for warning in evidence.run.meta.warnings:
-        if warning.code == "thread_runs":
-            share = warning.facts["share"]
-            yield Advice(
-                evidence.name_of(OUTSIDE),
-                f"Another thread uses {share:.0%} of a processor, most often at {warning.facts['line']}: if that is "
-                "Python, the loop waits for the interpreter meanwhile.",
-                "If it polls, let it wait: `queue.Queue.get()`, `threading.Event.wait()`. If it computes, move it to a "
-                "process (`multiprocessing`).",
-                evidence.while_idle(min(round(share * evidence.recorded_ns), own_ns)),
-            )
+    running = [warning.facts for warning in evidence.run.meta.warnings if warning.code == "thread_runs"]
+    for facts in sorted(running, key=lambda facts: facts["share"])[-1:]:  # others may be the same thread
+        yield Advice(
+            ", ".join(evidence.run.meta.model),
+            f"Another thread uses {facts['share']:.0%} of a processor, most often at {facts['line']}: if that is "
+            "Python, the loop waits for the interpreter meanwhile.",
+            "If it polls, let it wait: `queue.Queue.get()`, `threading.Event.wait()`. If it computes, move it to a "
+            "process (`multiprocessing`).",
+            evidence.while_idle(min(round(facts["share"] * evidence.recorded_ns), own_ns)),
+        )
 
 
 _waits_for_threads = Among(is_wait_for_threads, lambda frames: not is_loading(frames))
@@ -310,32 +308,18 @@ def _time_in_no_operator(evidence: Evidence) -> tuple[int, int]:
     gaps = [spread for _, spread in evidence.samples["step_gap_ns"]]
     unusual = sum(max(0, spread.sum - round(spread.median * spread.count)) for spread in gaps)
     nodes = sum(took.calls for took in evidence.took(is_direct, phases=PHASES[1:]).values())
-    calls = nodes + evidence.took_outside(is_direct, FORWARD).calls + sum(_calls_of_models(evidence))
+    calls = (
+        nodes
+        + evidence.took_outside(is_direct, FORWARD).calls
+        + sum(evidence.forward_calls[root] for root in evidence.run.layers.roots)
+    )
     return max(0, own.cpu_ns - max(0, waited - waits_for_ranks)), unusual + _GAP_NS * calls
-
-
-def _finding_on_operators(evidence: Evidence, function: Function, spent: Counter[Spent]) -> Advice | None:
-    """The finding on a function with many small operators, or with operators on data. ``spent``: its time without that
-    of other findings."""
-    small, backward_ns = _small_operators(function, evidence) if 2 * spent.total() >= function.ns else (None, 0)
-    if small is not None and spent.total() + backward_ns >= evidence.notable_ns:
-        return _finding(evidence, most_of(spent), spent.total() + backward_ns, small)
-    on_data = _on_data(spent, evidence)
-    if on_data.total() < _LEAST_SHARE_ON_DATA * evidence.recorded_ns:
-        return None
-    longest = max((part for part in on_data if part.op), key=on_data.__getitem__)
-    of_one = sum(ns for part, ns in on_data.items() if part.op == longest.op)
-    name = f"`{longest.op}`" if 2 * of_one > on_data.total() else "operators"
-    kind = _PREPARES._replace(says=f"it runs {name} on data without gradients")
-    return _finding(evidence, longest.line.at, on_data.total(), kind)
 
 
 def _finding(evidence: Evidence, line: str, ns: int, kind: _Kind) -> Advice:
     """The finding on a line that takes so much time; ``line`` is "" without samples."""
-    per_step = evidence.per_step(ns)
-    each = "" if per_step is None else f" ({format_time(per_step)} per step)"
     where = f"{line} takes" if line else "No operator and no layer runs for"
-    text = f"{where} {format_time(ns)}{each}: {kind.says}."
+    text = f"{where} {format_time(ns)}: {kind.says}."
     return Advice(evidence.name_of(OUTSIDE), text, kind.remedy, evidence.while_idle(ns), options=kind.options)
 
 
@@ -350,43 +334,13 @@ def _by_kind(function: Function) -> dict[_Kind, Counter[Spent]]:
     return by_kind
 
 
-def _on_data(spent: Counter[Spent], evidence: Evidence) -> Counter[Spent]:
-    """The time of operators without a node in backward, if others outside all layers have some, and of Python in the
-    same lines: what frees their memory. Left out are random numbers, because noise is new in each step, and operators
-    that change a tensor in place (as an average of parameters), read it or copy it."""
-    trained: set[str | None] = set()  # the names of nodes outside all layers
-    inside_of: defaultdict[str, set[str]] = defaultdict(set)  # by outermost operator: all operators in it
-    for layer, phase, frames, *_ in evidence.rows(is_in_op):
-        if layer != OUTSIDE:
-            continue
-        if phase == BACKWARD:
-            trained.add(node_of(frames))
-        else:
-            ops = (frame.name for frame in frames if frame.kind == FrameKind.OP)
-            # As ``node_of`` writes the names of their nodes
-            inside_of[outermost_op(frames) or ""] |= {op.removeprefix("aten::").replace("_", "") for op in ops}
-    without_node = {
-        part
-        for part in spent
-        if trained
-        and part.op.startswith("aten::")
-        and not _NOT_ON_DATA.fullmatch(part.op)
-        and not _AT_ONCE.fullmatch(part.line.calls)
-        and not inside_of[part.op] & trained
-    }
-    lines = {part.line.at for part in without_node}
-    return Counter(
-        {part: ns for part, ns in spent.items() if part in without_node or (part.line.at in lines and not part.op)}
-    )
-
-
 def _small_operators(function: Function, evidence: Evidence) -> tuple[_Kind | None, int]:
     """What a function does with many small operators, None if it has few, and the time of their backward."""
     calls, ns = function.op_calls.total(), function.op_ns()
     python_ns = function.ns - ns
     reads = evidence.took_outside(_reads_in_loop, FORWARD).calls  # too short for many samples
     copied = sum(function.op_calls[name] for name in _COPIES)
-    passes = max(_calls_of_models(evidence), default=0) or 1
+    passes = max((evidence.forward_calls[root] for root in evidence.run.layers.roots), default=0) or 1
     direct = evidence.took_outside(Among(is_direct, _is_loop), FORWARD)
     reads_here = any(spent.op == _READ or re.fullmatch(_CALLS_THAT_READ, spent.line.calls) for spent in function.spent)
     if reads_here and reads >= _MANY * passes and _OPS_PER_READ * reads >= direct.calls:
@@ -399,9 +353,11 @@ def _small_operators(function: Function, evidence: Evidence) -> tuple[_Kind | No
     nodes = evidence.took_outside(is_direct, BACKWARD)
     are_small = nodes.calls >= _MANY * passes and nodes.cpu_ns < _SMALL_NS * nodes.calls
     backward_ns = evidence.took_outside(always, BACKWARD).cpu_ns if are_small else 0
-    backward = f", and their backward takes {format_time(backward_ns)}" if backward_ns else ""
-    each = f"{format_time(ns / calls)} each"
-    says = f"it calls small operators in a loop ({each}; {direct.calls:,} outside of layers{backward})"
+    backward = f"; backward outside of layers takes {format_time(backward_ns)}" if backward_ns else ""
+    asks = any(re.fullmatch(_GRADIENTS.calls, spent.line.calls) for spent in function.spent)
+    if asks and evidence.whole_of(_engine).calls >= _MANY * max(evidence.steps, 1):
+        return _GRADIENTS, backward_ns
+    says = f"it calls small operators in a loop ({format_time(ns / calls)} each{backward})"
     return (_ALL_ROWS if backward_ns else _ALL_TENSORS)._replace(says=says), backward_ns
 
 
@@ -412,8 +368,5 @@ def _is_loop(frames: Frames) -> bool:
     return purpose_of(FORWARD, frames) not in (DATA, OPTIMIZER, GARBAGE)
 
 
+_engine = calling([AUTOGRAD_ENGINE])
 _reads_in_loop = Among(is_direct, lambda frames: frames[-1].name == _READ and _is_loop(frames))
-
-
-def _calls_of_models(evidence: Evidence) -> list[int]:
-    return [evidence.forward_calls[root] for root in evidence.run.layers.roots]

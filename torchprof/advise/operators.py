@@ -7,11 +7,24 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from torchprof.advise import Advice, merged, rule
-from torchprof.advise.chains import Frames, Having, calling, node_of, ops_in
-from torchprof.advise.evidence import Evidence
+from torchprof.advise.chains import (
+    Among,
+    Frames,
+    Having,
+    calling,
+    inside,
+    is_loading,
+    is_op,
+    is_optimizer,
+    node_of,
+    ops_in,
+    outermost_op,
+)
+from torchprof.advise.evidence import Evidence, Took
 from torchprof.analyze.lines import lines_of_code
-from torchprof.run.torch_names import aten
-from torchprof.run.words import FORWARD, OUTSIDE
+from torchprof.run.formats import format_time
+from torchprof.run.torch_names import VIEWS, aten
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE
 
 
 class _Cheaper(NamedTuple):
@@ -28,6 +41,9 @@ class _Cheaper(NamedTuple):
 
 _ONE_HOT, _CASTS = aten("one_hot"), aten("to _to_copy")
 _PRODUCTS = aten("mm addmm bmm matmul linear") | {"mm", "addmm", "bmm"}
+_of_one_hot = _ONE_HOT | _PRODUCTS | _CASTS | VIEWS
+_is_other_use = Among(is_op, lambda frames: outermost_op(frames) not in _of_one_hot)
+_EXPONENTIALS = inside(*aten("linalg_matrix_exp matrix_exp"))
 _CHEAPER = (
     _Cheaper(
         aten("linalg_inv linalg_inv_ex inverse linalg_pinv"),
@@ -47,12 +63,10 @@ _CHEAPER = (
         0.9,
     ),
     _Cheaper(
-        aten("linalg_det linalg_slogdet _linalg_det _linalg_slogdet logdet linalg_matrix_exp matrix_exp"),
-        "Determinants or exponentials of matrices are computed",
-        "If the matrix has not changed, keep the result, that of a parametrization by "
-        "`torch.nn.utils.parametrize.cached()`; the determinant of a positive definite matrix is twice the sum of the "
-        "logarithms of the diagonal of `torch.linalg.cholesky(A)`.",
-        0.7,
+        _EXPONENTIALS.wanted,
+        "Exponentials of matrices are computed",
+        "If the matrix has not changed between two of them, keep the result, that of a parametrization by "
+        "`torch.nn.utils.parametrize.cached()`.",
     ),
     _Cheaper(
         aten("linalg_cholesky linalg_cholesky_ex cholesky"),
@@ -65,6 +79,18 @@ _CHEAPER = (
         aten("repeat repeat_interleave tile"),
         "Values are copied several times",
         "If they are then only read: `x.expand(…)`, or `x[:, None]` and broadcasting, copy nothing.",
+    ),
+    _Cheaper(
+        _CASTS,
+        "Tensors are cast to another type",
+        "If they are weights, cast them once: store them in the type that is computed with (`model.float()`).",
+    ),
+    _Cheaper(
+        aten("index index_select"),
+        "Rows of data are gathered by index",
+        "Gather only what a step needs: `data[indices[:16]]`, not `data[indices][:16]`; if each step needs the same, "
+        "once, before the loop.",
+        in_layers=False,
     ),
     _Cheaper(
         aten("sort argsort"),
@@ -87,6 +113,11 @@ _CHEAPER = (
 )
 
 
+def _is_users(frames: Frames) -> bool:
+    """Whether work is not that of an optimizer or a loader."""
+    return not is_optimizer(frames) and not is_loading(frames)
+
+
 def names_in(frames: Frames) -> set[str]:
     """The operators among the frames, and the one whose backward the node is."""
     node = node_of(frames)
@@ -99,33 +130,54 @@ def costly_operators(evidence: Evidence) -> Iterator[Advice]:
     That the cheaper form fits is not recorded: each remedy is a condition."""
     for cheaper in _CHEAPER:
         nodes = {name.removeprefix("aten::").replace("_", "") for name in cheaper.ops}
-        took = evidence.took(Having(names_in, cheaper.ops | nodes))
-        times = {
-            layer: round(evidence.time_of(work) * cheaper.gain)
-            for layer, work in took.items()
-            if cheaper.in_layers or layer == OUTSIDE
+        costly = Having(names_in, cheaper.ops | nodes)
+        took = evidence.took(costly if cheaper.in_layers else Among(costly, _is_users))
+        gains = {
+            layer: round(evidence.time_of(work) * _saved(evidence, cheaper, layer)) for layer, work in took.items()
         }
-        for group in merged(evidence, times, least_ns=evidence.notable_ns):
+        gains = {layer: ns for layer, ns in gains.items() if ns}
+        for group in merged(evidence, gains, least_ns=evidence.notable_ns):
             line = _line_of(evidence, group.numbers, cheaper.ops)
-            yield group.advice(f"{cheaper.says}{line}, for {group.time}.", cheaper.remedy)
+            time = format_time(sum(evidence.time_of(took[layer]) for layer in group.numbers))
+            yield group.advice(f"{cheaper.says}{line}, for {time}.", cheaper.remedy)
+
+
+def _saved(evidence: Evidence, cheaper: _Cheaper, layer: int) -> float:
+    """The largest part of the time of such operators that a layer, or work outside of layers, can save. Casts: where
+    parameters are of another type than float32, on a CPU (elsewhere copies to a device look the same), and without
+    autocast, which casts weights in each step. Exponentials: those computed again before an optimizer's next step."""
+    layers, is_training = evidence.run.layers, BACKWARD in evidence.run.phases()
+    if layer != OUTSIDE and not cheaper.in_layers:
+        return 0
+    if cheaper.ops is _CASTS:
+        types = {dtype for number in layers.at_or_below({layer} - {OUTSIDE}) for dtype, _ in layers[number].dtype_bytes}
+        is_plain = evidence.device == "cpu" and evidence.switches.get("cpu_autocast") == "False"
+        return 1 if is_plain and types - {"float32"} else 0
+    if cheaper.ops is _EXPONENTIALS.wanted:
+        calls = evidence.took(_EXPONENTIALS, phases=(FORWARD,)).get(layer, Took()).calls
+        return max(1 - max(evidence.steps * is_training, 1) / calls, 0) if calls else 0
+    return cheaper.gain
 
 
 @rule
 def one_hot_products(evidence: Evidence) -> Iterator[Advice]:
-    """Layers that make rows with a single one, cast them and multiply, once each: the product of such a row is a row of
-    the other matrix. The gain is that of the rows, the casts and the products of the layer."""
-    rows, products, casts = (evidence.took(Having(names_in, names)) for names in (_ONE_HOT, _PRODUCTS, _CASTS))
+    """Layers that make rows with a single one, cast them and multiply, once each, and call no other operator that could
+    use the rows: the product of such a row is a row of the other matrix. The gain is that of the rows, the casts and
+    the products of the layer."""
+    parts = [evidence.took(Having(names_in, names)) for names in (_ONE_HOT, _PRODUCTS, _CASTS)]
     calls = [evidence.took(calling(names), phases=(FORWARD,)) for names in (_ONE_HOT, _PRODUCTS, _CASTS)]
+    others = evidence.took(_is_other_use, phases=(FORWARD,))
     times = {
-        layer: sum(evidence.time_of(took[layer]) for took in (rows, products, casts) if layer in took)
-        for layer in rows
-        if layer >= 0 and len({took[layer].calls if layer in took else 0 for took in calls}) == 1
+        layer: sum(evidence.time_of(took[layer]) for took in parts if layer in took)
+        for layer in parts[0]
+        if layer >= 0
+        and layer not in others
+        and len({took[layer].calls if layer in took else 0 for took in calls}) == 1
     }
     for group in merged(evidence, times, least_ns=evidence.notable_ns):
         yield group.advice(
             f"One-hot rows are made and multiplied with a matrix, for {group.time}.",
-            "If each row is multiplied, look it up: `torch.nn.functional.embedding(indices, weight)`, or "
-            "`torch.nn.Embedding`.",
+            "Look the rows up: `torch.nn.functional.embedding(indices, weight)`, or `torch.nn.Embedding`.",
         )
 
 

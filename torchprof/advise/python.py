@@ -14,7 +14,6 @@ from torchprof.advise.evidence import Evidence
 from torchprof.analyze.lines import FEWEST_SAMPLES
 from torchprof.run.formats import format_time
 from torchprof.run.groups import sums_by_key
-from torchprof.run.layers import Layer
 from torchprof.run.words import FORWARD, OUTSIDE, Frame, FrameKind, SourceLine, sampled_line
 
 # Python by function
@@ -135,28 +134,6 @@ _GAP_NS = 30_000  # what the call of a layer or an operator takes outside of it
 _converts_to_array = Among(is_direct, lambda frames: frames[-1].name == "aten::resolve_neg")
 """It is the operator that Tensor.numpy() and Tensor.tolist() call; models do not call it directly."""
 _is_line_between_ops = Among(is_line, lambda frames: is_own_time(frames[:-1]))
-_NN_OF_EACH_DIMENSION = """
-AdaptiveAvgPool AdaptiveMaxPool AvgPool BatchNorm CircularPad ConstantPad Conv ConvTranspose Dropout InstanceNorm
-LPPool LazyBatchNorm LazyConv LazyConvTranspose LazyInstanceNorm MaxPool MaxUnpool ReflectionPad ReplicationPad
-ZeroPad
-"""
-_OTHER_NN = """
-AdaptiveLogSoftmaxWithLoss AlphaDropout BCELoss BCEWithLogitsLoss Bilinear CELU CTCLoss ChannelShuffle Container
-CosineEmbeddingLoss CosineSimilarity CrossEntropyLoss CrossMapLRN2d DataParallel Dropout ELU Embedding EmbeddingBag
-FeatureAlphaDropout Flatten Fold FractionalMaxPool2d FractionalMaxPool3d GELU GLU GRU GRUCell GaussianNLLLoss
-GroupNorm Hardshrink Hardsigmoid Hardswish Hardtanh HingeEmbeddingLoss HuberLoss Identity KLDivLoss L1Loss LSTM
-LSTMCell LayerNorm LazyLinear LeakyReLU Linear LinearCrossEntropyLoss LocalResponseNorm LogSigmoid LogSoftmax MSELoss
-MarginRankingLoss Mish ModuleDict ModuleList MultiLabelMarginLoss MultiLabelSoftMarginLoss MultiMarginLoss
-MultiheadAttention NLLLoss NLLLoss2d PReLU PairwiseDistance ParameterDict ParameterList PixelShuffle PixelUnshuffle
-PoissonNLLLoss RMSNorm RNN RNNBase RNNCell RNNCellBase RReLU ReLU ReLU6 SELU Sequential SiLU Sigmoid SmoothL1Loss
-SoftMarginLoss Softmax Softmax2d Softmin Softplus Softshrink Softsign SyncBatchNorm Tanh Tanhshrink Threshold
-Transformer TransformerDecoder TransformerDecoderLayer TransformerEncoder TransformerEncoderLayer TripletMarginLoss
-TripletMarginWithDistanceLoss Unflatten Unfold Upsample UpsamplingBilinear2d UpsamplingNearest2d
-"""
-_NN_CLASSES = frozenset(
-    [*_OTHER_NN.split(), *(f"{name}{number}d" for name in _NN_OF_EACH_DIMENSION.split() for number in (1, 2, 3))]
-)
-"""The classes of ``torch.nn``: the Python that runs in them between operators is not the user's."""
 
 
 @rule
@@ -188,9 +165,11 @@ def python_in_layers(evidence: Evidence) -> Iterator[Advice]:
         yield group.advice(
             f"No operator runs for {format_time(ns)}{of_calls}: "
             + (f"this is Python between operators{line}." if is_python else f"{UNKNOWN_REASON}."),
-            f"Replace {'NumPy' if arrays_made else 'the Python loop'} with tensor operations."
-            if is_python
-            else FIND_THE_LINE,
+            FIND_THE_LINE
+            if not is_python
+            else "Replace NumPy with tensor operations, where torch is faster."
+            if arrays_made
+            else "Replace the Python loop with tensor operations.",
             details=f"Tensors are converted to NumPy or to lists {often}." if arrays_made else "",
         )
 
@@ -203,13 +182,14 @@ def own_time_of_slow_python(evidence: Evidence) -> dict[int, int]:
     least 5 % of the recorded time must remain, and more than half of the layer's; many tiny operators have a rule of
     their own.
     """
-    if not evidence.ops_recorded or evidence.of_class.keys() <= _NN_CLASSES:
+    if not evidence.ops_recorded:
         return {}
     layers = evidence.run.layers
     slow: dict[int, int] = {}
     direct = evidence.took(is_direct, phases=(FORWARD,))
     for layer, took in evidence.took(is_own_time, phases=(FORWARD,)).items():
-        if layer < 0 or took.cpu_ns < evidence.notable_ns or not has_python(layers[layer]):
+        may_be_torch = layer < 0 or layers[layer].compiled or layers[layer].of_torch is not False
+        if took.cpu_ns < evidence.notable_ns or may_be_torch:
             continue
         children = layers.children[layer]
         gaps = evidence.timed_calls(layer, *children) + (direct[layer].calls if layer in direct else 0)
@@ -218,12 +198,6 @@ def own_time_of_slow_python(evidence: Evidence) -> dict[int, int]:
         if 2 * left > took.cpu_ns and left >= evidence.notable_ns:
             slow[layer] = took.cpu_ns
     return slow
-
-
-def has_python(layer: Layer) -> bool:
-    """Whether the user's Python may run in a layer between operators. The ranges of a trace have no class, so they may
-    be anything; only torch's own layers have ``settings``."""
-    return bool(layer.kind) and not layer.compiled and layer.kind not in _NN_CLASSES and not layer.settings
 
 
 # The garbage collector

@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from functools import partial
 from math import prod
-from typing import NamedTuple
 
 from torchprof.advise import WORTH, Advice, Gain, merged, merged_into_one, rule
 from torchprof.advise.chains import Among, Frames, always, inside, is_device_work, is_step
@@ -15,7 +14,7 @@ from torchprof.advise.evidence import Evidence
 from torchprof.run.formats import format_memory, format_time
 from torchprof.run.layers import Layer
 from torchprof.run.torch_names import BATCH_NORMS, CONVOLUTIONS, ELEMENTWISE, FACTORS, PRODUCT_KERNELS, recorded_as
-from torchprof.run.words import BACKWARD, FORWARD, FrameKind, Signature
+from torchprof.run.words import BACKWARD, FrameKind, Signature
 
 # Number formats
 
@@ -38,19 +37,11 @@ _GAIN_OF_TENSOR_CORES = 7 / 8
 TFLOP/s in TF32, H100 494 to 67, and 989 to 134 in half precision; V100 125 to 15.7 (NVIDIA's data sheets)."""
 
 
-class _Switch(NamedTuple):
-    """A switch of torch, the value with which it forbids TF32, for which operators, and how to allow it."""
-
-    name: str
-    forbids: str
-    ops: Collection[str]
-    remedy: str
-
-
 _TF32_SWITCHES = (
-    _Switch("float32_matmul_precision", "highest", FACTORS, '`torch.set_float32_matmul_precision("high")`'),
-    _Switch("cudnn_tf32", "False", CONVOLUTIONS, "`torch.backends.cudnn.allow_tf32 = True`"),
+    ("float32_matmul_precision", "highest", FACTORS, '`torch.set_float32_matmul_precision("high")`'),
+    ("cudnn_tf32", "False", CONVOLUTIONS, "`torch.backends.cudnn.allow_tf32 = True`"),
 )
+"""Switches of torch: the value with which it forbids TF32, for which operators, and how to allow it."""
 
 
 @rule
@@ -102,8 +93,9 @@ def _part_of_double(evidence: Evidence, number: int) -> float:
 @rule
 def half_precision_on_the_cpu(evidence: Evidence) -> Iterator[Advice]:
     """Layers in float16, by their own parameters, on a CPU, which has no fast kernels for them: float32 saved 97 % of
-    convolutions. bfloat16 is left out: many CPUs compute it fast."""
-    if evidence.device != "cpu" or "CUDA" in dict(evidence.run.meta.environment):
+    convolutions, and 11 % on one that has instructions for float16. bfloat16 is left out: many CPUs compute it fast."""
+    is_slow = evidence.switches.get("slow_float16") == "True"
+    if not is_slow or evidence.device != "cpu" or "CUDA" in dict(evidence.run.meta.environment):
         return  # a device may compute it, even if its time was not recorded
     layers = evidence.run.layers
     took = evidence.took(always)
@@ -145,12 +137,14 @@ def bfloat16_not_used(evidence: Evidence) -> Iterator[Advice]:
 
 def _gains_from_bfloat16(layer: Layer) -> bool:
     """Whether a layer is a Linear or a convolution in float32 with many rows, or positions, in a call: with few, to
-    cast and to read the weights takes longest. Of an image's few channels, and transposed, a convolution gains less."""
+    cast and to read the weights takes longest. Of an image's few channels, in groups, and transposed, a convolution
+    gains less."""
     is_product = layer.kind == "Linear" or _CONVOLUTION.fullmatch(layer.kind) is not None
     if not is_product or {dtype for dtype, _ in layer.dtype_bytes} != {"float32"} or not layer.output_shapes:
         return False
     shape, channels = layer.output_shapes[0], _IN_CHANNELS.match(layer.settings)
-    if layer.kind != "Linear" and (channels is None or int(channels[1]) < _FEW_CHANNELS):
+    is_narrow = channels is None or int(channels[1]) < _FEW_CHANNELS or "groups=" in layer.settings
+    if layer.kind != "Linear" and is_narrow:
         return False
     return prod(shape) >= _FEW_ROWS * (shape[-1] if layer.kind == "Linear" else shape[-_SPATIAL[layer.kind] - 1])
 
@@ -162,7 +156,7 @@ def tf32_not_used(evidence: Evidence) -> Iterator[Advice]:
     if not (by_layer := _could_be_tf32(evidence)):
         return
     group = merged_into_one(evidence, {number: int(ns * _GAIN_OF_TENSOR_CORES) for number, ns in by_layer.items()})
-    remedies = [switch.remedy for switch in _switches_off(evidence)]
+    remedies = [remedy for *_, remedy in _switches_off(evidence)]
     yield group.advice(
         f"float32 matrix products and convolutions without tensor cores take {format_time(sum(by_layer.values()))}: "
         "TF32 is off.",
@@ -236,14 +230,14 @@ def _could_be_tf32(evidence: Evidence) -> dict[int, int]:
     """The device time by layer of the products that TF32 would speed up, but torch's switches forbid it."""
     if evidence.device != "cuda" or evidence.compute_capability < (8, 0):
         return {}
-    ops = {op for switch in _switches_off(evidence) for op in switch.ops}
+    ops = {op for _, _, ops, _ in _switches_off(evidence) for op in ops}
     took = evidence.took(Among(_is_product_kernel, lambda frames: frames[-2].name in ops and _is_in_float32(frames)))
     return {number: work.device_ns for number, work in took.items() if work.device_ns}
 
 
-def _switches_off(evidence: Evidence) -> list[_Switch]:
+def _switches_off(evidence: Evidence) -> list[tuple[str, str, Collection[str], str]]:
     """The switches that forbade TF32 in the run."""
-    return [switch for switch in _TF32_SWITCHES if evidence.switches.get(switch.name) == switch.forbids]
+    return [switch for switch in _TF32_SWITCHES if evidence.switches.get(switch[0]) == switch[1]]
 
 
 def _is_in_float32(frames: Frames, *, with_tf32: bool = False) -> bool:
@@ -289,13 +283,11 @@ def eval_forgotten(evidence: Evidence) -> Iterator[Advice]:
     ]
     if not numbers:
         return
-    took = evidence.took(always, phases=(FORWARD,))
     first = evidence.run.layers[numbers[0]]
     more = f" and {len(numbers) - 1} more layer{'s' * (len(numbers) > 2)} were" if len(numbers) > 1 else " was"
     yield Advice(
         ", ".join(dict.fromkeys(evidence.run.layers[number].path[0] for number in numbers)),
-        f"{first.name} ({first.kind}){more} called in train mode, for "
-        f"{format_time(sum(evidence.time_of(took[number]) for number in numbers))}, but no backward was recorded.",
+        f"{first.name} ({first.kind}){more} called in train mode, but no backward was recorded.",
         "If this is inference, call `model.eval()` first: otherwise results are random or depend on the batch.",
         layers=tuple(evidence.run.layers[number].name for number in numbers),
     )
@@ -364,20 +356,6 @@ def few_threads(evidence: Evidence) -> Iterator[Advice]:
         products * (cores - threads) // cores,
         details=f"Long matrix products and convolutions take {format_time(products)}.",
     )
-
-
-@rule
-def deterministic_algorithms_on(evidence: Evidence) -> Iterator[Advice]:
-    """``torch.use_deterministic_algorithms`` was on at the end. It is always reported, because the time of the faster
-    kernels is unknown."""
-    if evidence.switches.get("deterministic_algorithms") == "True":
-        yield Advice(
-            ", ".join(evidence.run.meta.model),
-            "Deterministic algorithms were on: some operators use slower kernels, and memory from `torch.empty` is "
-            "filled.",
-            "Remove `torch.use_deterministic_algorithms(True)` unless results must be bitwise reproducible.",
-            options="If they must, set `torch.utils.deterministic.fill_uninitialized_memory = False`.",
-        )
 
 
 def _trains(evidence: Evidence) -> bool:

@@ -93,17 +93,12 @@ class Target:
         values = [_values_of(tensor) for tensor in tensors]
         owners = [value[0] for value in values if value is not None]
         how = [value[1:] for value in values if value is not None]
-        key = (
-            shapes,
-            getattr(self.module(), "training", None),
-            *self._weights_now(),
-            *map(id, others),
-            *how,
-            *map(id, owners),
-        )
+        needs_gradient = any(tensor.requires_grad for tensor in tensors)
+        same = *map(id, others), *how, *map(id, owners)
+        key = shapes, needs_gradient, getattr(self.module(), "training", None), *self._weights_now(), *same
         last, *references = self.last_inputs or (None,)
         self.noted_calls += 1
-        self.grad_inputs += any(tensor.requires_grad for tensor in tensors)
+        self.grad_inputs += needs_gradient
         is_known = bool(owners) and len(owners) == len(tensors)
         self.repeated_calls += is_known and key == last and all(reference() is not None for reference in references)
         self.longer_calls += _is_longer(self.last_shapes, shapes)

@@ -126,7 +126,6 @@ def layers_of(
     compiled = {spot.layer for spot in spots if spot.compiled and spot.wrapper is None}
     counted: set[int] = set()
     updated: dict[int, int] = {}  # by layer: the elements of parameters that changed
-    steps: dict[int, tuple[int, int]] = {}  # by layer: see ``steps_of``
     layers = []
     for number, path in paths.items():
         alive = [module for module in modules[number] if module is not None]
@@ -142,26 +141,21 @@ def layers_of(
             **_sizes(alive, params),
             buffers=sum(buffer.numel() for buffer in buffers),
             buffer_bytes=sum(_bytes_of(part) for buffer in buffers for part in _stored(buffer)),
+            of_torch=_is_of_torch(core),
             settings=_settings(core),
             tied=tied,
             training=is_in_train_mode(core),
             compiled=number in compiled,
             shared_with=tuple(paths[other] for other in layers_with[id(core)] if other != number),
         )
+        steps, gradients = OptimizerMarks.steps_of(params)
+        layer = replace(layer, optimizer_steps=steps, used_gradients=gradients)
         layers.append(layer if target is None else _as_called(layer, target))
-        steps[number] = OptimizerMarks.steps_of(params)
         is_known = layer.params is not None
         updated[number] = sum(param.numel() for param in params if is_known and has_changed(param))
     if any(updated.values()):
         layers = [
             replace(layer, updated_params=updated.get(number, layer.updated_params))
-            for number, layer in enumerate(layers)
-        ]
-    if OptimizerMarks.recorded:
-        layers = [
-            replace(layer, optimizer_steps=steps[number][0], used_gradients=steps[number][1])
-            if number in steps and steps[number][0]
-            else layer
             for number, layer in enumerate(layers)
         ]
     return tuple(layers)
@@ -228,9 +222,13 @@ def _stored(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
     return (tensor,) if hasattr(type(tensor), "_local_tensor") else inner_tensors(tensor)
 
 
+def _is_of_torch(module: nn.Module) -> bool:
+    return user_class_of(module).__module__.startswith(("torch.nn.", "torch.ao.nn."))
+
+
 def _settings(module: nn.Module) -> str:
     """``extra_repr()`` of a module of torch, "" for others: their text may have any content and length."""
-    if not user_class_of(module).__module__.startswith(("torch.nn.", "torch.ao.nn.")):
+    if not _is_of_torch(module):
         return ""
     try:
         return module.extra_repr()

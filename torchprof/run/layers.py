@@ -58,7 +58,8 @@ class Layer:
       ``used_gradients``: of how many gradients, which were added up, they made use. None without any.
     - ``output_bytes``: the size of the tensors that the first call returned; None if unknown.
     - ``training``: whether it was in train mode.
-    - ``settings``: the ``extra_repr`` of a layer class of torch ("3, 64, kernel_size=(7, 7)"); empty for other classes.
+    - ``of_torch``: whether its class is one of torch's own; None if that is unknown. ``settings``: of such a layer, its
+      ``extra_repr`` ("3, 64, kernel_size=(7, 7)"); empty for other classes.
     - ``compiled``: inside a ScriptModule or a module under torch.compile, where it may run without being called.
     - ``tied``: it has parameters that count at another layer.
     - ``recursive``: it was called inside its own calls, so its calls overlap.
@@ -91,6 +92,7 @@ class Layer:
     used_gradients: int | None = None
     output_bytes: int | None = None
     training: bool | None = True
+    of_torch: bool | None = None
     settings: str = ""
     compiled: bool = False
     tied: bool = False
