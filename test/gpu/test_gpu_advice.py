@@ -80,7 +80,7 @@ class Waits(Layers):
 @torch.no_grad()
 def test_a_wait_in_a_layer(machine: Machine) -> None:
     model, x = Waits(fc=nn.Linear(256, 256)).to(machine.device), torch.rand(64, 256, device=machine.device)
-    assert found(machine.recorded(model, lambda: model(x)))["waits_in_layers"] == "Waits"
+    assert found(machine.recorded(model, lambda: model(x)))["waits_for_values"] == "Waits"
 
 
 @torch.no_grad()
