@@ -51,7 +51,7 @@ def test_versions_compiled_in_the_recording_are_reported_with_their_backward() -
     assert (one.layer, one.layers, one.gain_ns) == ("Net.fc", ("Net.fc",), 43 * MS)
     assert one.finding == (
         "torch.compile compiled forward (net.py:10) again 4 times, for 43.000ms: "
-        f"`{SIZE}` and 1 more like it, `k == 1.5`."
+        f"`{SIZE}` and 1 more like it, `k == 1.5`, 1 for other reasons."
     )
     assert "mark_dynamic(x, 1)" in one.remedy and "pass it as a tensor" in one.remedy
 

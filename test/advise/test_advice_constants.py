@@ -95,7 +95,7 @@ def test_an_average_of_parameters_is_no_update_of_an_optimizer() -> None:
                 for one, other in zip(average.parameters(), model.parameters()):
                     one.lerp_(other, 0.1)
     [found] = rules()["gradients_zeroed"](Evidence(prof.run))
-    assert found.layers == ()
+    assert "no gradient" not in found.finding
 
 
 class TwoHeads(Layers):
@@ -118,8 +118,7 @@ def test_zeros_as_gradients_update_parameters() -> None:
             model(x).sum().backward()
             optimizer.step()
     [found] = rules()["gradients_zeroed"](Evidence(prof.run))
-    assert found.layers == ("TwoHeads.other",)
-    assert found.finding.endswith("it updates layers that no gradient reaches: TwoHeads.other.")
+    assert found.finding.endswith("the optimizer also updates layers that no gradient reaches: TwoHeads.other.")
     rows = [(row.cost.cpu_ns, {frame.name.partition("#")[0] for frame in row.frames}) for row in prof.run.rows]
     zeroed = sum(ns for ns, names in rows if "Optimizer.zero_grad" in names and "aten::zero_" in names)
     added = sum(ns for ns, names in rows if "torch::autograd::AccumulateGrad" in names and "aten::add_" in names)
@@ -144,4 +143,4 @@ def test_a_weight_that_the_layer_above_uses_has_a_gradient() -> None:
             model(torch.rand(4, 8)).sum().backward()
             optimizer.step()
     [found] = rules()["gradients_zeroed"](Evidence(prof.run))
-    assert found.layers == ()
+    assert "no gradient" not in found.finding

@@ -109,6 +109,8 @@ def _reasons_and_remedy(reasons: Iterable[str]) -> tuple[str, list[str]]:
     in_words = []
     for _, (first, *more) in most_frequent[:_MOST_REASONS]:
         in_words.append((f"`{first}`" if first else _NO_REASON) + (f" and {len(more)} more like it" if more else ""))
+    if others := sum(len(alike) for _, alike in most_frequent[_MOST_REASONS:]):
+        in_words.append(f"{others} for other reasons")
     return ", ".join(in_words), [sentence for remedy, _ in most_frequent[:_MOST_REASONS] for sentence in remedy]
 
 

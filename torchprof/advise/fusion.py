@@ -51,19 +51,19 @@ _SHORT_NS = 10_000  # an operator of less time is bound by its dispatch
 
 class _Ops(NamedTuple):
     """Operators that a layer calls directly: their ``calls`` and time, the layer's forward calls, the time of their
-    backward, and the layer's own time between operators (``_between_ops``), None if another finding has it.
+    backward, and the layer's own time between operators (``_between_ops``), 0 if another finding has it.
     ``in_loop``: the layer calls so many that they must be in a loop."""
 
     calls: int
     ns: int
     forward_calls: int
     backward_ns: int
-    between_ns: int | None
+    between_ns: int
     in_loop: bool
 
     @property
     def all_ns(self) -> int:
-        return self.ns + self.backward_ns + (self.between_ns or 0)
+        return self.ns + self.backward_ns + self.between_ns
 
 
 @rule
@@ -94,7 +94,7 @@ def many_small_operators(evidence: Evidence) -> Iterator[Advice]:
             evidence.time_of(took),
             evidence.calls[layer],
             evidence.time_of(backward[in_loop].get(layer, Took())),
-            None if layer in python and between[layer] else between[layer],
+            0 if layer in python else between[layer],
             in_loop,
         )
         saved = _SAVED_BY_FUSING if evidence.device == "cpu" and not in_loop else 1
@@ -134,7 +134,7 @@ def _many_in_a_call(evidence: Evidence, holds: Holds, number: int) -> dict[int, 
 
 
 def _short_ops(evidence: Evidence) -> dict[int, Took]:
-    """The layers with operators in a loop, by number: their short operators, and the elementwise ones."""
+    """The layers with operators in a loop, by number, with their short operators."""
     direct = evidence.took(is_direct, phases=(FORWARD, RECOMPUTE))
     if not any(took.calls >= _MANY_SHORT * evidence.calls.get(layer, 1) for layer, took in direct.items()):
         return {}
@@ -172,7 +172,7 @@ def _text_of_ops(evidence: Evidence, all_ops: Sequence[_Ops]) -> tuple[str, str]
     details += f" Operators this short are usually bound by {overhead} overhead." if ns < _SHORT_NS * calls else ""
     backward_ns = sum(ops.backward_ns for ops in all_ops)
     details += f" Their backward takes {format_time(backward_ns)}." if backward_ns else ""
-    between_ns = sum(ops.between_ns or 0 for ops in all_ops)
+    between_ns = sum(ops.between_ns for ops in all_ops)
     details += f" The time between operators is {format_time(between_ns)}." if between_ns else ""
     return f"A forward call runs {a_call:,.0f} {what}.", details
 

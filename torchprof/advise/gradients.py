@@ -101,16 +101,17 @@ def gradients_zeroed(evidence: Evidence) -> Iterator[Advice]:
     if additions := sum(work.calls for work in added):
         ns += sum(map(evidence.time_of, added)) * min(writes, additions) // additions
     before = [size for memory in evidence.run.memory for kind, size in memory.before or () if kind == "gradients"]
+    more = f" and {len(updated) - PER_RULE} more" if len(updated) > PER_RULE else ""
+    named = f"{', '.join(map(evidence.name_of, updated[:PER_RULE]))}{more}"
+    also = f"; the optimizer also updates layers that no gradient reaches: {named}" if updated else ""
     name = label.removeprefix(ZERO_GRAD).partition(".")[0]
     yield Advice(
         OUTSIDE_NAME,
         f"`zero_grad` of {name} fills gradients with zeros ({writes:,} write{'s' * (writes != 1)}), and backward adds "
-        f"to them{'; it updates layers that no gradient reaches: ' * bool(updated)}"
-        f"{', '.join(map(evidence.name_of, updated[:PER_RULE]))}.",
+        f"to them{also}.",
         "Use `zero_grad(set_to_none=True)`, the default: it frees the gradients, and backward writes new ones.",
         ns,
         sum(before) or None,
-        layers=tuple(map(evidence.name_of, updated)),
     )
 
 

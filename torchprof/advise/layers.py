@@ -216,7 +216,8 @@ def equal_layers_one_by_one(evidence: Evidence) -> Iterator[Advice]:
     overhead_ns = evidence.took_outside(_overhead_of_optimizers, FORWARD).cpu_ns
     for numbers in equal.values():
         above = evidence.called_above[numbers[0]]
-        around = own.get(above, Took()).cpu_ns / len(numbers)
+        siblings = sum(len(others) for others in equal.values() if evidence.called_above[others[0]] == above)
+        around = own.get(above, Took()).cpu_ns / siblings
         around += overhead_ns / max(sum(bool(layer.trainable_params) for layer in layers), 1)
         gains = {
             number: round(_SAVED_BY_ONE_CALL * (totals[number] + around))

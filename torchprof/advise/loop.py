@@ -106,7 +106,7 @@ _KINDS = (
     _Kind(
         r"print|(log|logger|logging|wandb|mlflow)\.\w+|(.*\.)?(dumps|pformat)",
         "it prints, logs, or turns values into text",
-        f"{_LESS_OFTEN}; of numbers (`loss.item()`), not of tensors, which `torch.save` writes as they are.",
+        f"{_LESS_OFTEN}. Print numbers (`loss.item()`) instead of tensors; write tensors with `torch.save`.",
     ),
     _Kind(
         r"(?i)(.*\.)?(acquire|recv|\w*_?lock)|(.*\.)?\w*(queue|thread|worker|process|future|event|condition)s?"
@@ -258,7 +258,7 @@ def passes_that_take_longer(evidence: Evidence) -> Iterator[Advice]:
             f"{text}.",
             "If workers of its DataLoader start there, keep them: `DataLoader(…, persistent_workers=True)`; else use "
             "more of them, or a larger `prefetch_factor`."
-            if line.endswith("DataLoaderIter.__next__")
+            if line.endswith("__next__")
             else "If the work is needed less often, do it less often; else in a thread, or after the loop.",
             evidence.while_idle(round(passes.unusual_ns * part)),
         )
@@ -355,7 +355,7 @@ def _small_operators(function: Function, evidence: Evidence) -> tuple[_Kind | No
     backward_ns = evidence.took_outside(always, BACKWARD).cpu_ns if are_small else 0
     backward = f"; backward outside of layers takes {format_time(backward_ns)}" if backward_ns else ""
     asks = any(re.fullmatch(_GRADIENTS.calls, spent.line.calls) for spent in function.spent)
-    if asks and evidence.whole_of(_engine).calls >= _MANY * max(evidence.steps, 1):
+    if asks and evidence.whole_of(_engine).calls >= _MANY * (evidence.steps or passes):
         return _GRADIENTS, backward_ns
     says = f"it calls small operators in a loop ({format_time(ns / calls)} each{backward})"
     return (_ALL_ROWS if backward_ns else _ALL_TENSORS)._replace(says=says), backward_ns

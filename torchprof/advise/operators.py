@@ -88,7 +88,7 @@ _CHEAPER = (
     _Cheaper(
         aten("index index_select"),
         "Rows of data are gathered by index",
-        "Gather only what a step needs: `data[indices[:16]]`, not `data[indices][:16]`; if each step needs the same, "
+        "If a step needs only some of them: `data[indices[:16]]`, not `data[indices][:16]`; if all need the same, "
         "once, before the loop.",
         in_layers=False,
     ),
