@@ -145,7 +145,8 @@ class Net(nn.Module):
 
 
 def test_profile_takes_what_a_stopwatch_in_the_model_says(net: Path, monkeypatch: pytest.MonkeyPatch, cli: Any) -> None:
-    """Within 3 %, in one of some attempts: the machine may be busy. Nothing else of the recorded time is the tool's."""
+    """Within 5 %, in one of some attempts: the machine may be busy. To look at the inputs of a call of 2 ms takes some
+    30 us of that, twice here. Nothing else of the recorded time is the tool's."""
     (net / "net.py").write_text(TIMED)
     for _ in range(4):
         timed: Any = ModuleType("timed")
@@ -155,7 +156,7 @@ def test_profile_takes_what_a_stopwatch_in_the_model_says(net: Path, monkeypatch
         cli("profile net.py:Net --input 64,64 --steps 20 -o run.json")
         run, took = torchprof.load(net / "run.json"), sum(timed.ns[-20:])
         assert took <= run.tree().total.cpu_ns <= run.meta.wall_ns
-        if run.meta.wall_ns <= 1.03 * took:
+        if run.meta.wall_ns <= 1.05 * took:
             return
     pytest.fail(f"{run.meta.wall_ns} ns were recorded, and the calls took {took}")
 
