@@ -120,7 +120,7 @@ def _updated_with_zeros(evidence: Evidence) -> list[int]:
     reaches. A layer that was not called may lend its parameters to the one above."""
     run, layers = evidence.run, evidence.run.layers
     backward, sums = (evidence.took(holds, phases=(BACKWARD,)) for holds in (always, inside(ACCUMULATE)))
-    models = {layers.lineage(number)[0] for number in backward if number >= 0}
+    models = {layers.lineage(number)[0] for number in backward if number >= 0 and len(run.metas) == 1}
     return [
         number
         for number, layer in enumerate(layers)

@@ -128,34 +128,35 @@ def names_in(frames: Frames) -> set[str]:
 def costly_operators(evidence: Evidence) -> Iterator[Advice]:
     """Operators of a few families that take 5 % of the time or more in layers, or outside of them, with their backward.
     That the cheaper form fits is not recorded: each remedy is a condition."""
+    layers = evidence.run.layers
+    others = layers.roll_up([sum(dtype != "float32" for dtype, _ in layer.dtype_bytes) for layer in layers])
     for cheaper in _CHEAPER:
         nodes = {name.removeprefix("aten::").replace("_", "") for name in cheaper.ops}
         costly = Having(names_in, cheaper.ops | nodes)
         took = evidence.took(costly if cheaper.in_layers else Among(costly, _is_users))
         gains = {
-            layer: round(evidence.time_of(work) * _saved(evidence, cheaper, layer)) for layer, work in took.items()
+            layer: round(evidence.time_of(work) * saved)
+            for layer, work in took.items()
+            if (saved := _saved(evidence, cheaper, layer, layer >= 0 and others[layer] > 0))
         }
-        gains = {layer: ns for layer, ns in gains.items() if ns}
         for group in merged(evidence, gains, least_ns=evidence.notable_ns):
             line = _line_of(evidence, group.numbers, cheaper.ops)
             time = format_time(sum(evidence.time_of(took[layer]) for layer in group.numbers))
             yield group.advice(f"{cheaper.says}{line}, for {time}.", cheaper.remedy)
 
 
-def _saved(evidence: Evidence, cheaper: _Cheaper, layer: int) -> float:
+def _saved(evidence: Evidence, cheaper: _Cheaper, layer: int, has_others: bool) -> float:
     """The largest part of the time of such operators that a layer, or work outside of layers, can save. Casts: where
-    parameters are of another type than float32, on a CPU (elsewhere copies to a device look the same), and without
-    autocast, which casts weights in each step. Exponentials: those computed again before an optimizer's next step."""
-    layers, is_training = evidence.run.layers, BACKWARD in evidence.run.phases()
+    parameters in it or below it are not float32 (``has_others``), on a CPU (elsewhere copies to a device look the
+    same), and without autocast, which casts weights in each step. Exponentials: those that are computed again before
+    an optimizer's next step."""
     if layer != OUTSIDE and not cheaper.in_layers:
         return 0
     if cheaper.ops is _CASTS:
-        types = {dtype for number in layers.at_or_below({layer} - {OUTSIDE}) for dtype, _ in layers[number].dtype_bytes}
-        is_plain = evidence.device == "cpu" and evidence.switches.get("cpu_autocast") == "False"
-        return 1 if is_plain and types - {"float32"} else 0
+        return has_others and evidence.device == "cpu" and evidence.switches.get("cpu_autocast") == "False"
     if cheaper.ops is _EXPONENTIALS.wanted:
         calls = evidence.took(_EXPONENTIALS, phases=(FORWARD,)).get(layer, Took()).calls
-        return max(1 - max(evidence.steps * is_training, 1) / calls, 0) if calls else 0
+        return max(1 - max(evidence.steps * (BACKWARD in evidence.run.phases()), 1) / calls, 0) if calls else 0
     return cheaper.gain
 
 

@@ -17,6 +17,7 @@ from torchprof.analyze.columns import MEASURE_OF, Column, columns_of
 from torchprof.analyze.device import about_device
 from torchprof.analyze.lines import largest_lines
 from torchprof.analyze.operators import parts_of_operators
+from torchprof.analyze.ratios import unusual_ratios
 from torchprof.analyze.report import spaced, stacked
 from torchprof.analyze.sentences import about_flops, about_times, other_warnings_of
 from torchprof.analyze.top import largest_parts
@@ -43,6 +44,11 @@ _PLACES = 5  # as many as the report "overview" shows
 _PER_CALL = ("cpu_ns", "step_cpu_ns", "step_device_ns")
 
 
+def _about_figures(run: Run) -> list[str]:
+    """Ratios that are unusual, and what makes times uncertain: the sentences below the verdict of the terminal."""
+    return [*filter(None, [unusual_ratios(run)]), *about_times(run)]
+
+
 def page_data(takes: Sequence[Take], compared: Run | None = None) -> dict[str, Any]:
     """All data of the runs on the page, as JSON with arrays of integers.
 
@@ -56,7 +62,7 @@ def page_data(takes: Sequence[Take], compared: Run | None = None) -> dict[str, A
     lead = {take.name: "" if len(takes) == 1 else f"{take.name}: " for take in takes}
     sentences = {
         name: [f"{lead[take.name]}{sentence}" for take in takes for sentence in about(take.run)]
-        for name, about in (("uncertain", about_times), ("warnings", other_warnings_of), ("notes", about_flops))
+        for name, about in (("uncertain", _about_figures), ("warnings", other_warnings_of), ("notes", about_flops))
     }
     if compared is None and len(takes) == 1 and len(shown_first.metas) > 1:
         compared = shown_first
