@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from build.findings import of
+from build.hand_made import op, row
+from build.hand_made import run_of as made_run_of
 from build.models import Layers
 from torch import Tensor, nn
 
@@ -16,7 +19,11 @@ import torchprof.advise.layers
 from torchprof import Profile
 from torchprof.advise import advise
 from torchprof.profile.program import Program
+from torchprof.record.modules import padding_of
+from torchprof.run.layers import Layer
+from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.run import Run
+from torchprof.run.words import BACKWARD, FORWARD
 
 STEPS = 6
 NEEDED = {"calls_repeated", "items_again", "gradients_cleared", "backward_repeated", "equal_layers_one_by_one"}
@@ -382,9 +389,83 @@ def test_a_layer_that_is_slow_for_its_values_is_reported() -> None:
     x = torch.full((256, 256), 1e-3)
     model.forward = lambda x: (model.a(x), model.b(x))  # type: ignore[method-assign, operator]
     run = trained(model, lambda: model(x))
-    usual, slow = (run.samples[key].median for key in run.samples if key.layer in (1, 2) and key.measure == "cpu_ns")
-    found = of(run, "slower_than_equals")
-    assert [one.layer for one in found] == ["Layers.b"] * (slow >= 5 * max(usual, 100_000))
+    without = {key: spread for key, spread in run.samples.items() if key.measure != "ordinary_ns"}
+    usual, slow = (spread.median for key, spread in without.items() if key.layer in (1, 2) and key.measure == "cpu_ns")
+    for known in (run, replace(run, samples=without)):  # compared with ordinary values, and with its equal
+        found = of(known, "slower_than_usual")
+        assert [one.layer for one in found] == ["Layers.b"] * (slow >= 5 * max(usual, 100_000))
+        assert all(("ordinary values" in one.cause) == (known is run) for one in found)
+
+
+@pytest.mark.parametrize(
+    ("of_call", "ordinary", "calls", "gain"),
+    [(6_000, 1_000, 10, 65_000), (4_900, 1_000, 10, None), (6_000, 1_000, 2, None)],
+)
+def test_a_layer_that_is_slow_for_its_values_needs_no_equal(
+    of_call: int, ordinary: int, calls: int, gain: int | None
+) -> None:
+    """In microseconds. Its backward takes 3 ms a call, on ordinary values 1.5 ms."""
+    us = 1_000
+    rows = [row(0, op("aten::addmm"), calls=calls, cpu_ns=of_call * calls * us)]
+    rows = [row(0, calls=calls), *rows, row(0, op("aten::mm"), phase=BACKWARD, cpu_ns=3_000 * calls * us)]
+    run = made_run_of(rows, layers=[Layer(("Net",), "Linear")], wall_ns=100_000 * us)
+    key = SampleKey(0, FORWARD, 0, "cpu", "ordinary_ns")
+    samples = {key: Spread.of([(0, ordinary * us)]), key._replace(phase=BACKWARD): Spread.of([(0, 1_500 * us)])}
+    samples[key._replace(measure="cpu_ns")] = Spread.of([(start, of_call * us) for start in range(calls)])
+    found = of(replace(run, samples=samples), "slower_than_usual")
+    assert [one.gain_ns for one in found] == [gain * us] * (gain is not None) if gain else not found
+
+
+# Padding
+
+
+@pytest.mark.parametrize(
+    ("lengths", "size", "says"),
+    [
+        ([5, 8, 3], 32, "75% of the positions in its first batch are padding in all sequences."),
+        ([32, 4, 4, 4], 32, "66% of the positions in its first batch are padding: its sequences differ in length."),
+        ([32, 20, 25], 32, None),
+        ([30, 24], 32, None),
+    ],
+)
+@pytest.mark.parametrize("form", ["indices", "time first", "mask", "attention_mask"])
+def test_padding_is_reported(form: str, lengths: list[int], size: int, says: str | None) -> None:
+    ids = torch.zeros(len(lengths), size, dtype=torch.long)
+    for sequence, length in zip(ids, lengths):
+        sequence[:length] = 1
+
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(8, 16, padding_idx=0 if form in ("indices", "time first") else None)
+            self.out = nn.Linear(16, 16)
+
+        def forward(self, ids: Tensor, key_padding_mask: Tensor = ids, attention_mask: Tensor = ids) -> Tensor:
+            return self.out(self.words(ids))
+
+    model = Reader()
+    given = {"mask": {"key_padding_mask": ids == 0}, "attention_mask": {"attention_mask": ids}}.get(form, {})
+    ids = ids.T.contiguous() if form == "time first" else ids
+    run = trained(model, lambda: model(ids, **given).sum().backward())
+    found = of(run, "padded_batches")
+    assert [one.cause for one in found] == ([says] if says else [])
+    padded = [layer.padding for layer in run.layers if layer.padding]
+    assert [counts[:2] for counts in padded] == [(ids.numel(), ids.numel() - sum(lengths))]
+    if found:
+        share = (padded[0][2] if "all" in found[0].cause else padded[0][1]) / ids.numel()
+        in_layers = sum(ns for layer, ns in run.rows.summed("layer", "cpu_ns").items() if layer >= 0)
+        assert found[0].gain_ns == pytest.approx(share * in_layers, abs=1)
+
+
+def test_padding_is_counted_without_an_operator_and_of_usual_tensors_only() -> None:
+    ids, words = torch.tensor([[1, 0], [0, 0]]), nn.Embedding(4, 2, padding_idx=0)
+    with torch.profiler.profile() as prof:
+        assert padding_of(words, (ids,), {}) == (4, 3, 2)
+    assert not prof.events()
+    assert padding_of(nn.Embedding(4, 2, padding_idx=-1), (ids,), {}) == (4, 0, 0)  # torch stores it as 3
+    for other in (ids.T, ids.float(), ids[0], ids.to("meta"), torch.zeros(0, 4, dtype=torch.long), [1, 0], None):
+        assert padding_of(words, (other,), {}) == ()
+    assert padding_of(nn.Linear(2, 2), (ids,), {"key_padding_mask": None}) == ()
 
 
 # Operators for which there is a cheaper one

@@ -1,18 +1,25 @@
 """``peak``: what it makes of the times of a product and a copy, what it keeps, and what a run carries of it."""
 
+import functools
+import gc
 import time
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.utils.benchmark
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import torchprof
 from torchprof import TorchprofError
+from torchprof.profile.program import Program
 from torchprof.record import peak as peaks
 from torchprof.record.peak import measured_peaks, peak
 from torchprof.run.meta import Peak
+from torchprof.run.words import BACKWARD, FORWARD
 
 PRODUCT_S = 0.5
 COPY_S = 0.125
@@ -207,3 +214,142 @@ def test_a_run_carries_what_was_measured_before_it(timed: list[SimpleNamespace],
         assert again.meta.peaks == found
         assert all(type(one) is Peak for one in again.meta.peaks)
     assert reloaded(run) == run
+
+
+# The largest products, on ordinary values
+
+
+def trained(model: nn.Module, inputs: torch.Tensor, *, steps: int = 3) -> torchprof.Run:
+    with torchprof.Profile(model) as prof:
+        for _ in range(steps):
+            model(inputs).abs().sum().backward()
+    return prof.run
+
+
+def again(run: torchprof.Run) -> dict[tuple[str, str, str], int]:
+    """What was computed again, by layer, phase and measure."""
+    return {
+        (run.layers[key.layer].name, key.phase, key.measure): spread.sum
+        for key, spread in run.samples.items()
+        if key.measure in ("ordinary_ns", "bfloat16_ns", "float32_ns")
+    }
+
+
+@pytest.mark.parametrize("kind", ["linear", "convolution"])
+def test_products_on_ordinary_values_take_what_a_stopwatch_shows(kind: str) -> None:
+    """Their own values are ordinary, too. 512 rows are computed of 2,048."""
+    layer, inputs = (
+        (nn.Linear(512, 512), torch.rand(64, 32, 512, requires_grad=True))
+        if kind == "linear"
+        else (nn.Conv2d(32, 32, 3, padding=1), torch.rand(16, 32, 32, 32, requires_grad=True))
+    )
+    run = trained(nn.Sequential(layer), inputs)
+    names = [measure for _, _, measure in again(run)]
+    assert names == ["ordinary_ns"] * 2 or sorted(names) == ["bfloat16_ns"] * 2 + ["ordinary_ns"] * 2
+    for measure in dict.fromkeys(names):
+        forwards, backwards = [], []
+        for _ in range(10):
+            start = time.perf_counter_ns()
+            with torch.autocast("cpu", torch.bfloat16, enabled=measure == "bfloat16_ns"):
+                output = layer(inputs)
+            forwards.append(time.perf_counter_ns() - start)
+            gradient, start = torch.rand_like(output), time.perf_counter_ns()
+            torch.autograd.grad(output, [inputs, *layer.parameters()], gradient)
+            backwards.append(time.perf_counter_ns() - start)
+        for phase, times in ((FORWARD, forwards), (BACKWARD, backwards)):
+            # A machine that is busy makes one of them slower: 3 times is far less than a wrong unit or batch.
+            assert min(times) / 3 < again(run)["Sequential.0", phase, measure] < min(times) * 3
+
+
+def test_the_user_sees_nothing_of_products_that_are_computed_again() -> None:
+    model = nn.Sequential(nn.Linear(256, 256), nn.Dropout(0.5), nn.Linear(256, 256))
+    inputs = torch.rand(1024, 256)
+    with torchprof.Profile(model) as prof:
+        for _ in range(3):
+            model(inputs).abs().sum().backward()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    grads = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    calls: list[nn.Module] = []
+    model[0].register_forward_hook(lambda module, *_: calls.append(module))
+    random, threads = torch.get_rng_state(), torch.get_num_threads()
+    peaks._known.clear()
+    with FlopCounterMode(display=False) as counter, torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
+        found = again(prof.run)
+    assert {name for name, _, _ in found} == {"Sequential.0", "Sequential.2"}
+    assert len(peaks._known) == 1, "equal layers are computed once"
+    assert counter.get_total_flops() == 0 and not calls
+    assert torch.equal(random, torch.get_rng_state()) and threads == torch.get_num_threads()
+    assert all(map(torch.equal, before, (parameter.detach() for parameter in model.parameters())))
+    assert all(map(torch.equal, grads, (parameter.grad for parameter in model.parameters())))
+
+
+def test_long_calls_are_computed_in_part_and_others_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    small, large = nn.Linear(4, 4), nn.Linear(512, 512)
+    parts: list[int] = []
+
+    def enough(forward: Any, inputs: torch.Tensor, samples: int) -> int:
+        parts.append(len(inputs))
+        return 8
+
+    monkeypatch.setattr(peaks, "_enough_samples", enough)
+    peaks._known.clear()
+    run = trained(nn.Sequential(small, nn.Linear(4, 512), large), torch.rand(4096, 4), steps=4)
+    assert {name for name, _, _ in again(run)} >= {"Sequential.2"} and "Sequential.0" not in str(again(run))
+    assert set(parts) == {4096}
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Conv1d(16, 16, 3, padding=1, padding_mode="circular"), (16, 16, 1024)),
+        (nn.Conv3d(4, 8, 3), (2, 4, 16, 16, 16)),
+        (nn.Conv2d(16, 16, 3, groups=16, bias=False), (16, 64, 64)),  # no batch
+        (nn.Linear(2048, 2048), (2048,)),  # neither
+        (nn.Linear(256, 256).half(), (1024, 256)),
+        (nn.Linear(256, 256).double(), (1024, 256)),
+        (nn.Linear(256, 256).requires_grad_(False), (1024, 256)),
+        (nn.Linear(256, 256, dtype=torch.cfloat), (1024, 256)),
+        (torch.nn.utils.parametrizations.weight_norm(nn.Linear(256, 256)), (1024, 256)),
+        (nn.LazyLinear(256), (1024, 256)),
+    ],
+    ids=str,
+)
+def test_layers_of_all_kinds_are_computed_again_or_left_out(layer: nn.Module, shape: tuple[int, ...]) -> None:
+    peaks._known.clear()
+    dtype = torch.float32 if isinstance(layer, nn.LazyLinear) else next(layer.parameters()).dtype
+    inputs = torch.rand(shape, dtype=dtype, requires_grad=True)
+    found = again(trained(nn.Sequential(layer), inputs))
+    is_usual = type(layer).__module__.startswith("torch.nn.modules")
+    assert bool(found) == is_usual
+    if is_usual:
+        phases = {phase for _, phase, _ in found}
+        assert phases == ({FORWARD, BACKWARD} if layer.weight.requires_grad else {FORWARD})  # type: ignore[union-attr]
+    assert ("float32_ns" in str(found)) == (dtype == torch.half)
+    assert all(ns > 0 for ns in found.values())
+
+
+def test_a_model_that_was_freed_and_a_forward_of_the_users_own() -> None:
+    freed = []
+
+    def main() -> None:
+        model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256))
+        model[1].forward = functools.partial(nn.functional.relu)  # type: ignore[method-assign]
+        freed.append(weakref.ref(model[0]))
+        for _ in range(20):
+            model(torch.rand(1024, 256))
+
+    with Program(warmup_calls=None) as program:
+        main()
+        gc.collect()
+        assert freed[0]() is None
+    assert {name for name, _, _ in again(program.run)} == {"Sequential.0"}
+
+
+def test_no_other_layer_is_begun_when_the_time_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(*(nn.Linear(size, size + 16) for size in range(256, 336, 16)))
+    monkeypatch.setattr(peaks, "_BUDGET_S", 0)
+    assert again(trained(model, torch.rand(512, 256))) == {}
+    monkeypatch.setattr(peaks, "_BUDGET_S", 60)
+    assert {name for name, _, _ in again(trained(model, torch.rand(512, 256)))} == {
+        f"Sequential.{number}" for number in range(5)
+    }

@@ -55,7 +55,7 @@ def test_saving_a_loaded_run_gives_the_same_file(tmp_path: Path) -> None:
     run.save(tmp_path / "run.json")
     assert document(tmp_path / "run.json") == {
         **document(SAVED),
-        "layers": [{**layer, **dict.fromkeys(NEW_IN_LAYERS)} for layer in document(SAVED)["layers"]],
+        "layers": [{**layer, **dict.fromkeys(NEW_IN_LAYERS), "padding": []} for layer in document(SAVED)["layers"]],
         "pipelines": [],
         "passes": [],
     }  # version 2.7 wrote none

@@ -11,11 +11,12 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from functools import cache, wraps
 from importlib import import_module
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torchprof.advise.chains import always
 from torchprof.advise.evidence import Evidence
 from torchprof.analyze.report import Part, ReportTable, Section, TableRow, pattern_of, report, spaced
+from torchprof.analyze.sentences import filled
 from torchprof.errors import printable
 from torchprof.run.formats import UNKNOWN, Cell, ReportCell, format_memory, format_time
 from torchprof.run.run import Run
@@ -389,12 +390,6 @@ def _paragraphs(lead: str, advice: Advice, evidence: Evidence) -> str:
     finding = f"{gain_in_words(advice, evidence)}{place_in_words(advice)}: {advice.finding}"
     indent = " " * len(lead)
     return f"{filled(finding, _LINE_WIDTH, lead, indent)}\n{filled(advice.remedy, _LINE_WIDTH, indent, indent)}"
-
-
-def filled(text: str, width: int, first_indent: str, indent: str, **options: Any) -> str:
-    """A text in lines, with paths and code in it in one piece. ``options``: further ones of ``textwrap.fill``."""
-    options |= {"break_long_words": False, "break_on_hyphens": False}
-    return textwrap.fill(printable(text), width, initial_indent=first_indent, subsequent_indent=indent, **options)
 
 
 def gain_in_words(advice: Advice, evidence: Evidence) -> str:

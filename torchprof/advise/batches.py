@@ -23,7 +23,7 @@ from torchprof.advise.python import functions, own_time_of_slow_python
 from torchprof.run.formats import format_time
 from torchprof.run.measures import Spread
 from torchprof.run.torch_names import aten
-from torchprof.run.words import AUTOGRAD_ENGINE, FORWARD, LOADING, OUTSIDE, FrameKind
+from torchprof.run.words import AUTOGRAD_ENGINE, FORWARD, LOADING, OUTSIDE, PHASES, FrameKind
 
 # Small batches
 
@@ -68,6 +68,33 @@ def tiny_batches(evidence: Evidence) -> Iterator[Advice]:
         layers=(layers[root].name,),
         details=f"{format_time(short_ns)} of the loop are in short operators and between them.",
     )
+
+
+_MUCH_PADDING, _MIXED_LENGTHS = 0.25, 0.5  # of the positions
+
+
+@rule
+def padded_batches(evidence: Evidence) -> Iterator[Advice]:
+    """Models of whose first batch a large part is padding. What is padding in all sequences can be cut off; the rest
+    depends on which sequences are together."""
+    layers, totals = evidence.run.layers, evidence.times_with_below(PHASES)
+    for root in layers.roots:
+        below = [layer.padding for number, layer in enumerate(layers) if layers.lineage(number)[0] == root]
+        positions, padded, common = max(filter(None, below), default=(1, 0, 0))
+        can_be_cut = common >= _MUCH_PADDING * positions
+        share = (common if can_be_cut else padded) / positions
+        if can_be_cut or share >= _MIXED_LENGTHS:
+            yield Advice(
+                layers[root].name,
+                f"{share:.0%} of the positions in its first batch are padding"
+                f"{' in all sequences' if can_be_cut else ': its sequences differ in length'}.",
+                "Pad each batch only to its longest sequence, not to a fixed length: `pad_sequence` in `collate_fn=`; "
+                '`padding="longest"` in transformers.'
+                if can_be_cut
+                else "Put sequences of similar length into a batch (`group_by_length=True` in transformers).",
+                round(totals[root] * share),
+                layers=(layers[root].name,),
+            )
 
 
 # Data loading

@@ -209,6 +209,10 @@ class Evidence:
         """The samples of each measure, over all layers, phases, ranks and devices."""
         return lists_by_key((key.measure, (key, spread)) for key, spread in self.run.samples.items())
 
+    def measured_again(self, measure: str) -> dict[tuple[int, str], int]:
+        """By layer and phase, what a call took that was computed again after the recording, on the first rank."""
+        return {key[:2]: spread.sum for key, spread in self.samples[measure] if key.rank == self.run.meta.rank}
+
     def durations(self, layer: int) -> list[Spread]:
         """The durations of the forward calls of a layer, for each rank that called it."""
         return spreads_of(self.run, layer, "cpu_ns")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator
 from math import prod
 
@@ -38,6 +38,7 @@ _LONGEST_ITEM_NS = 400_000  # forward and backward
 _FEWEST_GROWTHS = 10  # concatenations in one layer, or calls with a longer input
 _SLOWER = 5  # times as long as an equal layer
 _SHORT_CALL_NS = 100_000  # a call of less is bound by its dispatch
+_SLOWER_THAN_EQUALS = "Its forward takes {:.0f} times as long as that of a layer of equal class, settings and shapes."
 _MANY_EQUAL = 16  # layers
 _backward_of_slices = Among(is_node, lambda frames: node_of(frames) in ("select", "slice"))
 _overhead_of_optimizers = Among(is_optimizer, is_own_time)
@@ -147,32 +148,38 @@ def items_again(evidence: Evidence) -> Iterator[Advice]:
 
 
 @rule
-def slower_than_equals(evidence: Evidence) -> Iterator[Advice]:
-    """A layer that takes many times as long as its equals: the same class, settings and shapes. So it is its values, or
-    how they lie in memory."""
+def slower_than_usual(evidence: Evidence) -> Iterator[Advice]:
+    """A layer that takes many times as long as its equals: the same class, settings and shapes; or as it takes itself
+    on ordinary values, measured after the recording. So it is its values, or how they lie in memory."""
     if evidence.device != "cpu":
         return
-    layers = evidence.run.layers
+    layers, calls = evidence.run.layers, evidence.forward_calls
+    gains, factors = Counter[int](), dict[int, tuple[float, str]]()
+    for (number, phase), ns in evidence.measured_again("ordinary_ns").items():  # forward is before backward
+        of_call = min((each.quantile(0.25) for each in evidence.durations(number) if each.count > 2), default=0)
+        if phase == FORWARD and of_call >= _SLOWER * max(ns, _SHORT_CALL_NS):
+            factors[number] = of_call / ns, "Its forward takes {:.0f} times as long as on ordinary values."
+        took = evidence.took(always, phases=(phase,)).get(number, Took())
+        gains[number] += max(took.cpu_ns - ns * calls[number], 0) if number in factors else 0
     groups: defaultdict[Hashable, list[tuple[float, int]]] = defaultdict(list)
     for number, layer in enumerate(layers):
-        has_one_shape = layers[layers.lineage(number)[0]].same_shapes
-        depends_on_indices = "Embedding" in layer.kind
-        if has_one_shape and layer.settings and layer.params and not depends_on_indices and evidence.durations(number):
+        has_one_shape = layers[layers.lineage(number)[0]].same_shapes and "Embedding" not in layer.kind
+        if has_one_shape and layer.settings and layer.params and evidence.durations(number):
             of_call = min(spread.median for spread in evidence.durations(number))
             groups[layer.kind, layer.settings, layer.input_shapes, layer.dtype_bytes].append((of_call, number))
-    gains, factors, totals = {}, {}, evidence.times_with_below([FORWARD])
+    totals = evidence.times_with_below([FORWARD])
     for group in groups.values():
         usual = min(group)[0]
         for of_call, number in group:
-            if of_call >= _SLOWER * max(usual, _SHORT_CALL_NS):
-                factors[number] = of_call / usual
-                gains[number] = min(round((of_call - usual) * evidence.forward_calls[number]), totals[number])
-    if not gains or sum(gains.values()) < evidence.notable_ns:
+            if of_call >= _SLOWER * max(usual, _SHORT_CALL_NS) and number not in factors:
+                factors[number] = of_call / usual, _SLOWER_THAN_EQUALS
+                gains[number] = min(round((of_call - usual) * calls[number]), totals[number])
+    if not factors or gains.total() < evidence.notable_ns:
         return
-    found = merged_into_one(evidence, gains)
+    found = merged_into_one(evidence, +gains)
+    factor, cause = factors[found.numbers[0]]
     yield found.advice(
-        f"Its forward takes {factors[found.numbers[0]]:.0f} times as long as that of a layer of the same class, "
-        "settings and shapes.",
+        cause.format(factor),
         "Look at its values: numbers near 1e-40 (denormals) are slow on a CPU, and `torch.set_flush_denormal(True)` "
         "makes them 0; or at the strides of its input (`x.contiguous()`).",
     )
@@ -241,11 +248,9 @@ def costly_dropout(evidence: Evidence) -> Iterator[Advice]:
     layers = evidence.run.layers
     drops = evidence.took(inside("aten::dropout", "aten::native_dropout", "aten::bernoulli_"), phases=(FORWARD,))
     backward = evidence.took(always, phases=(BACKWARD,))
-    times = {}
-    for number, took in drops.items():
-        if number >= 0:
-            is_dropout = "Dropout" in layers[number].kind and number in backward
-            times[number] = evidence.time_of(took) + (evidence.time_of(backward[number]) if is_dropout else 0)
+    times = {number: evidence.time_of(took) for number, took in drops.items() if number >= 0}
+    for number in times:
+        times[number] += evidence.time_of(backward.get(number, Took())) if "Dropout" in layers[number].kind else 0
     if not times or sum(times.values()) < evidence.notable_ns:
         return
     yield merged_into_one(evidence, times).advice(

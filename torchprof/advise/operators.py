@@ -113,11 +113,6 @@ _CHEAPER = (
 )
 
 
-def _is_users(frames: Frames) -> bool:
-    """Whether work is not that of an optimizer or a loader."""
-    return not is_optimizer(frames) and not is_loading(frames)
-
-
 def names_in(frames: Frames) -> set[str]:
     """The operators among the frames, and the one whose backward the node is."""
     node = node_of(frames)
@@ -133,7 +128,8 @@ def costly_operators(evidence: Evidence) -> Iterator[Advice]:
     for cheaper in _CHEAPER:
         nodes = {name.removeprefix("aten::").replace("_", "") for name in cheaper.ops}
         costly = Having(names_in, cheaper.ops | nodes)
-        took = evidence.took(costly if cheaper.in_layers else Among(costly, _is_users))
+        is_users = Among(costly, lambda frames: not is_optimizer(frames) and not is_loading(frames))
+        took = evidence.took(costly if cheaper.in_layers else is_users)
         gains = {
             layer: round(evidence.time_of(work) * saved)
             for layer, work in took.items()

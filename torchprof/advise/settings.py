@@ -6,15 +6,14 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from functools import partial
-from math import prod
 
 from torchprof.advise import WORTH, Advice, Gain, merged, merged_into_one, rule
 from torchprof.advise.chains import Among, Frames, always, inside, is_device_work, is_step
-from torchprof.advise.evidence import Evidence
+from torchprof.advise.evidence import Evidence, Took
 from torchprof.run.formats import format_memory, format_time
 from torchprof.run.layers import Layer
 from torchprof.run.torch_names import BATCH_NORMS, CONVOLUTIONS, ELEMENTWISE, FACTORS, PRODUCT_KERNELS, recorded_as
-from torchprof.run.words import BACKWARD, FrameKind, Signature
+from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE, FrameKind, Signature
 
 # Number formats
 
@@ -27,15 +26,9 @@ _FLOAT32_KERNEL = re.compile(r"sgemm|scudnn|simt|f32f32_f32f32")
 _TF32_KERNEL = re.compile(r"tf32|s1688")
 _HALF_KERNEL = re.compile(r"[sh]884|h1688|16816|fp16|bf16|half|BFloat16|c10::Half")
 _FASTER = 1.5  # times: from then on bfloat16 pays
-_LONG_PRODUCT_NS = 100_000
-_FEW_ROWS, _FEW_CHANNELS = 64, 16
-_SPATIAL = {"Conv1d": 1, "Conv2d": 2, "Conv3d": 3}
-_CONVOLUTION, _IN_CHANNELS = re.compile("|".join(_SPATIAL)), re.compile(r"(\d+), ")
-_GAIN_OF_FLOAT32 = 0.9  # over float16 on a CPU
 _GAIN_OF_TENSOR_CORES = 7 / 8
 """The largest gain from tensor cores, because they are at most eight times as fast as the other cores: A100 156 to 19.5
 TFLOP/s in TF32, H100 494 to 67, and 989 to 134 in half precision; V100 125 to 15.7 (NVIDIA's data sheets)."""
-
 
 _TF32_SWITCHES = (
     ("float32_matmul_precision", "highest", FACTORS, '`torch.set_float32_matmul_precision("high")`'),
@@ -92,61 +85,42 @@ def _part_of_double(evidence: Evidence, number: int) -> float:
 
 @rule
 def half_precision_on_the_cpu(evidence: Evidence) -> Iterator[Advice]:
-    """Layers in float16, by their own parameters, on a CPU, which has no fast kernels for them: float32 saved 97 % of
-    convolutions, and 11 % on one that has instructions for float16. bfloat16 is left out: many CPUs compute it fast."""
-    is_slow = evidence.switches.get("slow_float16") == "True"
-    if not is_slow or evidence.device != "cpu" or "CUDA" in dict(evidence.run.meta.environment):
-        return  # a device may compute it, even if its time was not recorded
-    layers = evidence.run.layers
-    took = evidence.took(always)
-    gains = {
-        number: round(took[number].cpu_ns * _GAIN_OF_FLOAT32)
-        for number, layer in enumerate(layers)
-        if number in took and dict(layer.dtype_bytes).get("float16")
-    }
-    for group in merged(evidence, gains, least_ns=evidence.notable_ns):
-        yield group.advice(
-            "It computes in float16, for which the CPU has no fast kernels.",
-            "Use `model.float()` on a CPU, or `model.bfloat16()` where the CPU has instructions for it (AMX).",
+    """Linear layers and convolutions in float16 or bfloat16 on a CPU that computes them faster in float32, as each was
+    computed again after the recording, in both types. Many CPUs have instructions for such types, others none."""
+    gains, _, faster = _in_another_type(evidence, "float32_ns")
+    if faster >= _FASTER and gains.total() >= evidence.notable_ns:
+        yield merged_into_one(evidence, gains).advice(
+            f"It computes in half precision; this CPU is {faster:.1f} times as fast in float32.",
+            "Use `model.float()` on a CPU.",
         )
 
 
 @rule
 def bfloat16_not_used(evidence: Evidence) -> Iterator[Advice]:
-    """A CPU that multiplies matrices in bfloat16 much faster than in float32, as it was measured in the process, and
-    spends half of the time in long products and convolutions in float32. Measured with a ratio of 2.1: autocast saved
-    24 to 46 % of steps of a transformer, a ResNet and an MLP, and made small products slower."""
-    speed = float(evidence.switches.get("bfloat16_speed", 0))
-    if evidence.device != "cpu" or speed < _FASTER or evidence.switches.get("cpu_autocast") != "False":
-        return
-    layers = evidence.run.layers
-    gains = {
-        number: round(took.cpu_ns * (1 - 1 / speed))
-        for number, took in evidence.took(_PRODUCTS_ON_THE_CPU).items()
-        if took.cpu_ns >= _LONG_PRODUCT_NS * took.calls and number >= 0 and _gains_from_bfloat16(layers[number])
-    }
-    products_ns = sum(gains.values()) / (1 - 1 / speed)
-    if products_ns < evidence.recorded_ns / 2:
+    """Linear layers and convolutions in float32 that take half of the time, on a CPU that computes them much faster
+    under autocast in bfloat16, with its casts: each was computed again after the recording, in both types."""
+    gains, took_ns, faster = _in_another_type(evidence, "bfloat16_ns")
+    if faster < _FASTER or 2 * took_ns < evidence.recorded_ns or evidence.switches.get("cpu_autocast") != "False":
         return
     yield merged_into_one(evidence, gains).advice(
-        f"Products and convolutions in float32 take {products_ns / evidence.recorded_ns:.0%} of the time; this CPU is "
-        f"{speed:.1f} times as fast in bfloat16.",
+        f"Products and convolutions in float32 take {took_ns / evidence.recorded_ns:.0%} of the time; this CPU is "
+        f"{faster:.1f} times as fast in bfloat16.",
         'If 8 bits of mantissa are enough: run forward and loss under `torch.autocast("cpu", dtype=torch.bfloat16)`.',
     )
 
 
-def _gains_from_bfloat16(layer: Layer) -> bool:
-    """Whether a layer is a Linear or a convolution in float32 with many rows, or positions, in a call: with few, to
-    cast and to read the weights takes longest. Of an image's few channels, in groups, and transposed, a convolution
-    gains less."""
-    is_product = layer.kind == "Linear" or _CONVOLUTION.fullmatch(layer.kind) is not None
-    if not is_product or {dtype for dtype, _ in layer.dtype_bytes} != {"float32"} or not layer.output_shapes:
-        return False
-    shape, channels = layer.output_shapes[0], _IN_CHANNELS.match(layer.settings)
-    is_narrow = channels is None or int(channels[1]) < _FEW_CHANNELS or "groups=" in layer.settings
-    if layer.kind != "Linear" and is_narrow:
-        return False
-    return prod(shape) >= _FEW_ROWS * (shape[-1] if layer.kind == "Linear" else shape[-_SPATIAL[layer.kind] - 1])
+def _in_another_type(evidence: Evidence, measure: str) -> tuple[Counter[int], int, float]:
+    """What layers save in another type, as ``measure`` has it; what their products take now, and how many times as fast
+    they are then."""
+    gains, took_ns, left_ns = Counter[int](), 0, 1.0
+    ordinary = evidence.measured_again("ordinary_ns")
+    for (layer, phase), ns in evidence.measured_again(measure).items():
+        phases = (phase,) if phase == BACKWARD else (FORWARD, RECOMPUTE)
+        took = evidence.took(_PRODUCTS_ON_THE_CPU, phases=phases).get(layer, Took()).cpu_ns
+        left = took * ns / ordinary[layer, phase]
+        gains[layer] += round(took - left)
+        took_ns, left_ns = took_ns + took, left_ns + left
+    return +gains, took_ns, took_ns / left_ns
 
 
 @rule

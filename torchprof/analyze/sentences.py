@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Collection, Iterator
+from typing import Any
 
 from torchprof.analyze.report import Section
 from torchprof.analyze.warnings import waited_share
@@ -12,6 +14,13 @@ from torchprof.run.formats import format_memory, ranks_in_words, short_time
 from torchprof.run.measures import SampleKey
 from torchprof.run.run import Run
 from torchprof.run.words import BETWEEN_OPS, FORWARD, OUTSIDE, OUTSIDE_NAME
+
+
+def filled(text: str, width: int, first_indent: str, indent: str, **options: Any) -> str:
+    """A text in lines, with paths and code in it in one piece. ``options``: further ones of ``textwrap.fill``."""
+    options |= {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.fill(printable(text), width, initial_indent=first_indent, subsequent_indent=indent, **options)
+
 
 # The legend
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from torchprof.advise import Advice, filled, findings_table, judge, place_in_words, share_of
+from torchprof.advise import Advice, findings_table, judge, place_in_words, share_of
 from torchprof.advise.chains import inside
 from torchprof.advise.evidence import Evidence
 from torchprof.analyze.compiled import compiled_in_short
 from torchprof.analyze.lines import largest_lines
 from torchprof.analyze.ratios import unusual_ratios
 from torchprof.analyze.report import Part, name_of_layer, stacked
-from torchprof.analyze.sentences import about_times, called_models, count_of_ranks, peak_in_words, throughput
+from torchprof.analyze.sentences import about_times, called_models, count_of_ranks, filled, peak_in_words, throughput
 from torchprof.analyze.steps import device_parts, ns_behind_the_cpu, percents, spreads_of, time_parts
 from torchprof.analyze.top import measures_of
 from torchprof.errors import printable
@@ -237,4 +237,15 @@ def _no_finding(run: Run) -> str:
     looked = _LOOKED_FOR if field == "cpu_ns" else ""
     if whole <= 0 or ns < _MOSTLY_PRODUCTS * whole:
         return f"{nothing} {looked}".rstrip()
-    return f"{nothing} Matrix products and convolutions take {ns / whole:.0%} of it. {looked}".rstrip()
+    products = f"Matrix products and convolutions take {ns / whole:.0%} of it.{_beside_ordinary(run)}"
+    return f"{nothing} {products} {looked}".rstrip()
+
+
+def _beside_ordinary(run: Run) -> str:
+    """What the layers that were computed again took, as a multiple of the same on ordinary values; "" without any."""
+    measure = "bfloat16_ns" if dict(run.meta.switches).get("cpu_autocast") == "True" else "ordinary_ns"
+    keys = [key for key in run.samples if key.measure == measure and key.phase == FORWARD]
+    ordinary_ns = sum(run.samples[key].sum for key in keys)
+    took_ns = sum(run.samples[key._replace(measure="cpu_ns")].median for key in keys)
+    times = f"{took_ns / max(ordinary_ns, 1):.1f}"
+    return f" The largest layers take {times} times as long as on ordinary values." if ordinary_ns else ""

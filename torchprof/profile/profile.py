@@ -29,6 +29,7 @@ from torchprof.profile.signals import DelayedSignals, DelayedSigterm, uninterrup
 from torchprof.record.compiled.inductor import Provenance
 from torchprof.record.labels import Labels
 from torchprof.record.modules import Trace, checked_models
+from torchprof.record.peak import with_ordinary_times
 from torchprof.record.plan import Plan
 from torchprof.record.ranges import OptimizerMarks
 from torchprof.record.session import Guard, Session, missing_device, refuse_if_profiled
@@ -353,9 +354,10 @@ class Profile:
         if self._run is None:  # without a schedule, events are read only now; after Ctrl-C, again
             why_nothing = RunWarning.of("nothing_after_steps", steps=self.step_num)
             if self.schedule is None:
-                calls = self.warmup - self._warmup_left
-                why_nothing = RunWarning.of("nothing_after_warmup", warmup=self.warmup, calls=calls)
-            self._run = self._cycles.result(self._layers or self._plan.layers(), why_nothing)
+                called = self.warmup - self._warmup_left
+                why_nothing = RunWarning.of("nothing_after_warmup", warmup=self.warmup, calls=called)
+            run = self._cycles.result(self._layers or self._plan.layers(), why_nothing)
+            self._run = with_ordinary_times(run, self._plan.products)
         return self._run
 
     def display(

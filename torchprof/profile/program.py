@@ -27,6 +27,7 @@ from torchprof.profile.signals import DelayedSignals, uninterrupted
 from torchprof.record.compiled.inductor import Provenance
 from torchprof.record.forwards import OutermostCalls, backward_task
 from torchprof.record.labels import Labels
+from torchprof.record.peak import with_ordinary_times
 from torchprof.record.plan import Plan
 from torchprof.record.ranges import OptimizerMarks, SplitRanges
 from torchprof.record.session import Guard, is_observed, missing_device, record, refuse_if_profiled
@@ -416,7 +417,7 @@ class Program:
         why_nothing = RunWarning.of("nothing_after_calls", warmup=self._warmup_calls, calls=self._calls)
         if self._cycles.run is None and (about := [*self._passes.about_chosen()]):  # no pass has such a number
             why_nothing, self._cycles.last = about[0], None
-        self._run = self._cycles.result(self._plan.layers(), why_nothing)
+        self._run = with_ordinary_times(self._cycles.result(self._plan.layers(), why_nothing), self._plan.products)
 
     def _add_short_start_up(self, start_up: StartUp) -> None:
         """Put the first step back into the run if too few calls followed it: then it is not start-up."""

@@ -33,6 +33,7 @@ from torchprof.record.forwards import (
     on_instance,
     refers_to_itself,
 )
+from torchprof.record.modules import padding_of
 from torchprof.record.ranges import CollectionRanges, EngineRanges, OptimizerMarks, PipelineRanges, WaitRanges
 from torchprof.record.session import is_observed, record
 from torchprof.record.torch_internals import SharedChange, optional
@@ -59,7 +60,8 @@ class Target:
     before the first call. ``grad_calls``: how many calls ran with gradients enabled; below a model, of the first one.
     Of a model, and of a layer below one with few others (``is_noted``), ``noted_calls``: how many calls were looked at;
     of these, ``repeated_calls``, ``longer_calls`` and ``grad_inputs`` as in ``Layer``. ``last_inputs``: the tensors of
-    the call before, which are not kept alive, and their versions. ``input_number``: see ``Labels.number_of``.
+    the call before, which are not kept alive, and their versions. ``input_number``: see ``Labels.number_of``;
+    ``padding``: ``padding_of``.
     """
 
     module: ref[nn.Module]
@@ -69,6 +71,7 @@ class Target:
     output_shapes: tuple[tuple[int, ...], ...] = ()
     output_types: tuple[torch.dtype, ...] = ()
     input_number: int | None = None
+    padding: tuple[int, ...] = ()
     training: bool = True
     is_model: bool = False
     is_noted: bool = False
@@ -216,6 +219,8 @@ class Label:
         if is_first:
             target.input_shapes = shapes
             target.input_number = self.owner.number_of(tensors)
+            with suppress(Exception):  # as above
+                target.padding = padding_of(module, args, kwargs)
         else:
             target.same_shapes = target.same_shapes and _are_same(target.input_shapes, shapes)
         return is_first

@@ -258,6 +258,7 @@ def _as_called(layer: Layer, target: Target) -> Layer:
         longer_calls=target.longer_calls if target.is_noted else None,
         grad_inputs=target.grad_inputs if target.is_noted else None,
         input_number=target.input_number,
+        padding=target.padding,
         output_bytes=output_bytes,
         training=target.training,
     )

@@ -1,16 +1,26 @@
-"""``torchprof.peak``: the most FLOP/s and byte/s that a device of this process reaches, measured."""
+"""What this machine can do, measured: ``torchprof.peak``, and the largest products of a run on ordinary values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from threading import Thread
+from time import perf_counter, perf_counter_ns
 from timeit import default_timer
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from torchprof.errors import TorchprofError
+from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.meta import Peak
+from torchprof.run.run import Run
+from torchprof.run.words import BACKWARD, FORWARD
 
 _SECONDS = 0.3  # for each of the two measurements
 _ENOUGH_SECONDS = 0.2  # for one product; a larger matrix would not be more exact
@@ -117,3 +127,176 @@ def _fastest(statement: str, names: dict[str, object], now: Callable[[], float])
 
     timer = Timer(statement, globals=names, timer=now, num_threads=torch.get_num_threads())
     return min(timer.blocked_autorange(min_run_time=_SECONDS).times)
+
+
+@cache
+def cpu_instructions() -> frozenset[str]:
+    """The names of the instructions that the CPU has, as Linux lists them; empty if they are unknown."""
+    lists = Path("/proc/cpuinfo")
+    return frozenset(lists.read_text(errors="replace").split()) if lists.is_file() else frozenset()
+
+
+# The largest products of a run, on ordinary values
+
+_PRODUCTS: dict[type[nn.Module], int] = {nn.Linear: 2, nn.Conv1d: 3, nn.Conv2d: 4, nn.Conv3d: 5}
+"""The classes whose layers are computed again, with the dimensions that an input with a batch has."""
+_OF_CONVOLUTIONS = "_reversed_padding_repeated_twice"
+_BFLOAT16 = frozenset({"amx_bf16", "avx512_bf16"})
+"""The instructions with which a CPU multiplies matrices in bfloat16."""
+_LEAST_CALL_NS = 100_000  # a shorter call is bound by its dispatch
+_LEAST_SHARE = 0.01  # of the recorded time
+_PART_NS, _MOST_NS = 4_000_000, 20_000_000
+"""Of a longer call only a part of the batch is computed again. A sample that takes even longer is left out."""
+_MOST_WEIGHT_BYTES = 2**28
+_REPEATS = 2  # the faster counts
+_BUDGET_S, _MOST_S = 0.5, 10.0  # after how long no other layer is begun, and how long to wait for the last one
+
+
+class Product(NamedTuple):
+    """A Linear layer or a convolution to be computed again, which may be freed by then. ``attributes``: what its
+    forward reads; ``params``: shape, type and ``requires_grad`` of its parameters, by name. ``shape``: of its input;
+    ``samples``: how many of it to compute first, 0 if it is no batch; ``with_backward``: as in training."""
+
+    kind: type[nn.Module]
+    settings: str
+    attributes: dict[str, Any]
+    params: dict[str, tuple[torch.Size, torch.dtype, bool] | None]
+    shape: tuple[int, ...] = ()
+    samples: int = 0
+    with_backward: bool = False
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Layers with the same one take the same time."""
+        params = *self.params.items(), torch.get_num_threads()
+        return self.kind, self.settings, self.shape, self.with_backward, *params
+
+
+def product_of(module: nn.Module) -> Product | None:
+    """A module as a product; None for all but Linear layers and convolutions with usual parameters on the CPU."""
+    kind: Any = type(module)
+    own, params = vars(module), module._parameters
+    weight = params.get("weight") if kind in _PRODUCTS and "forward" not in own else None
+    if type(weight) is not nn.Parameter or weight.device.type != "cpu" or weight.nbytes > _MOST_WEIGHT_BYTES:
+        return None
+    attributes = {name: own[name] for name in (*kind.__constants__, _OF_CONVOLUTIONS) if name in own}
+    of = {name: None if each is None else (each.shape, each.dtype, each.requires_grad) for name, each in params.items()}
+    return Product(kind, module.extra_repr(), attributes, of)
+
+
+_Times = dict[tuple[str, str], int]  # in ns, by phase and measure
+_known: dict[tuple[object, ...], _Times] = {}  # by the key of a product
+
+
+def with_ordinary_times(run: Run, products: Mapping[tuple[str, ...], Product]) -> Run:
+    """The run with what the largest Linear layers and convolutions of a CPU take on ordinary values: 0.5 in weights and
+    inputs, of the shapes and types of the first call, contiguous. ``products``: by the path of their layer.
+
+    They are ``Run.samples`` of a call: ``ordinary_ns``; of a layer in float32 ``bfloat16_ns``, under autocast with its
+    casts, where the CPU has instructions for it; of one in half precision ``float32_ns``. They are of forward and, in
+    training, of backward. Equal layers are computed once in a process, those that took longest first, until 0.5 s are
+    spent; of long calls a part of the batch. It is done in a thread of its own, which has none of the user's modes
+    (autocast, a counter of FLOPs, fake tensors). The user's modules are not called.
+    """
+    if run.meta.device is not None or "cpu_ns" not in run.meta.measured:
+        return run
+    largest = _largest(run, products)
+    with suppress(RuntimeError):  # at the end of the interpreter
+        thread = Thread(target=_measure, args=([*largest.values()],), daemon=True)
+        thread.start()
+        thread.join(_MOST_S)
+    samples = dict(run.samples)
+    for number, product in largest.items():
+        for (phase, measure), ns in _known.get(product.key, {}).items():
+            samples[SampleKey(number, phase, run.meta.rank, "cpu", measure)] = Spread.of([(0, ns)])
+    return replace(run, samples=samples)
+
+
+def _largest(run: Run, products: Mapping[tuple[str, ...], Product]) -> dict[int, Product]:
+    """The layers to be computed again, by their number, those with most time in forward first."""
+    found: dict[int, tuple[int, Product]] = {}
+    trains = BACKWARD in run.phases()
+    for path, product in products.items():
+        number = run.layers.index_of.get(path, -1)
+        spread = run.samples.get(SampleKey(number, FORWARD, run.meta.rank, "cpu", "cpu_ns"))
+        if number < 0 or spread is None:
+            continue
+        shapes, dims = run.layers[number].input_shapes, _PRODUCTS[product.kind]
+        shape = shapes[0] if len(shapes) == 1 and min(shapes[0], default=0) > 0 else ()
+        if not shape or spread.median < _LEAST_CALL_NS or spread.sum < _LEAST_SHARE * run.meta.wall_ns:
+            continue
+        batch = shape[0] if len(shape) == dims or len(shape) > dims == 2 else 0
+        samples = min(batch, max(int(batch * _PART_NS / spread.median), 1))
+        if spread.median * max(samples, 1) <= _MOST_NS * max(batch, 1):
+            found[number] = spread.sum, product._replace(shape=shape, samples=samples, with_backward=trains)
+    return {number: found[number][1] for number in sorted(found, key=lambda number: -found[number][0])}
+
+
+def _measure(products: Iterable[Product]) -> None:
+    """Compute products that are not known yet, until the time is spent."""
+    end = perf_counter() + _BUDGET_S
+    for product in products:
+        if perf_counter() < end and product.key not in _known:
+            with suppress(Exception):  # no memory, or a type or a mode of padding that the CPU cannot compute
+                _known[product.key] = _times_of(product)
+
+
+def _enough_samples(forward: Callable[[torch.Tensor], object], inputs: torch.Tensor, samples: int) -> int:
+    """How many samples take long enough, from ``samples`` on: its own values may have made the layer slow."""
+    with torch.no_grad():
+        while samples < len(inputs):
+            times = []
+            for _ in range(_REPEATS):
+                start = perf_counter_ns()
+                forward(inputs[:samples])
+                times.append(perf_counter_ns() - start)
+            if min(times) >= _PART_NS // 2:
+                break
+            samples = min(2 * samples, len(inputs))
+    return samples
+
+
+def _times_of(product: Product) -> _Times:
+    """The shortest times of a product, as it is and in another type."""
+    layer, inputs = _ordinary(product)
+    parts = 1.0
+    if product.samples:
+        samples = _enough_samples(layer.forward, inputs, product.samples)
+        parts = len(inputs) / samples
+        layer, inputs = _ordinary(product._replace(shape=(samples, *product.shape[1:])))
+    variants = [("ordinary_ns", layer, inputs)]
+    if inputs.dtype == torch.float32 and cpu_instructions() & _BFLOAT16:
+        variants.append(("bfloat16_ns", layer, inputs))
+    elif inputs.dtype.itemsize == 2:
+        params = {name: of and (of[0], torch.float32, of[2]) for name, of in product.params.items()}
+        variants.append(("float32_ns", *_ordinary(product._replace(shape=inputs.shape, params=params))))
+    times: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    for _ in range(1 + _REPEATS):
+        for measure, layer, inputs in variants:
+            with torch.set_grad_enabled(inputs.requires_grad):
+                start = perf_counter_ns()
+                with torch.autocast("cpu", torch.bfloat16, enabled=measure == "bfloat16_ns"):
+                    output = layer.forward(inputs)
+                times[FORWARD, measure].append(perf_counter_ns() - start)
+            if inputs.requires_grad:
+                wanted = [
+                    inputs,
+                    *(param for param in layer._parameters.values() if getattr(param, "requires_grad", 0)),
+                ]
+                gradient = torch.full_like(output, 0.5)
+                start = perf_counter_ns()
+                torch.autograd.grad(output, wanted, gradient)
+                times[BACKWARD, measure].append(perf_counter_ns() - start)
+    return {key: round(min(values[1:]) * parts) for key, values in times.items()}
+
+
+def _ordinary(product: Product) -> tuple[Any, torch.Tensor]:
+    """A layer with ordinary values, and its input."""
+    layer: Any = object.__new__(product.kind)
+    nn.Module.__init__(layer)
+    vars(layer).update(product.attributes)
+    for name, of in product.params.items():
+        layer._parameters[name] = None if of is None else torch.full(of[0], 0.5, dtype=of[1], device="cpu")
+        layer._parameters[name] = None if of is None else layer._parameters[name].requires_grad_(of[2])
+    inputs = torch.full(product.shape, 0.5, dtype=layer.weight.dtype, device="cpu")
+    return layer, inputs.requires_grad_(product.with_backward and layer.weight.requires_grad)

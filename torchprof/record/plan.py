@@ -21,6 +21,7 @@ from torchprof.record.compiled.dynamo_code import is_under_compile
 from torchprof.record.labels import Target, label_of
 from torchprof.record.layers import ModuleAtPath, is_in_train_mode, layers_of, modules_at_paths
 from torchprof.record.modules import Owners, Replicas, Trace, select, user_class_of, walk_modules
+from torchprof.record.peak import Product, product_of
 from torchprof.record.ranges import stages_given
 from torchprof.run.layers import Layer
 from torchprof.run.words import OUTSIDE
@@ -36,6 +37,7 @@ class Plan:
     ``sites``: by label, the layers it stands for. ``selected``: the selected layers, None for all.
     ``with_event_lists``: the real paths of the modules whose calls ``raw()`` lists. ``spots``: all modules by path.
     ``real_paths``: by label and layer, the real path of the module that has the label and is shown as the layer.
+    ``products``: by path, what a product of matrices needs to be computed again, from the first call of ``layers`` on.
     """
 
     def __init__(self, models: Sequence[nn.Module], paths: Iterable[Any] | None, given: Any = None) -> None:
@@ -49,6 +51,7 @@ class Plan:
         self._layers_chosen: set[int] = set()
         self._target_of: dict[int, Target] = {}  # by the id of a module, valid while that is alive
         self.real_paths: dict[tuple[str, int], tuple[str, ...]] = {}
+        self.products: dict[tuple[str, ...], Product] = {}
         self._layers: tuple[Layer, ...] = ()  # of the last call of layers()
         self._replicas = Replicas()
         self._versions: dict[int, int | None] = {}  # of parameters, by id, when their model was added
@@ -229,6 +232,8 @@ class Plan:
         """The layers as they are now, depth first. A layer of a freed module keeps its last values, and what was noted
         of its calls."""
         target_of = {layer: target for target in self.targets for layer in self.sites[target.label].layers}
+        new = ((spot.shown, module) for spot, module in self._alive() if spot.shown not in self.products)
+        self.products |= {path: product for path, module in new if (product := product_of(module)) is not None}
         self._layers = layers_of(self.spots, self._layers, target_of, self._has_changed)
         return self._layers
 

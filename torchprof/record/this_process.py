@@ -11,13 +11,11 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from itertools import chain
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from threading import Thread, get_ident
-from timeit import timeit
+from threading import get_ident
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from weakref import finalize
@@ -146,58 +144,7 @@ def switches() -> tuple[tuple[str, str], ...]:
         ("num_threads", str(torch.get_num_threads())),
         ("usable_cpus", str(_usable_processors())),
         *((("compute_capability", capability),) if capability else ()),
-        *((("bfloat16_speed", f"{speed:.2f}"),) if (speed := bfloat16_speed()) else ()),
-        *((("slow_float16", str(not known & _FLOAT16)),) if (known := _instructions()) else ()),
     )
-
-
-@cache
-def _instructions() -> frozenset[str]:
-    """The names of the instructions that the CPU has, as Linux lists them; empty if they are unknown."""
-    lists = Path("/proc/cpuinfo")
-    return frozenset(lists.read_text(errors="replace").split()) if lists.is_file() else frozenset()
-
-
-_BFLOAT16 = frozenset({"amx_bf16", "avx512_bf16"})
-_FLOAT16 = frozenset({"amx_fp16", "avx512_fp16", "fphp", "asimdhp"})
-
-
-@cache
-def bfloat16_speed() -> float | None:
-    """How many times as fast the CPU multiplies matrices in bfloat16 as in float32, measured once in a process, in a
-    few milliseconds; None for one without instructions for it, or if that is unknown. A thread of its own has none of
-    the user's modes: autocast, a counter of FLOPs, fake tensors."""
-    if not _instructions() & _BFLOAT16:
-        return None
-    found: list[float] = []
-    thread = Thread(target=_measure_speed, args=(found,), daemon=True)
-    with suppress(RuntimeError):  # at the end of the interpreter
-        thread.start()
-        thread.join(_MOST_S)
-    return found[0] if found else None
-
-
-def _measure_speed(found: list[float]) -> None:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # then other processes do not make this thread wait for another one
-    try:
-        matrices = [torch.ones(256, 256, dtype=dtype, device="cpu") for dtype in (torch.float32, torch.bfloat16)]
-        times = [[_cpu_time_of(partial(torch.mm, each, each)) for each in matrices] for _ in range(_PRODUCTS)]
-        in_float32, in_bfloat16 = map(min, zip(*times))
-        found.append(in_float32 / in_bfloat16)
-    except (RuntimeError, ZeroDivisionError):
-        return
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _cpu_time_of(function: Callable[[], object]) -> float:
-    """The seconds that a call takes on the processor."""
-    return float(timeit(function, timer=time.thread_time, number=1))
-
-
-_PRODUCTS = 15  # of 0.1 to 0.5 ms, in each type
-_MOST_S = 10.0  # seconds to wait for them
 
 
 def _build() -> str:

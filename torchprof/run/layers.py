@@ -44,6 +44,8 @@ class Layer:
       not a number (nested tensors). ``()`` if it was not called.
     - ``input_number``: a number for the first tensor of the first call: layers with the same one got the same tensor,
       or parts of it. None if that is unknown.
+    - ``padding``: of the sequences in its first call, by the ``padding_idx`` of an embedding or by a mask: how many
+      positions there are, how many of these are padding, and how many are so in all sequences. ``()`` if unknown.
     - ``same_shapes``: of a model, whether all its forward calls had inputs of these shapes. None if that is unknown,
       and for all layers below a model (see ``varying_calls``).
     - ``updated_params``: those of its own parameters that changed in place, as by an optimizer, since the profile was
@@ -81,6 +83,7 @@ class Layer:
     input_shapes: tuple[tuple[int, ...], ...] = ()
     output_shapes: tuple[tuple[int, ...], ...] = ()
     input_number: int | None = None
+    padding: tuple[int, ...] = ()
     same_shapes: bool | None = None
     grad_calls: int | None = None
     updated_params: int | None = None
@@ -116,6 +119,7 @@ class Layer:
             cycle,
             input_shapes=self.input_shapes,
             output_shapes=self.output_shapes,
+            padding=self.padding,
             same_shapes=self._same_shapes(cycle) if cycle.input_shapes or cycle.output_shapes else self.same_shapes,
             output_bytes=self.output_bytes,
             training=self.training,

@@ -243,6 +243,8 @@ class SampleKey(NamedTuple):
     - ``cpu_ns``: the duration of a forward call, including child layers, without garbage collections;
     - ``no_grad_ns`` (models): the duration of a forward call without gradients, with the garbage collections
       in it, if the run has backward, too;
+    - ``ordinary_ns``, ``bfloat16_ns``, ``float32_ns``: what a call took on ordinary values, after the recording
+      (``record.peak``);
     - ``peak_bytes``: the peak of memory inside a call, or a stretch of backward, above its start;
     - ``kept_bytes``: what was allocated directly in a forward call and saved for backward (docs/memory.md);
     - ``device_peak_bytes``: the peak of the device, in the layer and phase that reached it, one value per cycle;

@@ -96,7 +96,7 @@ class Compilation(NamedTuple):
 
 
 _LEFT_OUT = "(left out)"
-_NOTICED = frozenset({"bfloat16_speed", "slow_float16", "partial_backward", "cpu_autocast"})
+_NOTICED = frozenset({"partial_backward", "cpu_autocast"})
 _NAMES = frozenset({"file", "where", "reason", "error", "why", "line"})
 """The facts of warnings that may name files and functions."""
 
@@ -119,8 +119,8 @@ class Meta:
     - ``peaks``: what ``torchprof.peak`` had measured by then.
     - ``warnings``: the stored ones, which do not follow from the run; ``Run.warnings`` has all.
     - ``environment``: (name, value) of the hardware and software, in words. ``switches``: (name, value) of the settings
-      of torch that affect speed, as they were at the end; and what was noticed: how many times as fast the CPU is in
-      bfloat16, whether autograd was called otherwise than by ``backward()``, whether models ran under autocast.
+      of torch that affect speed, as they were at the end; and what was noticed: whether autograd was called otherwise
+      than by ``backward()``, whether models ran under autocast.
     - ``regions``: the compiled regions that ran; frames of kind "region" have their names. ``compilations``: when and
       why torch.compile compiled these, and all other code while it was recorded, in the order of time.
     - ``versions``: (name, version) of torchprof, torch and Python. ``flags``: (name, value) of what was to be recorded.
