@@ -71,7 +71,6 @@ class Profile:
     the last cycle. Without a schedule, there is one cycle.
 
     ``start()`` and ``stop()`` do the same as the block. As a decorator, a Profile profiles the function's first call.
-
     Afterwards, ``run`` is the result, ``display()`` the table, ``raw()`` and ``key_averages()`` torch's own lists.
     A Profile is used once. Options can be read; those after ``paths`` cannot be set afterwards. Raises TypeError for an
     unknown option, and TorchprofError (a RuntimeError) on entry for a path that matches nothing, while another profiler
@@ -354,10 +353,10 @@ class Profile:
         if self._run is None:  # without a schedule, events are read only now; after Ctrl-C, again
             why_nothing = RunWarning.of("nothing_after_steps", steps=self.step_num)
             if self.schedule is None:
-                called = self.warmup - self._warmup_left
-                why_nothing = RunWarning.of("nothing_after_warmup", warmup=self.warmup, calls=called)
-            run = self._cycles.result(self._layers or self._plan.layers(), why_nothing)
-            self._run = with_ordinary_times(run, self._plan.products)
+                calls = self.warmup - self._warmup_left
+                why_nothing = RunWarning.of("nothing_after_warmup", warmup=self.warmup, calls=calls)
+            layers = self._layers or self._plan.layers()
+            self._run = with_ordinary_times(self._cycles.result(layers, why_nothing), self._plan.products)
         return self._run
 
     def display(

@@ -155,7 +155,7 @@ _BUDGET_S, _MOST_S = 0.5, 10.0  # after how long no other layer is begun, and ho
 class Product(NamedTuple):
     """A Linear layer or a convolution to be computed again, which may be freed by then. ``attributes``: what its
     forward reads; ``params``: shape, type and ``requires_grad`` of its parameters, by name. ``shape``: of its input;
-    ``samples``: how many of it to compute first, 0 if it is no batch; ``with_backward``: as in training."""
+    ``samples``: how many of it to compute first, 0 without a batch; ``with_backward``: as in training."""
 
     kind: type[nn.Module]
     settings: str
