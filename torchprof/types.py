@@ -15,7 +15,7 @@ from torchprof.run.collectives import Entered, Unfinished
 from torchprof.run.formats import Bound, Figure, ReportCell, Unit
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import GroupOfRanks, Lockstep, LockstepKey
-from torchprof.run.measures import Cost, Measure, SampleKey, Spread
+from torchprof.run.measures import Cost, Measure, SampleKey, Spread, Trial
 from torchprof.run.meta import Compilation, CompiledRegion, MeshDim, Meta, Peak, RunWarning
 from torchprof.run.operators import Op
 from torchprof.run.passes import Passes, Stretch, Unusual
@@ -95,6 +95,7 @@ __all__ = [
     "Stretch",
     "Timeline",
     "Trace",
+    "Trial",
     "Unfinished",
     "Unit",
     "Unusual",

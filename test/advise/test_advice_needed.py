@@ -444,7 +444,7 @@ def test_padding_is_reported(form: str, lengths: list[int], size: int, says: str
             return self.out(self.words(ids))
 
     model = Reader()
-    given = {"mask": {"key_padding_mask": ids == 0}, "attention_mask": {"attention_mask": ids}}.get(form, {})
+    given = {"mask": {"key_padding_mask": ids == 0}, "attention_mask": {"attention_mask": ids.clone()}}.get(form, {})
     ids = ids.T.contiguous() if form == "time first" else ids
     run = trained(model, lambda: model(ids, **given).sum().backward())
     found = of(run, "padded_batches")
@@ -457,13 +457,49 @@ def test_padding_is_reported(form: str, lengths: list[int], size: int, says: str
         assert found[0].gain_ns == pytest.approx(share * in_layers, abs=1)
 
 
+@pytest.mark.parametrize(
+    "mask",
+    [
+        torch.ones(16, 16).tril().long(),  # causal, for sixteen sequences of sixteen
+        torch.ones(16, 16).triu(1).bool(),
+        torch.ones(16, 16).tril(2).triu(-2).long(),  # a sliding window
+        torch.tensor([[1, 1, 0, 1] * 4] * 16),  # holes
+    ],
+    ids=["causal", "masked", "window", "holes"],
+)
+def test_masks_that_are_no_padding_are_none(mask: Tensor) -> None:
+    ids = torch.ones(16, 16, dtype=torch.long)
+    assert padding_of(nn.Linear(2, 2), (ids,), {"attention_mask": mask}) == ()
+    assert padding_of(nn.Linear(2, 2), (ids[:3],), {"attention_mask": mask}) == ()  # of no sequences of the input
+
+
+def test_columns_of_a_table_and_sequences_of_one_are_no_padding() -> None:
+    words = nn.Embedding(4, 2, padding_idx=0)
+    table = torch.randint(0, 4, (512, 8), generator=torch.Generator().manual_seed(0))
+    assert padding_of(words, (table,), {}) == ()
+    assert padding_of(words, (torch.zeros(64, 1, dtype=torch.long),), {}) == ()
+    left = torch.tensor([[0] * 6 + [1] * 4, [0] * 3 + [1] * 7])  # as for generation
+    assert padding_of(words, (left,), {}) == (20, 9, 6)
+
+
+def test_of_a_large_batch_the_first_sequences_are_read() -> None:
+    ids = torch.ones(1000, 100, dtype=torch.long)
+    ids[:, 50:] = 0
+    assert padding_of(nn.Embedding(4, 2, padding_idx=0), (ids,), {}) == (16_300, 8_150, 8_150)
+
+
 def test_padding_is_counted_without_an_operator_and_of_usual_tensors_only() -> None:
-    ids, words = torch.tensor([[1, 0], [0, 0]]), nn.Embedding(4, 2, padding_idx=0)
+    ids, words = torch.tensor([[1] * 6 + [0] * 4, [1] * 10]), nn.Embedding(4, 2, padding_idx=0)
     with torch.profiler.profile() as prof:
-        assert padding_of(words, (ids,), {}) == (4, 3, 2)
+        assert padding_of(words, (ids,), {}) == (20, 4, 0)
     assert not prof.events()
-    assert padding_of(nn.Embedding(4, 2, padding_idx=-1), (ids,), {}) == (4, 0, 0)  # torch stores it as 3
-    for other in (ids.T, ids.float(), ids[0], ids.to("meta"), torch.zeros(0, 4, dtype=torch.long), [1, 0], None):
+    assert padding_of(nn.Embedding(4, 2, padding_idx=-1), (ids,), {}) == (20, 0, 0)  # torch stores it as 3
+    freed = torch.ones(200, 300, dtype=torch.long)
+    freed.untyped_storage().resize_(0)  # as FSDP does: reading at its address would end the process
+    without_memory = (freed, torch._efficientzerotensor((200, 300), dtype=torch.long), ids.to_sparse())
+    usual = (ids.T, ids.float(), ids[0], ids.to("meta"), torch.zeros(0, 4, dtype=torch.long), [1, 0], None)
+    torch.func.functionalize(lambda inputs: padding_of(words, (inputs,), {}) == () or inputs / 0)(ids)
+    for other in (*without_memory, *usual):
         assert padding_of(words, (other,), {}) == ()
     assert padding_of(nn.Linear(2, 2), (ids,), {"key_padding_mask": None}) == ()
 

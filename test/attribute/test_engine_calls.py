@@ -6,9 +6,9 @@ from build.events import ENGINE, MAIN, Walked, engine, label, node, op, user_lab
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchprof.attribute.engine_ranges import add_engine_calls
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Event, Kind, Site
+from torchprof.attribute.torch_ranges import add_engine_calls
 from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, FORWARD, OUTSIDE
 
 PATHS = [("net",), ("net", "a"), ("net", "b")]

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import torchprof
-from torchprof.attribute.engine_ranges import add_engine_calls, add_waits_for_exchanges
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Event, Kind, Site
+from torchprof.attribute.torch_ranges import add_engine_calls, add_waits_for_exchanges
 from torchprof.run.words import FORWARD, OUTSIDE, WAITS_FOR_AUTOGRAD, WAITS_FOR_RANKS, Frame, FrameKind
 
 WAIT = (WAITS_FOR_AUTOGRAD,)

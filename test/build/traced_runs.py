@@ -77,7 +77,9 @@ def rows_of(run: Run) -> dict[Any, tuple[int, Cost]]:
 
 
 def samples_of(run: Run) -> dict[Any, Any]:
-    return {(path_or_number(run, key.layer), *key[1:]): spread for key, spread in run.samples.items()}
+    again = ("ordinary_ns", "bfloat16_ns", "float32_ns")  # computed after a live recording
+    kept = {key: spread for key, spread in run.samples.items() if key.measure not in again}
+    return {(path_or_number(run, key.layer), *key[1:]): spread for key, spread in kept.items()}
 
 
 def memory_of(run: Run) -> list[Memory]:

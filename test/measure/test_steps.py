@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from torchprof import Profile, TorchprofError
-from torchprof.attribute.engine_ranges import add_engine_calls
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.attribute.rule import Attribution
+from torchprof.attribute.torch_ranges import add_engine_calls
 from torchprof.measure.fold import fold
 from torchprof.measure.steps import Steps, with_marks
 from torchprof.record.labels import label_of

@@ -16,9 +16,10 @@ from typing import NamedTuple
 from torchprof.advise.chains import always
 from torchprof.advise.evidence import Evidence
 from torchprof.analyze.report import Part, ReportTable, Section, TableRow, pattern_of, report, spaced
-from torchprof.analyze.sentences import filled
+from torchprof.analyze.sentences import RECORDS, filled, not_shown, unrecorded
 from torchprof.errors import printable
 from torchprof.run.formats import UNKNOWN, Cell, ReportCell, format_memory, format_time
+from torchprof.run.measures import Trial
 from torchprof.run.run import Run
 from torchprof.run.words import NOT_SELECTED, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME
 
@@ -32,7 +33,7 @@ class Advice(NamedTuple):
     with the code in backticks, in one sentence; ``options``: further sentences. ``gain_ns``: the most time that this
     could save, of ``Evidence.recorded_ns``; ``gain_bytes``: the most memory, of ``Evidence.peak_bytes``; None: unknown.
     ``rule``: the name of the function that found it. ``layers``: the dotted paths of all layers concerned, those with
-    the largest gain first; empty for work of no layer.
+    the largest gain first; empty for work of no layer. ``trial``: what the remedy gained when it was carried out.
     """
 
     layer: str
@@ -44,6 +45,7 @@ class Advice(NamedTuple):
     layers: tuple[str, ...] = ()
     details: str = ""
     options: str = ""
+    trial: Trial | None = None
 
     @property
     def finding(self) -> str:
@@ -249,7 +251,15 @@ def judge(run: Run) -> Judgement:
     findings = _without_overlap(sorted(findings, key=share, reverse=True), evidence)
     findings = _within_place(findings, evidence)
     worth_it = [advice for advice in findings if share(advice) < 0 or share(advice) >= WORTH]
-    return Judgement(sorted(worth_it, key=share, reverse=True), failed)
+    trials = {(trial.rule, trial.layers): trial for trial in run.trials if not trial.why_not}
+    for place, each in enumerate(worth_it):
+        if (trial := trials.get((each.rule, each.layers))) is not None:
+            ns = round(trial.gain * most_ns) if trial.has_gained else 0
+            worth_it[place] = each._replace(
+                trial=trial, gain_ns=ns, details=f"{each.details} {trial.how_it_went}".lstrip()
+            )
+    in_vain = [each for each in worth_it if each.trial is not None and not each.trial.has_gained]
+    return Judgement(sorted(worth_it, key=lambda each: (each in in_vain, -share(each))), failed)
 
 
 _OF_ANY_CAUSE = ("launches_slower_than_the_device", "python_in_the_loop")
@@ -311,11 +321,6 @@ def share_of(gain: Gain, evidence: Evidence) -> float:
 # Findings as text
 
 _LINE_WIDTH = 100
-_RECORDS = {
-    "record_shapes": "record_shapes=True (shapes and types)",
-    "profile_memory": "profile_memory=True (memory)",
-    "use_cuda": "use_cuda=True where the model runs on a GPU",
-}
 
 
 @report("findings", "findings: avoidable time and memory, with a recommendation each", answers="why")
@@ -341,7 +346,7 @@ def advice(run: Run, *, top: int | None = 20) -> Section:
             textwrap.fill(printable(f"These rules failed and found nothing: {rules}. Please report this."), _LINE_WIDTH)
         )
     if missing := unrecorded(run):
-        more = ", ".join(_RECORDS[name] for name in missing)
+        more = ", ".join(RECORDS[name] for name in missing)
         parts.append(textwrap.fill(f"More can be found in a run recorded with {more}.", _LINE_WIDTH))
     return spaced(parts)
 
@@ -370,21 +375,6 @@ def findings_table(text: str, shown: Sequence[Advice]) -> ReportTable:
     return ReportTable(headings, [*map(TableRow, rows)], text=text, name="findings")
 
 
-def not_shown(count: int) -> str:
-    """How many findings are not shown, as a sentence without its period."""
-    return f"{count} more finding{'s are' if count > 1 else ' is'} not shown"
-
-
-def unrecorded(run: Run) -> list[str]:
-    """What some rules need and the run does not have, as names of arguments of ``Profile``. "use_cuda" is left out if
-    torch was built without CUDA."""
-    recorded = {name for meta in run.metas for name, on in meta.flags if on}
-    machine = [name for name, _ in run.meta.environment]
-    if run.meta.device is not None or (machine and "CUDA" not in machine):
-        recorded.add("use_cuda")
-    return [name for name in _RECORDS if name not in recorded]
-
-
 def _paragraphs(lead: str, advice: Advice, evidence: Evidence) -> str:
     """The gain, place and observation in a paragraph after ``lead``, and the remedy in one below."""
     finding = f"{gain_in_words(advice, evidence)}{place_in_words(advice)}: {advice.finding}"
@@ -394,6 +384,8 @@ def _paragraphs(lead: str, advice: Advice, evidence: Evidence) -> str:
 
 def gain_in_words(advice: Advice, evidence: Evidence) -> str:
     """The largest possible gain of a finding: "Saves up to 1.594s of 2.560s (62.3%)"."""
+    if advice.trial is not None:
+        return advice.trial.result
     gains = []
     if advice.gain_ns or (advice.gain_ns is not None and advice.gain_bytes is None):
         gains.append(_part_of(evidence.recorded_ns, advice.gain_ns, format_time))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Set
 from functools import partial
 
 from torchprof.advise import WORTH, Advice, Gain, merged, merged_into_one, rule
 from torchprof.advise.chains import Among, Frames, always, inside, is_device_work, is_step
-from torchprof.advise.evidence import Evidence, Took
+from torchprof.advise.evidence import Evidence
 from torchprof.run.formats import format_memory, format_time
 from torchprof.run.layers import Layer
 from torchprof.run.torch_names import BATCH_NORMS, CONVOLUTIONS, ELEMENTWISE, FACTORS, PRODUCT_KERNELS, recorded_as
@@ -86,8 +86,8 @@ def _part_of_double(evidence: Evidence, number: int) -> float:
 @rule
 def half_precision_on_the_cpu(evidence: Evidence) -> Iterator[Advice]:
     """Linear layers and convolutions in float16 or bfloat16 on a CPU that computes them faster in float32, as each was
-    computed again after the recording, in both types. At less than twice the speed, all other layers lose as much."""
-    gains, _, faster = _in_another_type(evidence, "float32_ns")
+    computed again after the recording, in both types. Below a factor of two, what they gain is lost in other layers."""
+    gains, _, faster = _in_another_type(evidence, "float32_ns", {"float16", "bfloat16"})
     if faster >= _TWICE and gains.total() >= evidence.notable_ns:
         yield merged_into_one(evidence, gains).advice(
             f"It computes in half precision; this CPU is {faster:.1f} times as fast in float32.",
@@ -99,7 +99,7 @@ def half_precision_on_the_cpu(evidence: Evidence) -> Iterator[Advice]:
 def bfloat16_not_used(evidence: Evidence) -> Iterator[Advice]:
     """Linear layers and convolutions in float32 that take half of the time, on a CPU that computes them much faster
     under autocast in bfloat16, with its casts: each was computed again after the recording, in both types."""
-    gains, took_ns, faster = _in_another_type(evidence, "bfloat16_ns")
+    gains, took_ns, faster = _in_another_type(evidence, "bfloat16_ns", {"float32"})
     if faster < _FASTER or 2 * took_ns < evidence.recorded_ns or evidence.switches.get("cpu_autocast") != "False":
         return
     yield merged_into_one(evidence, gains).advice(
@@ -109,18 +109,25 @@ def bfloat16_not_used(evidence: Evidence) -> Iterator[Advice]:
     )
 
 
-def _in_another_type(evidence: Evidence, measure: str) -> tuple[Counter[int], int, float]:
-    """What layers save in another type, as ``measure`` has it; what their products take now, and how many times as fast
-    they are then."""
-    gains, took_ns, left_ns = Counter[int](), 0, 1.0
-    ordinary = evidence.measured_again("ordinary_ns")
-    for (layer, phase), ns in evidence.measured_again(measure).items():
-        phases = (phase,) if phase == BACKWARD else (FORWARD, RECOMPUTE)
-        took = evidence.took(_PRODUCTS_ON_THE_CPU, phases=phases).get(layer, Took()).cpu_ns
-        left = took * ns / ordinary[layer, phase]
-        gains[layer] += round(took - left)
-        took_ns, left_ns = took_ns + took, left_ns + left
-    return +gains, took_ns, took_ns / left_ns
+def _in_another_type(evidence: Evidence, measure: str, dtypes: Set[str]) -> tuple[Counter[int], int, float]:
+    """What layers with parameters of these types save in another one, as ``measure`` has it; what their products take
+    now; and how many times as fast they are then. Of layers that were not computed again the share is that of the
+    others; nothing if these take more than three quarters."""
+    layers, ordinary, other = evidence.run.layers, *map(evidence.measured_again, ("ordinary_ns", measure))
+    gains, rest, took_ns, saved = Counter[int](), Counter[int](), 0, 0.0
+    for phase in (FORWARD, RECOMPUTE, BACKWARD):
+        for layer, took in evidence.took(_PRODUCTS_ON_THE_CPU, phases=(phase,)).items():
+            key = layer, BACKWARD if phase == BACKWARD else FORWARD
+            if key in other:
+                gains[layer] += round(took.cpu_ns * (1 - other[key] / ordinary[key]))
+                took_ns += took.cpu_ns
+            elif layer >= 0 and {dtype for dtype, _ in layers[layer].dtype_bytes} <= dtypes and layers[layer].of_torch:
+                rest[layer] += took.cpu_ns
+    if not took_ns or rest.total() > 3 * took_ns:
+        return Counter(), 0, 1.0
+    saved = gains.total() / took_ns
+    gains.update({layer: round(ns * saved) for layer, ns in rest.items()})
+    return +gains, took_ns + rest.total(), 1 / max(1 - saved, 1e-3)
 
 
 @rule

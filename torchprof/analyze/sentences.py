@@ -22,6 +22,29 @@ def filled(text: str, width: int, first_indent: str, indent: str, **options: Any
     return textwrap.fill(printable(text), width, initial_indent=first_indent, subsequent_indent=indent, **options)
 
 
+def not_shown(count: int) -> str:
+    """How many findings are not shown, as a sentence without its period."""
+    return f"{count} more finding{'s are' if count > 1 else ' is'} not shown"
+
+
+RECORDS = {
+    "record_shapes": "record_shapes=True (shapes and types)",
+    "profile_memory": "profile_memory=True (memory)",
+    "use_cuda": "use_cuda=True where the model runs on a GPU",
+}
+"""By the option that records what some rules need, what it is called in an advice to record it."""
+
+
+def unrecorded(run: Run) -> list[str]:
+    """What some rules need and the run does not have, as names of arguments of ``Profile``. "use_cuda" is left out if
+    torch was built without CUDA."""
+    recorded = {name for meta in run.metas for name, on in meta.flags if on}
+    machine = [name for name, _ in run.meta.environment]
+    if run.meta.device is not None or (machine and "CUDA" not in machine):
+        recorded.add("use_cuda")
+    return [name for name in RECORDS if name not in recorded]
+
+
 # The legend
 
 LEGEND = {

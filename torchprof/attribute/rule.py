@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import compress
 
 from torchprof.attribute.compiled_graphs import CompiledGraphs
-from torchprof.attribute.compiled_ranges import CompiledRanges
-from torchprof.attribute.engine_ranges import NodeGaps
 from torchprof.attribute.event_columns import BEYOND, IN_NODE, EventColumns
 from torchprof.attribute.event_names import WAITS, frame_of_interruption
 from torchprof.attribute.events import (
@@ -32,6 +30,7 @@ from torchprof.attribute.events import (
 )
 from torchprof.attribute.launches import CollectiveOwners, Launches
 from torchprof.attribute.op_groups import LookAhead, OpGroup, OpTrees, ThreadWalk, in_order_of_time, times_within
+from torchprof.attribute.torch_ranges import CompiledRanges, NodeGaps
 from torchprof.run.collectives import C10D_OPS
 from torchprof.run.words import BACKWARD, FORWARD, MOST_NESTED, NOT_SELECTED, OUTSIDE, RECOMPUTE, REPLAYS, FrameKind
 

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 import torchprof
-from torchprof.advise import Advice, advise, not_shown, texts_of_findings, unrecorded
+from torchprof.advise import Advice, advise, texts_of_findings
 from torchprof.analyze.layers import fitting_depth
 from torchprof.analyze.report import Part, spaced, without_warnings
-from torchprof.analyze.sentences import legend
+from torchprof.analyze.sentences import legend, not_shown, unrecorded
 from torchprof.analyze.top import largest_parts, title_of_parts
 from torchprof.cli.options import TABLE_OPTIONS, given_options, in_words, report_options
 from torchprof.errors import TorchprofError, printable, printable_lines, some

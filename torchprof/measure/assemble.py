@@ -10,13 +10,13 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from torchprof.attribute.compiled_graphs import CompiledGraphs
-from torchprof.attribute.engine_ranges import add_engine_calls, add_waits_for_exchanges
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Detail, Event, Kind, Place
 from torchprof.attribute.launches import CollectiveOwners
 from torchprof.attribute.loop import add_steps
 from torchprof.attribute.pipeline_ranges import steps_in, with_folded_names
 from torchprof.attribute.rule import Attribution
+from torchprof.attribute.torch_ranges import add_engine_calls, add_waits_for_exchanges
 from torchprof.measure.busy import DeviceTimes
 from torchprof.measure.fold import fold
 from torchprof.measure.lockstep import Locksteps

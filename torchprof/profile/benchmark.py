@@ -144,7 +144,7 @@ def benchmark(
     _check(model, batch_sizes, warmup, repeat, train, loss, optimizer)
     batch_of, parameters = _batches_of(inputs), _parameters(model, loss, optimizer)
     # The caller may be in inference mode: tensors copied there could not be used for training.
-    with torch.inference_mode(False), _in_mode(model, train, parameters) as warnings, _progress() as show:
+    with torch.inference_mode(False), _in_mode(model, train, parameters) as warnings, shown_progress() as show:
         timing = _Timing(
             model=model,
             parameters=parameters,
@@ -202,7 +202,7 @@ class _Batch:
     def __init__(self, inputs: Any, copied: Callable[[Tensor], Tensor]) -> None:
         arguments = _pytree.tree_map_only(Tensor, copied, arguments_of(inputs))
         self.args, self.kwargs = arguments
-        self.tensors = _tensors_in(arguments)
+        self.tensors = tensors_in(arguments)
         if any(tensor.is_meta for tensor in self.tensors):
             raise TorchprofError("inputs are on the meta device, which computes nothing: there is no time to measure.")
 
@@ -212,14 +212,14 @@ def _batches_of(inputs: Any) -> Callable[[int], _Batch]:
     if callable(inputs) and not isinstance(inputs, Tensor):
         return lambda size: _Batch(inputs(size), _copied)
     # size(0), since a nested tensor in strided layout has no ``shape``.
-    lengths = [tensor.size(0) for tensor in _tensors_in(arguments_of(inputs)) if tensor.dim()]
+    lengths = [tensor.size(0) for tensor in tensors_in(arguments_of(inputs)) if tensor.dim()]
     if not lengths or not lengths[0]:
         what = "an empty batch" if lengths else "no tensor with a dimension"
         raise TorchprofError(f"inputs holds {what}, so there is nothing to resize. {_USE_A_FUNCTION}")
     return lambda size: _Batch(inputs, partial(_resized, length=lengths[0], size=size))
 
 
-def _tensors_in(tree: Any) -> list[Tensor]:
+def tensors_in(tree: Any) -> list[Tensor]:
     return [leaf for leaf in _pytree.tree_flatten(tree)[0] if isinstance(leaf, Tensor)]
 
 
@@ -361,19 +361,19 @@ class _Timing:
     def _step(self, batch: _Batch) -> None:
         output = self.model(*batch.args, **batch.kwargs)
         if self.train:
-            _loss_of(output, self.loss).backward()
+            loss_of(output, self.loss).backward()
             if self.optimizer is not None:
                 self.optimizer.step()
 
 
-def _loss_of(output: Any, loss: Callable[[Any], Tensor] | None) -> Tensor:
+def loss_of(output: Any, loss: Callable[[Any], Tensor] | None) -> Tensor:
     """``loss(output)``; without ``loss``, the sum of all outputs that require a gradient."""
     if loss is not None:
         value = loss(output)
         if isinstance(value, Tensor) and value.requires_grad:
             return value
         raise TorchprofError(f"loss returned {value!r:.80}; backward needs a tensor with one number and a gradient.")
-    sums = [tensor.sum() for tensor in _tensors_in(output) if tensor.requires_grad]
+    sums = [tensor.sum() for tensor in tensors_in(output) if tensor.requires_grad]
     if not sums:
         raise TorchprofError(
             "No output of the model has a gradient for backward to start from. Give loss=, a function of the output, "
@@ -396,7 +396,7 @@ def _first_line(error: Exception) -> str:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
+def shown_progress() -> Iterator[Callable[[str], None]]:
     """Yields a function that shows a line on stderr if stderr is a terminal. The line is erased at the end."""
     stream = sys.stderr
     if stream is None or not stream.isatty():

@@ -1,13 +1,17 @@
-"""The cycles of a ``Profile`` or of a ``Program``, and their sum."""
+"""The cycles of a ``Profile`` or of a ``Program``, their sum, and torch's own lists of the last one."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+from collections import Counter, defaultdict
 from copy import deepcopy
+from os import PathLike
+from typing import Any
 
+from torch.autograd.profiler_util import EventList
 from torch.profiler import ProfilerAction
 
+from torchprof.errors import TorchprofError
 from torchprof.measure.assemble import with_warnings
 from torchprof.measure.recording import CycleEnd, Observations
 from torchprof.measure.warnings import about_buckets
@@ -16,8 +20,10 @@ from torchprof.profile.passes import PassKind, PassLog, Sampled, is_sampled
 from torchprof.profile.signals import DelayedSignals
 from torchprof.record.compiled.dynamo_code import about_left_out_stacks, awaiting_compilation
 from torchprof.record.labels import Labels
+from torchprof.record.modules import Trace
 from torchprof.record.ranges import SplitRanges
 from torchprof.record.session import Session, is_profiled, refuse_if_profiled
+from torchprof.record.session_events import event_list_of
 from torchprof.run.layers import Layer
 from torchprof.run.merge import add_cycle
 from torchprof.run.meta import RunWarning
@@ -296,3 +302,66 @@ def _refuse_active_profiler() -> None:
     search all objects of the process for a prepared one. That takes long, and was done at the start of the block."""
     if is_profiled():
         refuse_if_profiled()
+
+
+class ListsOfTorch:
+    """What a ``Profile`` has of torch's profiler: its lists of events, and its trace."""
+
+    enabled: bool
+    exited: bool
+    traces: tuple[Trace, ...]
+    _cycles: ScheduledCycles
+    _run_of_cycle: Run | None
+
+    @property
+    def _has_run(self) -> bool:
+        return self.exited or self._run_of_cycle is not None
+
+    @property
+    def _session(self) -> Session | None:
+        return self._cycles.session
+
+    def raw(self) -> tuple[tuple[Trace, ...], defaultdict[tuple[str, ...], list[EventList]]] | None:
+        """``(traces, event_lists)``; None before the end.
+
+        ``event_lists[path]`` has torch's own ``EventList`` for each finished call of that module, in order. It has the
+        selected modules, or the leaves if no paths were given. It is made when it is first asked for.
+        """
+        return (self.traces, self.trace_profile_events) if self._has_run else None
+
+    @property
+    def trace_profile_events(self) -> defaultdict[tuple[str, ...], list[EventList]]:
+        """The ``event_lists`` of ``raw()``; empty before the end."""
+        cycle = self._cycles.last
+        return defaultdict(list) if not self._has_run or cycle is None else cycle.event_lists
+
+    def key_averages(self, *args: Any, **kwargs: Any) -> EventList:
+        """torch's own averages over all events, with torch's arguments; empty with ``enabled=False``.
+
+        ``group_by_input_shape`` needs ``record_shapes=True``, ``group_by_stack_n`` needs ``with_stack=True``. Raises
+        TorchprofError before the end.
+        """
+        if self.enabled and not self._has_run:
+            raise TorchprofError("The block of this Profile has not ended: there are no averages yet.")
+        if self._session is None:
+            return event_list_of()
+        if "group_by_input_shape" in kwargs:  # torch.profiler's spelling; EventList's has an s
+            kwargs["group_by_input_shapes"] = kwargs.pop("group_by_input_shape")
+        averages: EventList = self._session.event_list().key_averages(*args, **kwargs)
+        return averages
+
+    def export_chrome_trace(self, path: str | PathLike[str], use_python_export: bool = False) -> None:
+        """Write torch's trace, for Perfetto or chrome://tracing; gzipped if the name ends in ``.gz``.
+
+        Each forward call of a layer is a range with the name ``torchprof:`` + path, percent-escaped. With
+        ``enabled=False`` nothing is written. ``use_python_export`` has no effect: torch's own
+        ``tensorboard_trace_handler`` passes it, and it works here, too. Raises TorchprofError before the end and if
+        nothing was recorded, and OSError as ``open`` does.
+        """
+        if not self.enabled:
+            return
+        if not self._has_run:
+            raise TorchprofError("The block of this Profile has not ended: there is no trace yet.")
+        if self._session is None or not self._session.started:
+            raise TorchprofError("Nothing was recorded: there is no trace.")
+        self._session.export_chrome_trace(path)

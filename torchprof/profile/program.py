@@ -106,6 +106,7 @@ class Program:
         self._labels = Labels(())
         self._cycles = Cycles(setup, warnings, self._labels)
         self._run: Run | None = None
+        self._is_complete = False
         self._calls = self._recorded_calls = 0  # of models
         self._calls_elsewhere: Counter[str] = Counter()  # of modules, on threads that are not recorded, by class
         self._start_ns = 0  # the recorded time before the first call of a model
@@ -179,6 +180,8 @@ class Program:
         """The result. Raises TorchprofError before the recording has ended."""
         if self._run is None:
             raise TorchprofError("The program has not ended: there is no run yet.")
+        if not self._is_complete:  # not at its end, which may be in a step, and with signals delayed
+            self._run, self._is_complete = with_ordinary_times(self._run, self._plan.products), True
         return self._run
 
     # While it runs
@@ -417,7 +420,7 @@ class Program:
         why_nothing = RunWarning.of("nothing_after_calls", warmup=self._warmup_calls, calls=self._calls)
         if self._cycles.run is None and (about := [*self._passes.about_chosen()]):  # no pass has such a number
             why_nothing, self._cycles.last = about[0], None
-        self._run = with_ordinary_times(self._cycles.result(self._plan.layers(), why_nothing), self._plan.products)
+        self._run = self._cycles.result(self._plan.layers(), why_nothing)
 
     def _add_short_start_up(self, start_up: StartUp) -> None:
         """Put the first step back into the run if too few calls followed it: then it is not start-up."""

@@ -220,7 +220,7 @@ class Label:
             target.input_shapes = shapes
             target.input_number = self.owner.number_of(tensors)
             with suppress(Exception):  # as above
-                target.padding = padding_of(module, args, kwargs)
+                target.padding = padding_of(module, args, kwargs if target.is_noted else {})
         else:
             target.same_shapes = target.same_shapes and _are_same(target.input_shapes, shapes)
         return is_first

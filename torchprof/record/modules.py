@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import gc
 from collections import defaultdict, namedtuple
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from ctypes import c_char
 from typing import Any
@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 
 from torchprof.errors import TorchprofError
-from torchprof.record.torch_internals import needed
+from torchprof.record.torch_internals import needed, optional
 from torchprof.run.layers import find, matching
 from torchprof.run.torch_names import WRAPPERS
 
@@ -183,27 +183,66 @@ def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 _PADDING_MASKS = {"key_padding_mask": 1, "src_key_padding_mask": 1, "tgt_key_padding_mask": 1, "attention_mask": 0}
 """Arguments that say which positions are padding, and their value there: of torch's layers, and of transformers."""
 _READABLE: dict[torch.dtype, Any] = {torch.bool: "B", torch.int32: "i", torch.int64: "q"}  # by Python's struct
-_MOST_POSITIONS = 2**16
+_MOST_POSITIONS, _FEWEST_POSITIONS = 2**14, 8  # of a batch, and of a sequence
 
 
 def padding_of(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
-    """See ``Layer.padding``. On the CPU, of up to 65,536 positions: they are read in a millisecond or two, and without
-    an operator, which would be recorded."""
+    """See ``Layer.padding``. On the CPU, of the first sequences, with up to 16,384 positions: they are read in a
+    millisecond, and without an operator, which would be recorded."""
     found = [(kwargs[name], value) for name, value in _PADDING_MASKS.items() if name in kwargs]
-    if args and type(index := getattr(module, "padding_idx", None)) is int:
+    if args and type(index := vars(module).get("padding_idx")) is int:
         found.append((args[0], index))
     for tensor, padding in found:
-        if type(tensor) is not Tensor or tensor.device.type != "cpu" or tensor.dim() != 2:
+        if type(tensor) is not Tensor or tensor.layout != torch.strided or tensor.device.type != "cpu":
             continue
-        if tensor.dtype in _READABLE and tensor.is_contiguous() and 0 < tensor.numel() <= _MOST_POSITIONS:
-            rows, columns = tensor.shape
-            memory = (c_char * tensor.nbytes).from_address(tensor.data_ptr())
-            values = memoryview(memory).cast("B").cast(_READABLE[tensor.dtype]).tolist()
-            # One dimension is the sequence, the other the batch; a sample that is nothing but padding is rare.
-            by_column = sum(values[column::columns].count(padding) == rows for column in range(columns))
-            by_row = sum(values[row * columns : (row + 1) * columns].count(padding) == columns for row in range(rows))
-            return len(values), values.count(padding), max(by_column * rows, by_row * columns)
+        is_plain = tensor.dim() == 2 and tensor.dtype in _READABLE and tensor.is_contiguous()
+        if not is_plain or not 0 < tensor.shape[1] <= _MOST_POSITIONS or not _has_memory(tensor):
+            continue
+        if tensor is kwargs.get("attention_mask") and not _is_of_sequences(tensor, args, kwargs):
+            continue
+        columns = tensor.shape[1]
+        read = min(len(tensor), _MOST_POSITIONS // columns)
+        memory = (c_char * (read * columns * tensor.element_size())).from_address(tensor.data_ptr())
+        values = memoryview(memory).cast("B").cast(_READABLE[tensor.dtype]).tolist()
+        rows = [values[start : start + columns] for start in range(0, len(values), columns)]
+        by_column = [values[column::columns] for column in range(columns)] if read == len(tensor) else []
+        for sequences in (rows, by_column):  # the batch may come second
+            if (padded := _padded_at_one_end(sequences, padding)) is not None:
+                return len(values), sum(padded), min(padded) * len(padded)
     return ()
+
+
+def _is_of_sequences(mask: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a mask has a row for each sequence of another input. One of (time, time) says what may attend to what."""
+    others = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value is not mask]
+    return any(tuple(other.shape[:2]) == tuple(mask.shape) for other in others)
+
+
+def _padded_at_one_end(sequences: Sequence[list[int]], padding: int) -> list[int] | None:
+    """How many positions of each sequence are padding; None if they cannot be padded sequences: few positions,
+    nothing but padding, padding that is not at the same end of all, or lengths of 1, 2, 3, … (a causal mask)."""
+    if len(sequences) < 2 or len(sequences[0]) < _FEWEST_POSITIONS:
+        return None
+    padded = [sequence.count(padding) for sequence in sequences]
+    pairs = [*zip(sequences, padded)]
+    pairs = [*zip(sequences, padded)]
+    at_end = all(sequence[len(sequence) - count :].count(padding) == count for sequence, count in pairs)
+    at_start = all(sequence[:count].count(padding) == count for sequence, count in pairs)
+    is_causal = len(padded) == len(sequences[0]) and sorted(padded) == [*range(min(padded), min(padded) + len(padded))]
+    is_sound = max(padded) < len(sequences[0]) and not is_causal
+    return padded if (at_end or at_start) and is_sound else None
+
+
+_is_copied_on_write: Callable[[Tensor], bool] = optional("torch._C._is_cow_tensor", lambda _: False)
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    """Whether the values of a tensor can be read at its address. A wrapper of torch.func, a tensor of zeros that takes
+    no memory, and one whose storage was freed (FSDP) are of the usual class, too."""
+    end = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+    if len(tensor) == 0 or _is_copied_on_write(tensor):  # asking for its address would copy it
+        return False
+    return tensor.data_ptr() != 0 and tensor.untyped_storage().nbytes() >= end
 
 
 def without_data(model: nn.Module) -> nn.Module:

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
+from math import prod
 from pathlib import Path
+from statistics import median
 from threading import Thread
 from time import perf_counter, perf_counter_ns
 from timeit import default_timer
@@ -144,12 +146,15 @@ _OF_CONVOLUTIONS = "_reversed_padding_repeated_twice"
 _BFLOAT16 = frozenset({"amx_bf16", "avx512_bf16"})
 """The instructions with which a CPU multiplies matrices in bfloat16."""
 _LEAST_CALL_NS = 100_000  # a shorter call is bound by its dispatch
-_LEAST_SHARE = 0.01  # of the recorded time
-_PART_NS, _MOST_NS = 4_000_000, 20_000_000
-"""Of a longer call only a part of the batch is computed again. A sample that takes even longer is left out."""
-_MOST_WEIGHT_BYTES = 2**28
+_LEAST_SHARE = 0.01  # of the recorded time, in all layers that are equal
+_PART_NS, _MOST_NS = 2_000_000, 50_000_000
+"""Of a longer call only parts of the batch are computed again. A sample that takes even longer is left out."""
+_MOST_BYTES = 2**28  # of a weight, and of an input
 _REPEATS = 2  # the faster counts
-_BUDGET_S, _MOST_S = 0.5, 10.0  # after how long no other layer is begun, and how long to wait for the last one
+_LONGER, _LESS_LONGER = 1.5, 1.3  # times: twice as many samples, the second time
+_SLOWER = 1.5  # times: as much longer than in the model, a call was disturbed
+_LONG_ROUND_S = 0.1  # is not repeated
+_LEAST_S, _MOST_S = 0.2, 0.8  # as long as the recording, but within these: no other call is begun then
 
 
 class Product(NamedTuple):
@@ -168,8 +173,8 @@ class Product(NamedTuple):
     @property
     def key(self) -> tuple[object, ...]:
         """Layers with the same one take the same time."""
-        params = *self.params.items(), torch.get_num_threads()
-        return self.kind, self.settings, self.shape, self.with_backward, *params
+        switches = torch.get_num_threads(), torch.get_float32_matmul_precision()
+        return self.kind, self.settings, self.shape, self.with_backward, *self.params.items(), *switches
 
 
 def product_of(module: nn.Module) -> Product | None:
@@ -177,7 +182,9 @@ def product_of(module: nn.Module) -> Product | None:
     kind: Any = type(module)
     own, params = vars(module), module._parameters
     weight = params.get("weight") if kind in _PRODUCTS and "forward" not in own else None
-    if type(weight) is not nn.Parameter or weight.device.type != "cpu" or weight.nbytes > _MOST_WEIGHT_BYTES:
+    if type(weight) is not nn.Parameter or weight.layout != torch.strided or weight.device.type != "cpu":
+        return None
+    if weight.nbytes > _MOST_BYTES:
         return None
     attributes = {name: own[name] for name in (*kind.__constants__, _OF_CONVOLUTIONS) if name in own}
     of = {name: None if each is None else (each.shape, each.dtype, each.requires_grad) for name, each in params.items()}
@@ -194,100 +201,142 @@ def with_ordinary_times(run: Run, products: Mapping[tuple[str, ...], Product]) -
 
     They are ``Run.samples`` of a call: ``ordinary_ns``; of a layer in float32 ``bfloat16_ns``, under autocast with its
     casts, where the CPU has instructions for it; of one in half precision ``float32_ns``. They are of forward and, in
-    training, of backward. Equal layers are computed once in a process, those that took longest first, until 0.5 s are
-    spent; of long calls a part of the batch. It is done in a thread of its own, which has none of the user's modes
-    (autocast, a counter of FLOPs, fake tensors). The user's modules are not called.
+    training, of backward. Equal layers are computed once in a process, those that took longest first, for as long as
+    the recording took, but 0.2 to 0.8 s; of long calls two parts of the batch. It is done in a thread of its own, which
+    has none of the user's modes (autocast, a counter of FLOPs, fake tensors). The user's modules are not called.
     """
-    if run.meta.device is not None or "cpu_ns" not in run.meta.measured:
-        return run
+    meta = run.meta
+    threads = dict(meta.switches).get("num_threads", "")
+    if meta.device is not None or meta.rank or "cpu_ns" not in meta.measured or threads != str(torch.get_num_threads()):
+        return run  # the ranks of a machine would make each other slow
     largest = _largest(run, products)
     with suppress(RuntimeError):  # at the end of the interpreter
-        thread = Thread(target=_measure, args=([*largest.values()],), daemon=True)
+        budget_s = max(_LEAST_S, min(meta.wall_ns / 1e9, _MOST_S))
+        wanted = [product for product, _ in largest], perf_counter() + budget_s
+        thread = Thread(target=_measure, args=wanted, daemon=True)
         thread.start()
-        thread.join(_MOST_S)
+        thread.join()  # it ends soon after that time
     samples = dict(run.samples)
-    for number, product in largest.items():
-        for (phase, measure), ns in _known.get(product.key, {}).items():
-            samples[SampleKey(number, phase, run.meta.rank, "cpu", measure)] = Spread.of([(0, ns)])
+    for product, numbers in largest:
+        times = _known.get(product.key, {})
+        of_call = median(run.samples[_key_of(run, number)].median for number in numbers)
+        if times and times[FORWARD, "ordinary_ns"] > _SLOWER * of_call:
+            continue
+        for (phase, measure), ns in times.items():
+            for number in numbers:
+                samples[SampleKey(number, phase, meta.rank, "cpu", measure)] = Spread.of([(0, ns)])
     return replace(run, samples=samples)
 
 
-def _largest(run: Run, products: Mapping[tuple[str, ...], Product]) -> dict[int, Product]:
-    """The layers to be computed again, by their number, those with most time in forward first."""
-    found: dict[int, tuple[int, Product]] = {}
+def _key_of(run: Run, number: int) -> SampleKey:
+    """Of the times of the forward calls of a layer."""
+    return SampleKey(number, FORWARD, run.meta.rank, "cpu", "cpu_ns")
+
+
+def _largest(run: Run, products: Mapping[tuple[str, ...], Product]) -> list[tuple[Product, list[int]]]:
+    """What is to be computed again, with the numbers of the layers that are equal; what took longest comes first."""
     trains = BACKWARD in run.phases()
+    known: dict[tuple[object, ...], tuple[Product, list[int], list[Spread]]] = {}
     for path, product in products.items():
         number = run.layers.index_of.get(path, -1)
-        spread = run.samples.get(SampleKey(number, FORWARD, run.meta.rank, "cpu", "cpu_ns"))
-        if number < 0 or spread is None:
+        spread = run.samples.get(_key_of(run, number))
+        shapes = run.layers[number].input_shapes if number >= 0 else ()
+        if spread is None or len(shapes) != 1 or min(shapes[0], default=0) <= 0:
             continue
-        shapes, dims = run.layers[number].input_shapes, _PRODUCTS[product.kind]
-        shape = shapes[0] if len(shapes) == 1 and min(shapes[0], default=0) > 0 else ()
-        if not shape or spread.median < _LEAST_CALL_NS or spread.sum < _LEAST_SHARE * run.meta.wall_ns:
+        product = product._replace(shape=shapes[0], with_backward=trains)
+        _, numbers, spreads = known.setdefault(product.key, (product, [], []))
+        numbers.append(number)
+        spreads.append(spread)
+    largest: list[tuple[int, Product, list[int]]] = []
+    for product, numbers, spreads in known.values():
+        ns, of_call = sum(spread.sum for spread in spreads), median(spread.median for spread in spreads)
+        if of_call < _LEAST_CALL_NS or ns < _LEAST_SHARE * run.meta.wall_ns:
             continue
+        shape, dims = product.shape, _PRODUCTS[product.kind]
         batch = shape[0] if len(shape) == dims or len(shape) > dims == 2 else 0
-        samples = min(batch, max(int(batch * _PART_NS / spread.median), 1))
-        if spread.median * max(samples, 1) <= _MOST_NS * max(batch, 1):
-            found[number] = spread.sum, product._replace(shape=shape, samples=samples, with_backward=trains)
-    return {number: found[number][1] for number in sorted(found, key=lambda number: -found[number][0])}
+        samples = min(batch, max(int(batch * _PART_NS / of_call), 1))
+        if of_call * max(samples, 1) <= _MOST_NS * max(batch, 1):
+            largest.append((ns, product._replace(samples=samples), numbers))
+    largest.sort(key=lambda each: -each[0])
+    return [(product, numbers) for _, product, numbers in largest]
 
 
-def _measure(products: Iterable[Product]) -> None:
-    """Compute products that are not known yet, until the time is spent."""
-    end = perf_counter() + _BUDGET_S
+def _measure(products: Iterable[Product], end: float) -> None:
+    """Compute products that are not known yet, until ``end``, in seconds of ``perf_counter``."""
     for product in products:
-        if perf_counter() < end and product.key not in _known:
-            with suppress(Exception):  # no memory, or a type or a mode of padding that the CPU cannot compute
-                _known[product.key] = _times_of(product)
+        if product.key not in _known and perf_counter() < end:
+            try:
+                _known[product.key] = _times_of(product, end)
+            except TimeoutError:
+                return
+            except Exception:  # no memory, or a type or a mode of padding that the CPU cannot compute
+                _known[product.key] = {}
 
 
-def _enough_samples(forward: Callable[[torch.Tensor], object], inputs: torch.Tensor, samples: int) -> int:
-    """How many samples take long enough, from ``samples`` on: its own values may have made the layer slow."""
-    with torch.no_grad():
-        while samples < len(inputs):
-            times = []
-            for _ in range(_REPEATS):
-                start = perf_counter_ns()
-                forward(inputs[:samples])
-                times.append(perf_counter_ns() - start)
-            if min(times) >= _PART_NS // 2:
-                break
-            samples = min(2 * samples, len(inputs))
+def _times_of(product: Product, end: float) -> _Times:
+    """The shortest times of a product, as it is and in another type. Of a long one two parts of the batch are computed:
+    what a call takes at any size, such as to cast the weight, and what it takes for each sample, follow from both.
+    Raises TimeoutError if it is not finished by ``end``."""
+    if not product.samples or (samples := _enough_samples(product, end)) == product.shape[0]:
+        return _times_at(product, end)
+    few, many = (_times_at(_of_samples(product, count), end) for count in (samples // 2, samples))
+    if any(many[key] < _LESS_LONGER * ns for key, ns in few.items() if key[1] == "ordinary_ns"):
+        return {}  # too little of it is for the samples
+    slopes = {key: max(ns - few[key], 0) / (samples - samples // 2) for key, ns in many.items()}
+    return {key: round(ns + slopes[key] * (product.shape[0] - samples)) for key, ns in many.items()}
+
+
+def _of_samples(product: Product, samples: int) -> Product:
+    return product._replace(shape=(samples, *product.shape[1:]))
+
+
+def _enough_samples(product: Product, end: float) -> int:
+    """How many samples take long enough, and longer than half of them: its own values may have made the layer slow, and
+    to read a large weight takes as long for one sample as for many."""
+    samples, of_half = product.samples, float("inf")
+    while samples < product.shape[0] and perf_counter() < end:
+        layer, inputs = _ordinary(_of_samples(product, samples))
+        times = []
+        for _ in range(_REPEATS):
+            start = perf_counter_ns()
+            with torch.no_grad():
+                layer.forward(inputs)
+            times.append(perf_counter_ns() - start)
+        if min(times) >= max(_PART_NS, _LONGER * of_half):
+            break
+        samples, of_half = min(2 * samples, product.shape[0]), min(times)
     return samples
 
 
-def _times_of(product: Product) -> _Times:
-    """The shortest times of a product, as it is and in another type."""
+def _times_at(product: Product, end: float) -> _Times:
+    """The shortest times of a product of this size."""
     layer, inputs = _ordinary(product)
-    parts = 1.0
-    if product.samples:
-        samples = _enough_samples(layer.forward, inputs, product.samples)
-        parts = len(inputs) / samples
-        layer, inputs = _ordinary(product._replace(shape=(samples, *product.shape[1:])))
     variants = [("ordinary_ns", layer, inputs)]
     if inputs.dtype == torch.float32 and cpu_instructions() & _BFLOAT16:
         variants.append(("bfloat16_ns", layer, inputs))
     elif inputs.dtype.itemsize == 2:
-        params = {name: of and (of[0], torch.float32, of[2]) for name, of in product.params.items()}
-        variants.append(("float32_ns", *_ordinary(product._replace(shape=inputs.shape, params=params))))
+        in_float32 = {name: of and (of[0], torch.float32, of[2]) for name, of in product.params.items()}
+        variants.append(("float32_ns", *_ordinary(product._replace(params=in_float32))))
     times: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-    for _ in range(1 + _REPEATS):
+    began = perf_counter()
+    for number in range(1 + _REPEATS):
+        if (number > 1 and perf_counter() > began + _LONG_ROUND_S) or (number and perf_counter() > end):
+            break  # the first round of all starts a thread, and prepares kernels
         for measure, layer, inputs in variants:
+            if perf_counter() > end and not number:
+                raise TimeoutError
             with torch.set_grad_enabled(inputs.requires_grad):
                 start = perf_counter_ns()
                 with torch.autocast("cpu", torch.bfloat16, enabled=measure == "bfloat16_ns"):
                     output = layer.forward(inputs)
                 times[FORWARD, measure].append(perf_counter_ns() - start)
             if inputs.requires_grad:
-                wanted = [
-                    inputs,
-                    *(param for param in layer._parameters.values() if getattr(param, "requires_grad", 0)),
-                ]
+                params = [param for param in layer._parameters.values() if param is not None and param.requires_grad]
                 gradient = torch.full_like(output, 0.5)
                 start = perf_counter_ns()
-                torch.autograd.grad(output, wanted, gradient)
+                torch.autograd.grad(output, [inputs, *params], gradient)
                 times[BACKWARD, measure].append(perf_counter_ns() - start)
-    return {key: round(min(values[1:]) * parts) for key, values in times.items()}
+    return {key: min(values[1:] or values) for key, values in times.items()}
 
 
 def _ordinary(product: Product) -> tuple[Any, torch.Tensor]:
@@ -298,5 +347,7 @@ def _ordinary(product: Product) -> tuple[Any, torch.Tensor]:
     for name, of in product.params.items():
         layer._parameters[name] = None if of is None else torch.full(of[0], 0.5, dtype=of[1], device="cpu")
         layer._parameters[name] = None if of is None else layer._parameters[name].requires_grad_(of[2])
+    if prod(product.shape) * layer.weight.element_size() > _MOST_BYTES:
+        raise MemoryError
     inputs = torch.full(product.shape, 0.5, dtype=layer.weight.dtype, device="cpu")
     return layer, inputs.requires_grad_(product.with_backward and layer.weight.requires_grad)

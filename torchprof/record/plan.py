@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 from weakref import ref
@@ -154,6 +155,11 @@ class Plan:
         return [(spot, module) for spot in self.spots if (module := spot.module()) is not None]
 
     @property
+    def modules_by_name(self) -> dict[str, nn.Module]:
+        """The modules that are alive, by the names of their layers."""
+        return {".".join(spot.shown): module for spot, module in self._alive()}
+
+    @property
     def models(self) -> list[nn.Module]:
         """The models that are alive."""
         return [module for spot, module in self._alive() if len(spot.path) == 1]
@@ -233,7 +239,8 @@ class Plan:
         of its calls."""
         target_of = {layer: target for target in self.targets for layer in self.sites[target.label].layers}
         new = ((spot.shown, module) for spot, module in self._alive() if spot.shown not in self.products)
-        self.products |= {path: product for path, module in new if (product := product_of(module)) is not None}
+        with suppress(Exception):  # a module may hold anything, and what serves a finding must not raise
+            self.products |= {path: product for path, module in new if (product := product_of(module)) is not None}
         self._layers = layers_of(self.spots, self._layers, target_of, self._has_changed)
         return self._layers
 

@@ -231,7 +231,7 @@ def _run_of_document(
 
 def _checked_run(document: dict[str, Any]) -> Run:
     """The run of a document. Raises as described in ``run.part`` if the document is damaged or contradicts itself."""
-    document = {"pipelines": [], "passes": [], **document}  # older runs have none
+    document = {"pipelines": [], "passes": [], "trials": [], **document}  # older runs have none
     layers = Layers.from_json(document["layers"])
     names = [layer.name for layer in layers]
     warnings = [RunWarning.from_json(stored, names) for stored in read_list(document["stored_warnings"])]

@@ -1,5 +1,5 @@
 """What is measured: ``Cost`` has the measures that add up over layers, ops and ranks; a ``Spread`` is the distribution
-of one that does not, such as the time of a call. Adding either is associative."""
+of one that does not, such as the time of a call. Adding either is associative. A ``Trial`` is what a remedy gained."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, fields, replace
 from heapq import nsmallest
 from itertools import chain
+from math import comb
 from operator import add, attrgetter, itemgetter
 from sys import intern
 from typing import Any, NamedTuple
 
-from torchprof.run.formats import FORMATS, ReportCell, Unit
+from torchprof.run.formats import FORMATS, ReportCell, Unit, as_range, format_time
 from torchprof.run.groups import lists_by_key
-from torchprof.run.part import RunPart, Scale, demand, demand_layer, fields_of
+from torchprof.run.part import PerRank, RunPart, Scale, demand, demand_layer, fields_of
 from torchprof.run.words import FORWARD, OUTSIDE
 
 
@@ -336,3 +337,94 @@ def _sample(entry: dict[str, Any], layers: int, ranks: Set[int]) -> tuple[Sample
     if len(entry) != _FIELDS or not spread.count >= len(spread.sample) == len(spread.hashes) > 0:
         raise ValueError(f"the values of sample {tuple(key)}")
     return key, spread
+
+
+# Remedies that were carried out
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A remedy of a finding, carried out on a copy of the model, in turn with another copy as it is.
+
+    - ``rank``: which. ``rule`` and ``layers``: those of the finding. ``how``: the lines that were run, to be copied.
+    - ``why_not``: why it was not tried; "" if it was. If not, the rest is 0.
+    - ``pairs``: how often both ran. ``before_ns``, ``after_ns``: the median times of what was run: a call of the model,
+      in training with its backward; or a step of the optimizer.
+    - ``gain``: the share of the recorded time that the remedy saves, by the median of the pairs; it is from ``low`` to
+      ``high`` with 95 % confidence (the interval of the sign test). Negative if it takes longer.
+    - ``difference``: the largest difference of the outputs of both for the same inputs, as a share of the largest
+      output; None if outputs are random, or not numbers. ``compile_ns``: by how much the first call with the remedy
+      took longer.
+    """
+
+    rank: int
+    rule: str
+    layers: tuple[str, ...]
+    how: str = ""
+    why_not: str = ""
+    pairs: int = 0
+    before_ns: int = 0
+    after_ns: int = 0
+    gain: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    difference: float | None = None
+    compile_ns: int = 0
+
+    @property
+    def has_gained(self) -> bool:
+        """Whether it is faster with the remedy, beyond noise."""
+        return not self.why_not and self.low > 0
+
+    @property
+    def result(self) -> str:
+        """What it gained, in words: "Measured: 28% (27–30%)"."""
+        interval = as_range(f"{self.low:.0%}", f"{self.high:.0%}")
+        return f"Measured: {self.gain:.0%} ({interval})" if self.has_gained else f"Tried: no gain ({interval})"
+
+    @property
+    def how_it_went(self) -> str:
+        """What was run, and what is different with it, in sentences."""
+        apart = (
+            f"differ by {self.difference:.1g} of the largest" if self.difference is not None else "were not compared"
+        )
+        compiling = f" Compiling took {format_time(self.compile_ns)}." if self.compile_ns > self.before_ns else ""
+        return f"It was tried {self.pairs} times in turn: `{self.how}`. Outputs {apart}.{compiling}"
+
+    def renumbered(self, to: Sequence[int]) -> Trial:
+        """Layers have their names."""
+        return self
+
+    def scaled(self, scale: Scale) -> Trial:
+        """Gains are shares."""
+        return self
+
+    def check(self, layers: int) -> None:
+        demand(self.low <= self.gain <= self.high, "the interval of a trial")
+        demand(min(self.pairs, self.before_ns, self.after_ns, self.compile_ns) >= 0, "a negative number of a trial")
+
+
+class TrialsPart(PerRank):
+    """The trials as a part of a run: those of a later recording come last."""
+
+    def added(self, before: tuple[Any, ...], cycle: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (*before, *cycle)
+
+
+COMBINED = "combined"
+"""In place of a rule: all remedies that gained, together."""
+FEWEST_PAIRS = 6
+"""With fewer, no interval has a confidence of 95 %."""
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The interval that has the median of what these values are a sample of, with a confidence of 95 %; at least six.
+
+    It goes from the k-th smallest to the k-th largest value, by the sign test: fewer than k of n values are below the
+    median with a probability of at most 2.5 % (Conover, Practical Nonparametric Statistics, 1999, chapter 3.2).
+    """
+    n, below, k = len(values), 0.0, 0
+    while (below := below + comb(n, k) / 2**n) <= 0.025:
+        k += 1
+    ordered = sorted(values)
+    return ordered[max(k - 1, 0)], ordered[-max(k, 1)]

@@ -16,7 +16,17 @@ from torchprof.run.collectives import Unfinished, UnfinishedPart
 from torchprof.run.formats import NumberRanges, ranks_in_words
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import Lockstep, LockstepKey, LockstepPart
-from torchprof.run.measures import FIELDS, NO_COST, Cost, SampleKey, SamplesPart, Spread, sum_of_costs
+from torchprof.run.measures import (
+    FIELDS,
+    NO_COST,
+    Cost,
+    SampleKey,
+    SamplesPart,
+    Spread,
+    Trial,
+    TrialsPart,
+    sum_of_costs,
+)
 from torchprof.run.meta import Meta, RunWarning, sum_if_known
 from torchprof.run.operators import Op, operators_of_layers
 from torchprof.run.part import PerRank, RunPart, Scale
@@ -65,6 +75,7 @@ class Run:
     - ``pipelines``: what each rank did for its stages of a pipeline, by device.
     - ``passes``: of a loop of which some passes were recorded: how often each kind ran, and how long. All figures are
       then those of all passes, as estimated from the recorded ones; empty if everything was recorded.
+    - ``trials``: remedies of findings that were carried out, with what they gained; see ``Profile.verify``.
     """
 
     metas: tuple[Meta, ...]
@@ -78,6 +89,7 @@ class Run:
     unfinished: tuple[Unfinished, ...] = ()
     pipelines: tuple[Pipeline, ...] = ()
     passes: tuple[Passes, ...] = ()
+    trials: tuple[Trial, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", Layers.of(self.layers))  # from any iterable of layers
@@ -335,6 +347,7 @@ RUN_PARTS: dict[str, RunPart[Any]] = {
     "unfinished": UnfinishedPart(Unfinished),
     "pipelines": PerRank(Pipeline),
     "passes": PassesPart(Passes),
+    "trials": TrialsPart(Trial),
 }
 """The parts of a run by their names in ``Run`` and in the file, where they have this order."""
 
@@ -346,6 +359,7 @@ _CALLED = {
     "torchprof.analyze.layer_reports": ["benchmark_table"],
     "torchprof.analyze.warnings": ["all_warnings"],
     "torchprof.comparison": ["drift"],
+    "torchprof.first_screen.verdict": ["findings_to_try"],
     "torchprof.ranks.sentences": ["chosen_ranks", "verdict_on_ranks", "with_comparison"],
     "torchprof.reports": ["export", "render"],
     "torchprof.reports.documents": ["html_of", "printed", "show_page", "text_of"],

@@ -1,0 +1,302 @@
+"""Remedies that are carried out: what they gain, and that nothing of the user changes."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from math import comb
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import torchprof
+from torchprof import Profile, Run, TorchprofError
+from torchprof.advise import advise
+from torchprof.profile import trials
+from torchprof.profile.trials import REMEDIES, Remedy, Trials
+from torchprof.run.measures import Trial, median_interval
+
+
+class Clocked(nn.Module):
+    """A model whose calls take as long as it says, by a clock of its own; with a layer whose calls do, too."""
+
+    now = 0.0
+
+    def __init__(self, seconds: float = 1.0, randomly: bool = False) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.seconds, self.randomly, self.calls = seconds, randomly, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        Clocked.now += self.seconds
+        return self.layer(x) + (torch.rand(()) if self.randomly else 0)
+
+
+@pytest.fixture
+def clocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    Clocked.now = 0.0
+    monkeypatch.setattr(trials, "clock_that_waits", lambda devices, clock: lambda: Clocked.now)
+    yield
+
+
+def faster(model: nn.Module, layers: object) -> bool:
+    model.seconds = 0.25  # type: ignore[assignment]
+    return True
+
+
+def profiled(model: nn.Module, *inputs: Any, backward: bool = True) -> Profile:
+    with Profile(model) as prof:
+        for _ in range(3):
+            output = model(*inputs)
+            if backward:
+                output.sum().backward()
+    return prof
+
+
+def tried(prof: Profile, rule: str, layers: tuple[str, ...], *inputs: Any, **options: Any) -> Trial:
+    [trial] = of(prof, [(rule, layers)], *inputs, **options)
+    return trial
+
+
+def of(prof: Profile, findings: list[tuple[str, tuple[str, ...]]], *inputs: Any, **options: Any) -> tuple[Trial, ...]:
+    plan = prof._plan
+    return Trials(prof.run, plan.models[0], plan.modules_by_name, inputs, {}, **options).of(findings)
+
+
+@pytest.mark.usefixtures("clocked")
+def test_the_gain_is_that_of_the_clock_as_a_share_of_the_recorded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REMEDIES, "mine", Remedy("do(it)", faster))
+    model = Clocked()
+    prof = profiled(model, torch.rand(2, 4))
+    trial = tried(prof, "mine", ("Clocked",), torch.rand(2, 4))
+    in_model = sum(ns for layer, ns in prof.run.rows.summed("layer", "cpu_ns").items() if layer >= 0)
+    share = in_model / prof.run.meta.wall_ns
+    assert trial.gain == trial.low == trial.high == pytest.approx(0.75 * share)
+    assert (trial.before_ns, trial.after_ns, trial.how, trial.difference) == (1e9, 0.25e9, "do(it)", 0.0)
+    assert trial.has_gained and trial.pairs >= 6 and model.seconds == 1.0
+
+
+@pytest.mark.usefixtures("clocked")
+@pytest.mark.parametrize(("seconds", "gained"), [(1.0, False), (1.5, False), (0.9, True)])
+def test_what_is_not_faster_has_not_gained(monkeypatch: pytest.MonkeyPatch, seconds: float, gained: bool) -> None:
+    def change(model: nn.Module, layers: object) -> bool:
+        model.seconds = seconds  # type: ignore[assignment]
+        return True
+
+    monkeypatch.setitem(REMEDIES, "mine", Remedy("do(it)", change))
+    trial = tried(profiled(Clocked(), torch.rand(2, 4)), "mine", ("Clocked",), torch.rand(2, 4))
+    assert trial.has_gained == gained and (trial.gain > 0) == gained
+    assert trial.result.startswith("Measured: " if gained else "Tried: no gain (")
+
+
+@pytest.mark.usefixtures("clocked")
+def test_outputs_that_differ_are_said_and_random_ones_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(model: nn.Module, layers: object) -> bool:
+        with torch.no_grad():
+            model.layer.bias.add_(1)  # type: ignore[union-attr, operator]
+        return True
+
+    monkeypatch.setitem(REMEDIES, "mine", Remedy("do(it)", change))
+    inputs = torch.rand(2, 4)
+    model = Clocked()
+    trial = tried(profiled(model, inputs), "mine", ("Clocked",), inputs)
+    assert trial.difference == pytest.approx(1 / model(inputs).abs().max().item(), rel=1e-3)
+    assert "Outputs differ by " in trial.how_it_went
+    trial = tried(profiled(Clocked(randomly=True), inputs), "mine", ("Clocked",), inputs)
+    assert trial.difference is None and "Outputs were not compared." in trial.how_it_went
+
+
+@pytest.mark.usefixtures("clocked")
+def test_remedies_that_gained_are_tried_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    def half(model: nn.Module, layers: object) -> bool:
+        model.seconds = model.seconds / 2  # type: ignore[assignment, operator]
+        return True
+
+    for rule in ("one", "two"):
+        monkeypatch.setitem(REMEDIES, rule, Remedy(f"{rule}()", half))
+    prof = profiled(Clocked(), torch.rand(2, 4))
+    one, two, both = of(prof, [("one", ("Clocked",)), ("two", ("Clocked",))], torch.rand(2, 4))
+    assert one.gain == two.gain and both.gain == pytest.approx(1.5 * one.gain)  # a quarter is left, not nothing
+    assert both.rule == "combined" and both.how == "one()\ntwo()"
+
+
+def test_nothing_of_the_user_changes() -> None:
+    """Parameters, buffers, gradients, the optimizer's state, inputs, random states, hooks, threads, modes."""
+    model = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Dropout(0.5), nn.Linear(16, 4))
+    optimizer = torch.optim.Adam(model.parameters(), fused=False, foreach=False)
+    inputs = torch.rand(64, 16, requires_grad=True)
+    calls: list[int] = []
+    model[0].register_forward_hook(lambda *_: calls.append(1))
+    prof = profiled(model, inputs)
+    optimizer.step()
+
+    def state() -> list[Any]:
+        tensors = [*model.state_dict().values(), *(parameter.grad for parameter in model.parameters()), inputs]
+        states = [value for each in optimizer.state.values() for value in each.values()]
+        modes = [module.training for module in model.modules()], list(model[0]._forward_hooks)
+        others = random.getstate(), str(np.random.get_state()), torch.get_num_threads(), torch.is_grad_enabled()
+        return [*copy.deepcopy([tensors, states, torch.get_rng_state(), inputs.grad]), *modes, *others, len(calls)]
+
+    before = state()
+    done = of(
+        prof, [(rule, ("Sequential", "Sequential.2")) for rule in (*REMEDIES, "optimizer_step_per_tensor")], inputs
+    )
+    assert {trial.rule: trial.why_not for trial in done if trial.why_not and trial.rule != "many_small_operators"} == {}
+    after = state()
+    for one, other in zip(before, after, strict=True):
+        if isinstance(one, list) and one and isinstance(one[0], Tensor):
+            assert all(map(torch.equal, one, other))
+        elif isinstance(one, Tensor):
+            assert torch.equal(one, other)
+        else:
+            assert one == other
+
+
+def test_a_fused_step_is_tried_on_a_copy_of_the_optimizer() -> None:
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(40)))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False, fused=False)
+    inputs = torch.rand(4, 8)
+    with Profile(model) as prof:
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(inputs).sum().backward()
+            optimizer.step()
+    trial = tried(prof, "optimizer_step_per_tensor", (), inputs)
+    assert trial.how == "torch.optim.AdamW(…, fused=True)" and not trial.why_not
+    assert trial.after_ns < trial.before_ns and trial.has_gained
+    assert trial.difference is not None and trial.difference < 1e-5  # the parameters after a step from one state
+    del optimizer
+    assert tried(prof, "optimizer_step_per_tensor", (), inputs).why_not == "the model has 0 optimizers"
+
+
+def test_float32_and_autocast_are_tried_on_inputs_of_their_types() -> None:
+    model, inputs = nn.Sequential(nn.Linear(64, 64)).double(), torch.rand(32, 64, dtype=torch.double)
+    trial = tried(profiled(model, inputs), "double_precision", ("Sequential.0",), inputs)
+    assert not trial.why_not and 0 < (trial.difference or 0) < 1e-5
+    assert next(model.parameters()).dtype == torch.double
+
+
+@pytest.mark.parametrize(
+    ("rule", "layers", "inputs", "why"),
+    [
+        ("waiting_for_data", (), (torch.rand(2, 4),), "it changes your code"),
+        ("double_precision", (), (torch.rand(2, 5),), "RuntimeError: mat1 and mat2 shapes"),
+        ("costly_dropout", ("Clocked.layer",), (torch.rand(2, 4),), "what it changes is not in the model"),
+    ],
+)
+def test_why_a_remedy_was_not_tried(rule: str, layers: tuple[str, ...], inputs: tuple[Tensor, ...], why: str) -> None:
+    trial = tried(profiled(Clocked(), torch.rand(2, 4)), rule, layers, *inputs)
+    assert trial.why_not.startswith(why) and not trial.has_gained
+
+
+def test_a_large_model_or_one_that_cannot_be_copied_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Clocked()
+    prof = profiled(model, torch.rand(2, 4))
+    monkeypatch.setattr(trials, "_MOST_BYTES", 16)
+    assert tried(prof, "double_precision", (), torch.rand(2, 4)).why_not == "a copy of the model takes 80 B"
+    monkeypatch.undo()
+    model.lock = (number for number in range(3))  # type: ignore[assignment]
+    assert tried(prof, "double_precision", (), torch.rand(2, 4)).why_not.startswith("TypeError: cannot pickle")
+    assert tried(prof, "double_precision", (), torch.rand(2, 4), seconds=0).why_not
+
+
+def test_no_trial_begins_when_the_time_is_spent() -> None:
+    trial = tried(profiled(Clocked(), torch.rand(2, 4)), "double_precision", (), torch.rand(2, 4), seconds=0)
+    assert trial.why_not == "the time for trials is spent"
+
+
+# Profile.verify
+
+
+def test_verify_puts_what_was_measured_in_place_of_what_was_said(
+    monkeypatch: pytest.MonkeyPatch, reloaded: Any
+) -> None:
+    model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)).double()
+    inputs = torch.rand(512, 256, dtype=torch.double)
+    prof = profiled(model, inputs)
+    [said] = [one for one in advise(prof.run) if one.rule == "double_precision"]
+    run = prof.verify(inputs, seconds=10)
+    assert run is prof.run and "double_precision" in {trial.rule for trial in run.trials}
+    [trial] = [trial for trial in run.trials if trial.rule == "double_precision"]
+    [found] = [one for one in advise(run) if one.rule == "double_precision"]
+    assert found.trial == trial and trial.layers == said.layers
+    assert trial.has_gained and trial.result in str(prof) and trial.result in run.report("findings")
+    assert "`model.float(), x.float()`" in run.report("findings")
+    assert found.gain_ns == pytest.approx(trial.gain * run.meta.wall_ns, abs=1)
+    assert reloaded(run) == run
+
+
+def test_a_remedy_that_gained_nothing_is_last() -> None:
+    model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)).double()
+    prof = profiled(model, torch.rand(512, 256, dtype=torch.double))
+    first, *_ = advise(prof.run)
+    in_vain = Trial(0, first.rule, first.layers, how="x", pairs=6, low=-0.1, gain=0.0, high=0.02)
+    run = replace(prof.run, trials=(in_vain,))
+    *_, last = advise(run)
+    assert last.rule == first.rule and last.gain_ns == 0 and "Tried: no gain (-10%–2%)" in run.report("findings")
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda prof: prof.verify(), "give it the inputs of a call, as in prof.verify"),
+        (lambda prof: prof.verify(torch.rand(2, 4), seconds=0), "seconds must be a number above 0, not 0"),
+        (lambda prof: prof.verify(torch.rand(2, 4), seconds="1"), "seconds must be a number above 0, not '1'"),
+    ],
+)
+def test_wrong_calls_of_verify_say_what_to_do(call: Callable[[Profile], object], says: str) -> None:
+    prof = profiled(Clocked(), torch.rand(2, 4))
+    with pytest.raises(TorchprofError, match=says):
+        call(prof)
+
+
+def test_verify_needs_one_model_and_the_end_of_the_block() -> None:
+    models = [nn.Linear(4, 4), nn.Linear(4, 4)]
+    with Profile(models) as prof:
+        models[0](torch.rand(1, 4))
+    with pytest.raises(TorchprofError, match="this Profile has 2"):
+        prof.verify(torch.rand(1, 4))
+    with Profile(models[0]) as prof, pytest.raises(TorchprofError, match="has not ended"):
+        prof.verify(torch.rand(1, 4))
+
+
+# The interval of a median
+
+
+@pytest.mark.parametrize("n", [6, 8, 9, 12, 20, 57])
+def test_the_interval_of_a_median_is_the_narrowest_of_95_percent(n: int) -> None:
+    low, high = (int(end) for end in median_interval([*range(n)]))
+    assert low == n - 1 - high
+
+    def outside(k: int) -> float:  # the probability that k or fewer of n values are below the median, or above it
+        return 2 * sum(comb(n, i) for i in range(k + 1)) / 2**n
+
+    assert outside(low) <= 0.05 < outside(low + 1)
+
+
+@given(st.lists(st.floats(-1, 1), min_size=6, max_size=40))
+def test_the_interval_holds_the_median(values: list[float]) -> None:
+    low, high = median_interval(values)
+    assert low <= sorted(values)[len(values) // 2] <= high
+
+
+def test_the_runs_of_all_ranks_keep_their_trials() -> None:
+    def of_rank(rank: int) -> Run:
+        prof = profiled(nn.Linear(4, 4), torch.rand(1, 4))
+        meta = prof.run.meta.__class__(**{**vars(prof.run.meta), "rank": rank})
+        trial = Trial(rank, "mine", ("Linear",), why_not="no time")
+        rows = prof.run.rows
+        rows.columns["rank"][:] = type(rows.columns["rank"])("q", [rank] * len(rows.columns["rank"]))
+        samples = {key._replace(rank=rank): spread for key, spread in prof.run.samples.items()}
+        return Run((meta,), prof.run.layers, rows, samples, trials=(trial,))
+
+    merged = torchprof.merge([of_rank(0), of_rank(1)])
+    assert [trial.rank for trial in merged.trials] == [0, 1]
