@@ -183,6 +183,8 @@ def judged(fault: Fault, folder: Path, rounds: int) -> dict[str, str | float]:
     row: dict[str, str | float] = {"fault": fault.name, **{key: mark(named[key]) for key in KEYS}}
     row["rank"] = right[0] if right else "–"
     row["said"] = f"{_share(seen.findings[right[0] - 1], seen):.0%}" if right else "–"
+    tried = [one.trial for one in by_torchprof(folder, options=["--try"]).findings if one.trial is not None]
+    row["measured"] = ", ".join(f"{trial.rule} {trial.result}" for trial in tried) or "–"
     plain, fixed = seconds(folder, rounds)
     row["gain"] = f"{1 - fixed / plain:.0%}"
     clean = by_torchprof(folder, "fixed")

@@ -129,6 +129,31 @@ def test_the_mask_made_with_numpy_is_named_first(tmp_path: Path) -> None:
 # The report
 
 
+TRAINS_IN_DOUBLE = """
+model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256)).double()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+for _ in range(30):
+    optimizer.zero_grad()
+    model(torch.rand(256, 256, dtype=torch.double)).square().mean().backward()
+    optimizer.step()
+print("sum", sum(parameter.sum().item() for parameter in model.parameters()), torch.rand(1).item())
+"""
+
+
+def test_remedies_are_tried_between_two_passes(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(f"import torch\n\ntorch.manual_seed(0)\n{TRAINS_IN_DOUBLE}")
+    plain = run(tmp_path, "script.py").stdout.splitlines()[0]
+    done = run(tmp_path, "--try", "--try-seconds", "10", "script.py")
+    assert done.returncode == 0 and done.stdout.splitlines()[0] == plain, "the script computes something else"
+    [trial] = [trial for trial in saved(tmp_path).trials if trial.rule == "double_precision"]
+    assert trial.has_gained and f"{trial.result} in " in done.stdout.replace("\n", " ")
+    assert (
+        run(tmp_path, "--try-seconds", "0", "script.py")
+        .stderr.rstrip()
+        .endswith("'0' is not a number of seconds above 0, as 20")
+    )
+
+
 def test_the_whole_report_of_a_training_script(tmp_path: Path) -> None:
     done = run(tmp_path, str(SCRIPTS / "train.py"), "1")
     assert done.returncode == 0 and done.stderr == ""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import random
+import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from math import comb
 from typing import Any
@@ -20,7 +22,7 @@ import torchprof
 from torchprof import Profile, Run, TorchprofError
 from torchprof.advise import advise
 from torchprof.profile import trials
-from torchprof.profile.trials import REMEDIES, Remedy, Trials
+from torchprof.profile.trials import REMEDIES, Remedy, Trials, TryingProgram
 from torchprof.run.measures import Trial, median_interval
 
 
@@ -300,3 +302,147 @@ def test_the_runs_of_all_ranks_keep_their_trials() -> None:
 
     merged = torchprof.merge([of_rank(0), of_rank(1)])
     assert [trial.rank for trial in merged.trials] == [0, 1]
+
+
+# torchprof run --try
+
+
+def a_block() -> nn.Module:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.norm, self.dropout = nn.Linear(32, 64), nn.BatchNorm1d(64), nn.Dropout(0.3)
+            self.down = nn.Linear(64, 32)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.norm(self.up(x))
+            h = 0.5 * h * (1 + torch.tanh(0.8 * (h + 0.04 * h**3)))
+            return x + self.down(self.dropout(h))
+
+    return nn.Sequential(*(Block() for _ in range(2)))
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=False)
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), foreach=False, fused=False)
+
+
+def plainly(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for _ in range(30):
+        optimizer.zero_grad()
+        model(torch.rand(64, 32)).square().mean().backward()
+        optimizer.step()
+
+
+def accumulating(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for step in range(60):
+        (model(torch.rand(64, 32)).square().mean() / 2).backward()
+        if step % 2:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+
+
+def evaluating(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    plainly(model, optimizer)
+    model.eval()
+    with torch.no_grad():
+        for _ in range(30):
+            model(torch.rand(64, 32))
+    model.train()
+    plainly(model, optimizer)
+
+
+def under_autocast(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for _ in range(30):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(torch.rand(64, 32)).float().square().mean()
+        loss.backward()
+        optimizer.step()
+
+
+def of_two(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """A generator and a critic."""
+    critic = nn.Linear(32, 1)
+    other = torch.optim.Adam(critic.parameters(), foreach=False)
+    for _ in range(30):
+        fake = model(torch.rand(64, 32))
+        other.zero_grad()
+        (critic(fake.detach()).mean() - critic(torch.rand(64, 32)).mean()).backward()
+        other.step()
+        optimizer.zero_grad()
+        critic(fake).mean().neg().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("make", [sgd, adam])
+@pytest.mark.parametrize("train", [plainly, accumulating, evaluating, under_autocast, of_two])
+def test_a_training_in_which_remedies_are_tried_computes_the_same(
+    train: Callable[[nn.Module, torch.optim.Optimizer], None],
+    make: Callable[[nn.Module], torch.optim.Optimizer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Parameters, buffers, optimizer and random numbers, to the bit. All that can be tried is, in each kind of pass."""
+    rules = [rule for rule in (*REMEDIES, "optimizer_step_per_tensor") if rule != "many_small_operators"]
+    wanted = [(rule, ("Sequential", "Sequential.0", "Sequential.1")) for rule in rules]
+    monkeypatch.setattr(trials, "output", lambda name: lambda run: wanted)
+    monkeypatch.setattr(trials, "_SECONDS", 0.01)
+
+    def result(around: Any) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = a_block()
+        optimizer = make(model)
+        with around:
+            train(model, optimizer)
+        state = [value for each in optimizer.state.values() for value in each.values() if isinstance(value, Tensor)]
+        return [*model.state_dict().values(), *state, torch.rand(3)]
+
+    program = TryingProgram(warmup_calls=None, seconds=30)
+    plain, tried_ones = result(nullcontext()), result(program)
+    assert len(plain) == len(tried_ones) and all(map(torch.equal, plain, tried_ones))
+    done = program.run.trials
+    assert {trial.rule for trial in done} >= {*rules}
+    assert {trial.why_not for trial in done if trial.rule in ("double_precision", "costly_dropout")} == {""}
+    assert [layer.name for layer in program.run.layers if len(layer.path) == 1] == (
+        ["Sequential", "Linear"] if train is of_two else ["Sequential"]
+    ), "a copy was taken for a model of the program"
+
+
+def test_the_time_of_trials_is_in_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "output", lambda name: lambda run: [("mine", ("Clocked",))])
+    monkeypatch.setitem(REMEDIES, "mine", Remedy("do(it)", lambda model, layers: bool(time.sleep(0.2)) or True))
+    with TryingProgram(warmup_calls=None) as program:
+        plainly(model := Clocked32(), sgd(model))
+    [passes] = program.run.passes
+    assert passes.ns is not None and passes.ns.max < 0.2e9
+    assert program.run.meta.wall_ns < 0.2e9 * passes.count
+
+
+class Clocked32(Clocked):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 32)
+
+
+def test_what_cannot_be_tried_in_a_program_is_said() -> None:
+    with TryingProgram(warmup_calls=None) as program:
+        model = nn.Linear(4, 4)
+        for _ in range(5):
+            model(torch.rand(1, 4))
+    assert "Nothing was tried: `--try` needs one process" in "\n".join(map(str, program.run.warnings))
+    assert program.run.trials == ()
+
+
+def test_ctrl_c_ends_the_trials_and_not_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(model: nn.Module, layers: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trials, "output", lambda name: lambda run: [("double_precision", ()), ("mine", ())])
+    monkeypatch.setitem(REMEDIES, "mine", Remedy("do(it)", interrupt))
+    with TryingProgram(warmup_calls=None) as program:
+        plainly(model := Clocked32(), sgd(model))
+    assert [trial.rule for trial in program.run.trials] == ["double_precision"]
+    assert not [warning for warning in program.run.warnings if warning.code == "nothing_tried"]

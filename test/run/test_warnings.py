@@ -41,6 +41,7 @@ FACTS: dict[str, dict[str, Any]] = {
     "thread_runs": {"line": "train.py:7 poll", "share": 0.5},
     "child_processes": {"count": 2},
     "calls_reached": {"calls": 3},
+    "nothing_tried": {"passes": 16},
     "passes_sampled": {"recorded": 47, "count": 4000, "memory": True},
     "passes_chosen": {"recorded": 20, "count": 4000},
     "passes_slower": {"count": 4000, "first_ns": 7_000_000, "last_ns": 8_400_000},

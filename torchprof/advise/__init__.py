@@ -251,9 +251,9 @@ def judge(run: Run) -> Judgement:
     findings = _without_overlap(sorted(findings, key=share, reverse=True), evidence)
     findings = _within_place(findings, evidence)
     worth_it = [advice for advice in findings if share(advice) < 0 or share(advice) >= WORTH]
-    trials = {(trial.rule, trial.layers): trial for trial in run.trials if not trial.why_not}
+    trials = {(trial.rule, *sorted(trial.layers)): trial for trial in run.trials if not trial.why_not}
     for place, each in enumerate(worth_it):
-        if (trial := trials.get((each.rule, each.layers))) is not None:
+        if (trial := trials.get((each.rule, *sorted(each.layers)))) is not None:
             ns = round(trial.gain * most_ns) if trial.has_gained else 0
             worth_it[place] = each._replace(
                 trial=trial, gain_ns=ns, details=f"{each.details} {trial.how_it_went}".lstrip()

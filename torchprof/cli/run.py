@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import math
 import os
 import re
 import sys
@@ -41,6 +43,7 @@ examples:
   torchprof run train.py --epochs 1
   torchprof run --warmup 10 --max-calls 50 --memory -m package.train
   torchprof run --steps 1000:1020 train.py
+  torchprof run --try train.py
   torchrun --nproc-per-node 2 -m torchprof run -o 'rank{rank}.json' train.py
   torchrun --nproc-per-node 8 -m torchprof run -o job/ train.py
 """
@@ -74,6 +77,12 @@ def add_to(commands: Commands) -> None:
     recorded.add_argument(
         "--compile-layers", action="store_true", help="assign the kernels of torch.compile to their layers"
     )
+    recorded.add_argument(
+        "--try", dest="try_remedies", action="store_true", help="carry out what would help, on copies of the model"
+    )
+    recorded.add_argument(
+        "--try-seconds", type=_seconds, default=20.0, metavar="S", help="for all of --try (default: 20)"
+    )
     recorded.add_argument("--python", action="store_true", help="run it again under cProfile, for Python's functions")
     table = parser.add_argument_group("the table")
     add_options(table, "--depth", "--hot")
@@ -98,9 +107,11 @@ def execute(arguments: argparse.Namespace) -> NoReturn:
     from torchprof.profile.passes import is_sampled
     from torchprof.profile.program import Program
     from torchprof.profile.script import Script
+    from torchprof.profile.trials import TryingProgram
 
     script = Script(arguments.script, arguments.args, arguments.is_module)
-    program = Program(
+    make = functools.partial(TryingProgram, seconds=arguments.try_seconds) if arguments.try_remedies else Program
+    program = make(
         use_cuda=torch.cuda.is_available(),
         profile_memory=arguments.memory or arguments.timeline,
         with_flops=arguments.flops,
@@ -142,6 +153,13 @@ def _steps(text: str) -> range:
         if first < after:
             return range(first, after)
     raise argparse.ArgumentTypeError(f"{text!r} is not A:B with A < B, as 100:120 for passes 100 to 119")
+
+
+def _seconds(text: str) -> float:
+    with suppress(ValueError):
+        if 0 < (seconds := float(text)) < math.inf:
+            return seconds
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0, as 20")
 
 
 def _rank_and_world_size() -> tuple[int, int]:

@@ -8,10 +8,11 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,8 @@ from torch import Tensor, nn
 
 from torchprof.errors import TorchprofError
 from torchprof.profile.benchmark import loss_of, shown_progress, tensors_in
+from torchprof.profile.passes import FIRST, CycleKind, PassKind
+from torchprof.profile.program import Program
 from torchprof.record.modules import first_line, instances_of
 from torchprof.record.peak import clock_that_waits
 from torchprof.record.plan import Plan
@@ -26,6 +29,7 @@ from torchprof.record.session import refuse_if_profiled
 from torchprof.record.torch_internals import needed
 from torchprof.run.formats import format_memory
 from torchprof.run.measures import COMBINED, FEWEST_PAIRS, Trial, median_interval
+from torchprof.run.meta import RunWarning
 from torchprof.run.processes import usable_cpus
 from torchprof.run.run import Run, output
 from torchprof.run.words import BACKWARD, OPTIMIZER_RANGE, FrameKind
@@ -62,7 +66,7 @@ def _compiled(model: nn.Module, layers: Sequence[nn.Module]) -> bool:
 def _without_dropout(model: nn.Module, layers: Sequence[nn.Module]) -> bool:
     has_changed = False
     for module in {module for layer in layers for module in layer.modules()}:
-        name = "p" if isinstance(module, nn.modules.dropout._DropoutNd) else "dropout"
+        name = "p" if "Dropout" in type(module).__name__ else "dropout"
         if type(getattr(module, name, None)) is float and getattr(module, name) > 0:
             setattr(module, name, 0.0)
             has_changed = True
@@ -124,6 +128,65 @@ def verified(run: Run, plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any
     return replace(run, trials=trials)
 
 
+class TryingProgram(Program):
+    """A program that is recorded, in which the remedies of the first findings are tried: between two passes, once some
+    of their kind were recorded and the next one is not. ``seconds``: for all trials. What the program computes stays
+    the same: everything runs on copies. Other arguments are as for ``Program``. In a job of several ranks nothing is
+    tried, since ranks would wait for each other.
+    """
+
+    def __init__(self, *, seconds: float = 20.0, **options: Any) -> None:
+        super().__init__(**options)
+        self._seconds_left = seconds
+        self._trials: tuple[Trial, ...] = ()
+        self._tried_kinds: set[PassKind] = set()
+        self._is_trying = False
+        self._module: nn.Module | None = None  # that is called
+
+    @property
+    def run(self) -> Run:
+        return replace(super().run, trials=self._trials)
+
+    def _before_call(self, module: nn.Module) -> bool:
+        if self._is_trying:  # a copy is called
+            return False
+        self._module = module
+        return super()._before_call(module)
+
+    def _after_step(self, optimizer: Any, *others: Any) -> None:
+        if not self._is_trying:
+            super()._after_step(optimizer, *others)
+
+    def _begin_pass(self, kind: PassKind) -> None:
+        super()._begin_pass(kind)
+        run = None if self._cycles.is_recording else self._passes.runs.get(CycleKind(kind))
+        if run is not None and self._seconds_left > 0 and kind not in self._tried_kinds and run.meta.world_size == 1:
+            self._tried_kinds.add(kind)
+            self._try(run)
+
+    def _try(self, run: Run) -> None:
+        """Try what is found in the passes of a kind, with the inputs of the call that follows."""
+        modules, model = self._plan.modules_by_name, self._module
+        if model is None or all(modules.get(run.layers[root].name) is not model for root in run.layers.roots):
+            return
+        start, self._is_trying = time.perf_counter(), True
+        self._passes.lines.off()
+        try:
+            args, kwargs = self._outermost.arguments
+            with suppress(Exception), shown_progress() as show:  # what is tried must not end the program
+                wanted = output("findings_to_try")(run)
+                self._trials += Trials(run, model, modules, args, kwargs, self._seconds_left, show).of(wanted)
+        finally:
+            self._is_trying = False
+            self._passes.lines.on(get_ident(), self._plan.layer_with_id)
+            self._seconds_left -= time.perf_counter() - start
+
+    def _add_warnings(self, why: RunWarning | None) -> None:
+        super()._add_warnings(why)
+        if not self._tried_kinds:
+            self._cycles.observations.warnings.append(RunWarning.of("nothing_tried", passes=FIRST))
+
+
 @dataclass
 class Trials:
     """Tries the remedies of findings on copies of a ``model``, called with copies of ``args`` and ``kwargs``.
@@ -146,7 +209,7 @@ class Trials:
         """The trials of these findings, each a rule and the names of its layers; and of all that gained, together."""
         self._end = time.perf_counter() + self.seconds
         trials: list[Trial] = []
-        with _as_before(self.model):
+        with _as_before(self.model), suppress(KeyboardInterrupt):  # Ctrl-C ends the trials, not the program
             for rule, layers in findings:
                 trials.append(self._tried(rule, layers))
             gained = [trial for trial in trials if trial.has_gained]

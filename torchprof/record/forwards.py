@@ -333,7 +333,7 @@ class OutermostCalls:
     """From ``attach`` to ``detach``, calls ``before(module)`` right before each outermost call of a module on this
     thread, which is not nested in the call of another module, and ``elsewhere(module)`` before each one on another
     thread. If ``before`` returns True, ``after(module, ns)`` gets the time of the call. ``inner``: the number of nested
-    calls.
+    calls. ``arguments``: those of the call, positional and by name, while ``before`` is called.
 
     It replaces ``nn.Module.__call__``, not a hook, because that runs before the forward of the module is looked up: a
     label that ``before`` attaches is already on this call. torch.compile has no guard on it and does not compile again.
@@ -346,6 +346,7 @@ class OutermostCalls:
         elsewhere: Callable[[nn.Module], bool],
     ) -> None:
         self.inner = 0
+        self.arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
         self._before, self._after, self._elsewhere = before, after, elsewhere
         self._restore: Callable[[], None] = lambda: None
 
@@ -364,7 +365,12 @@ class OutermostCalls:
             if here in inside:
                 self.inner += 1
                 return original(module, *args, **kwargs)
-            is_timed = self._before(module) if here == home else self._elsewhere(module)
+            if here == home:
+                self.arguments = args, kwargs
+                is_timed = self._before(module)
+                self.arguments = (), {}  # nothing is kept alive
+            else:
+                is_timed = self._elsewhere(module)
             inside.add(here)
             began_ns = clock() if is_timed else 0
             try:
