@@ -152,6 +152,7 @@ def test_remedies_are_tried_between_two_passes(tmp_path: Path) -> None:
         .stderr.rstrip()
         .endswith("'0' is not a number of seconds above 0, as 20")
     )
+    assert "leave out --all, --steps and --max-calls" in run(tmp_path, "--try", "--all", "script.py").stderr
 
 
 def test_the_whole_report_of_a_training_script(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
 import random
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -22,7 +24,8 @@ import torchprof
 from torchprof import Profile, Run, TorchprofError
 from torchprof.advise import advise
 from torchprof.profile import trials
-from torchprof.profile.trials import REMEDIES, Remedy, Trials, TryingProgram
+from torchprof.profile.remedies import REMEDIES, Remedy
+from torchprof.profile.trials import Trials, TryingProgram
 from torchprof.run.measures import Trial, median_interval
 
 
@@ -331,14 +334,14 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def plainly(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    for _ in range(30):
+    for _ in range(80):  # if some are recorded again, too
         optimizer.zero_grad()
         model(torch.rand(64, 32)).square().mean().backward()
         optimizer.step()
 
 
 def accumulating(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    for step in range(60):
+    for step in range(160):
         (model(torch.rand(64, 32)).square().mean() / 2).backward()
         if step % 2:
             optimizer.step()
@@ -349,14 +352,14 @@ def evaluating(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     plainly(model, optimizer)
     model.eval()
     with torch.no_grad():
-        for _ in range(30):
+        for _ in range(80):  # if some are recorded again, too
             model(torch.rand(64, 32))
     model.train()
     plainly(model, optimizer)
 
 
 def under_autocast(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    for _ in range(30):
+    for _ in range(80):  # if some are recorded again, too
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):
             loss = model(torch.rand(64, 32)).float().square().mean()
@@ -368,7 +371,7 @@ def of_two(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """A generator and a critic."""
     critic = nn.Linear(32, 1)
     other = torch.optim.Adam(critic.parameters(), foreach=False)
-    for _ in range(30):
+    for _ in range(80):  # if some are recorded again, too
         fake = model(torch.rand(64, 32))
         other.zero_grad()
         (critic(fake.detach()).mean() - critic(torch.rand(64, 32)).mean()).backward()
@@ -417,8 +420,7 @@ def test_the_time_of_trials_is_in_no_pass(monkeypatch: pytest.MonkeyPatch) -> No
     with TryingProgram(warmup_calls=None) as program:
         plainly(model := Clocked32(), sgd(model))
     [passes] = program.run.passes
-    assert passes.ns is not None and passes.ns.max < 0.2e9
-    assert program.run.meta.wall_ns < 0.2e9 * passes.count
+    assert passes.ns is not None and passes.ns.max < 0.2e9 and program.run.trials
 
 
 class Clocked32(Clocked):
@@ -432,17 +434,95 @@ def test_what_cannot_be_tried_in_a_program_is_said() -> None:
         model = nn.Linear(4, 4)
         for _ in range(5):
             model(torch.rand(1, 4))
-    assert "Nothing was tried: `--try` needs one process" in "\n".join(map(str, program.run.warnings))
+    assert "Nothing was tried: `--try` needs a single process" in "\n".join(map(str, program.run.warnings))
     assert program.run.trials == ()
 
 
 def test_ctrl_c_ends_the_trials_and_not_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(model: nn.Module, layers: object) -> bool:
-        raise KeyboardInterrupt
+    def interrupted(model: nn.Module, layers: object) -> bool:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.5)  # the main thread waits for the trials
+        return True
 
-    monkeypatch.setattr(trials, "output", lambda name: lambda run: [("double_precision", ()), ("mine", ())])
-    monkeypatch.setitem(REMEDIES, "mine", Remedy("do(it)", interrupt))
+    wanted = [("double_precision", ()), ("mine", ()), ("costly_dropout", ())]
+    monkeypatch.setattr(trials, "output", lambda name: lambda run: wanted)
+    monkeypatch.setitem(REMEDIES, "mine", Remedy("do(it)", interrupted))
     with TryingProgram(warmup_calls=None) as program:
         plainly(model := Clocked32(), sgd(model))
-    assert [trial.rule for trial in program.run.trials] == ["double_precision"]
-    assert not [warning for warning in program.run.warnings if warning.code == "nothing_tried"]
+    assert [(trial.rule, trial.why_not) for trial in program.run.trials] == [
+        ("double_precision", ""),
+        ("mine", "the time for trials is spent"),
+    ]
+    assert model.calls >= 30
+
+
+def test_what_cannot_be_copied_is_not_tried() -> None:
+    """A cache, a generator, a module as an input: a call of a copy would change the user's own."""
+    model, inputs = Clocked(), torch.rand(2, 4)
+    prof = profiled(model, inputs)
+    model.forward = lambda x, cache=None: model.layer(x)  # type: ignore[method-assign]
+    assert tried(prof, "double_precision", (), inputs).why_not == "a forward of Clocked is replaced"
+    del model.forward
+    for value in (torch.Generator(), nn.Linear(1, 1), (number for number in range(3))):
+        why = tried(prof, "double_precision", (), inputs, value).why_not
+        assert why == f"an input is of the class {type(value).__name__}, which is not copied"
+
+
+def test_trials_have_none_of_the_modes_of_the_user_but_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[bool, bool, bool]] = []
+
+    def look(model: nn.Module, layers: object) -> bool:
+        seen.append((torch.is_autocast_enabled("cpu"), torch.is_inference_mode_enabled(), torch.is_grad_enabled()))
+        return True
+
+    monkeypatch.setitem(REMEDIES, "mine", Remedy("do(it)", look))
+    prof = profiled(Clocked(), torch.rand(2, 4))
+    with torch.inference_mode():
+        assert not tried(prof, "mine", (), torch.rand(2, 4)).why_not
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        assert not tried(prof, "mine", (), torch.rand(2, 4)).why_not
+    assert seen == [(False, False, True), (True, False, True)]
+
+
+def test_two_findings_of_one_rule_are_tried_together_with_the_layers_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+
+    def change(model: nn.Module, layers: Any) -> bool:
+        given.append(len(layers))
+        model.seconds = 1.0 - 0.25 * len(layers)  # type: ignore[assignment]
+        return True
+
+    monkeypatch.setattr(trials, "clock_that_waits", lambda devices, clock: lambda: Clocked.now)
+    monkeypatch.setitem(REMEDIES, "mine", Remedy("do(it)", change))
+    prof = profiled(Clocked(), torch.rand(2, 4))
+    one, two, both = of(prof, [("mine", ("Clocked",)), ("mine", ("Clocked.layer",))], torch.rand(2, 4))
+    assert given == [1, 1, 2] and both.gain == pytest.approx(2 * one.gain) and one.gain == two.gain
+
+
+def test_why_a_remedy_was_not_tried_is_in_the_report() -> None:
+    model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)).double()
+    prof = profiled(model, torch.rand(512, 256, dtype=torch.double))
+    prof.verify(torch.rand(2, 5, dtype=torch.double))
+    text = " ".join(prof.run.report("findings").split())
+    assert "Its remedy was not tried: RuntimeError: mat1 and mat2 shapes cannot be multiplied" in text
+    assert "Saves up to " in text and "Measured" not in str(prof)
+
+
+def test_a_gain_in_one_kind_of_passes_is_a_share_of_the_time_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training takes some of the time, and evaluation the rest."""
+    monkeypatch.setattr(trials, "output", lambda name: lambda run: [("mine", ("Clocked32",))])
+    monkeypatch.setattr(trials, "clock_that_waits", lambda devices, clock: lambda: Clocked.now)
+    monkeypatch.setitem(REMEDIES, "mine", Remedy("do(it)", faster))
+    model = Clocked32()
+    with TryingProgram(warmup_calls=None) as program:
+        plainly(model, sgd(model))
+        with torch.no_grad():
+            for _ in range(80):  # if some are recorded again, too
+                model(torch.rand(64, 32))
+                time.sleep(0.005)
+    [trial] = program.run.trials
+    kinds = {
+        passes.gradients: passes.recorded_ns + (passes.ns.sum if passes.ns else 0) for passes in program.run.passes
+    }
+    assert 0 < trial.gain <= 0.75 * kinds[True] / program.run.meta.wall_ns
+    assert kinds[False] > kinds[True]

@@ -28,12 +28,12 @@ from hypothesis import given
 import torchprof
 from torchprof import TorchprofError
 from torchprof.run import saved as job_folder
+from torchprof.run.file import host
 from torchprof.run.lockstep import NOT_RECORDED, Lockstep
 from torchprof.run.measures import FIELDS
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
 from torchprof.run.saved import JobFolder
-from torchprof.run.whole_file import host
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("duckdb")

@@ -20,10 +20,9 @@ import torchprof
 from benchmarks import fuzz
 from torchprof import TorchprofError
 from torchprof.run import saved
-from torchprof.run.file import MOST_UNPACKED, free_bytes
+from torchprof.run.file import MOST_UNPACKED, free_bytes, host
 from torchprof.run.formats import NumberRanges, numbers_in_words
 from torchprof.run.lockstep import Lockstep
-from torchprof.run.whole_file import host
 from torchprof.run.words import MOST_NESTED
 from torchprof.traces.json_text import JsonText
 

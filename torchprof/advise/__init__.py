@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from functools import cache, wraps
 from importlib import import_module
 from itertools import takewhile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torchprof.advise.chains import always
 from torchprof.advise.evidence import Evidence
@@ -251,13 +251,13 @@ def judge(run: Run) -> Judgement:
     findings = _without_overlap(sorted(findings, key=share, reverse=True), evidence)
     findings = _within_place(findings, evidence)
     worth_it = [advice for advice in findings if share(advice) < 0 or share(advice) >= WORTH]
-    trials = {(trial.rule, *sorted(trial.layers)): trial for trial in run.trials if not trial.why_not}
+    trials = {(trial.rule, *sorted(trial.layers)): trial for trial in run.trials}
     for place, each in enumerate(worth_it):
         if (trial := trials.get((each.rule, *sorted(each.layers)))) is not None:
-            ns = round(trial.gain * most_ns) if trial.has_gained else 0
-            worth_it[place] = each._replace(
-                trial=trial, gain_ns=ns, details=f"{each.details} {trial.how_it_went}".lstrip()
-            )
+            tried: dict[str, Any] = {"details": f"{each.details} {trial.how_it_went}".lstrip()}
+            if not trial.why_not:
+                tried |= {"trial": trial, "gain_ns": round(trial.gain * most_ns) if trial.has_gained else 0}
+            worth_it[place] = each._replace(**tried)
     in_vain = [each for each in worth_it if each.trial is not None and not each.trial.has_gained]
     return Judgement(sorted(worth_it, key=lambda each: (each in in_vain, -share(each))), failed)
 

@@ -177,6 +177,10 @@ def _check(arguments: argparse.Namespace, world_size: int) -> None:
         )
     if arguments.steps and arguments.max_calls is not None:
         raise TorchprofError("--steps and --max-calls both say what is recorded: give only one.")
+    if arguments.try_remedies and (arguments.all or arguments.steps or arguments.max_calls is not None):
+        raise TorchprofError(
+            "--try works between passes that are not recorded: leave out --all, --steps and --max-calls."
+        )
     if arguments.python and world_size > 1:
         raise TorchprofError("--python runs the script twice, which a rank of a job cannot do: leave it out.")
     for file in arguments.output:

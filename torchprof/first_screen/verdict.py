@@ -191,7 +191,8 @@ def what_would_help(run: Run, width: int = _WIDTH, findings: Sequence[Advice] | 
     if not (first := first_findings(evidence, findings)):
         return textwrap.fill(_no_finding(run), width)
     texts = (_wrapped(number, *in_short(advice, evidence), width) for number, advice in enumerate(first, 1))
-    together = (f"All of these that gained: {trial.result}." for trial in run.trials if trial.rule == COMBINED)
+    gained = (trial for trial in run.trials if trial.rule == COMBINED and trial.has_gained)
+    together = (f"All of these that gained: {trial.result}." for trial in gained)
     return findings_table("\n".join(["What would help", *texts, *together]), first)
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import copy
-import gc
 import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
-from threading import get_ident
-from typing import Any, NamedTuple
+from threading import Event, Thread, get_ident
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,15 +21,16 @@ from torchprof.errors import TorchprofError
 from torchprof.profile.benchmark import loss_of, shown_progress, tensors_in
 from torchprof.profile.passes import FIRST, CycleKind, PassKind
 from torchprof.profile.program import Program
+from torchprof.profile.remedies import REMEDIES, Remedy
 from torchprof.record.modules import first_line, instances_of
-from torchprof.record.peak import clock_that_waits
+from torchprof.record.peak import clock_that_waits, with_ordinary_times
 from torchprof.record.plan import Plan
+from torchprof.record.ranges import OptimizerMarks
 from torchprof.record.session import refuse_if_profiled
 from torchprof.record.torch_internals import needed
 from torchprof.run.formats import format_memory
 from torchprof.run.measures import COMBINED, FEWEST_PAIRS, Trial, median_interval
 from torchprof.run.meta import RunWarning
-from torchprof.run.processes import usable_cpus
 from torchprof.run.run import Run, output
 from torchprof.run.words import BACKWARD, OPTIMIZER_RANGE, FrameKind
 
@@ -38,72 +38,11 @@ _pytree = needed("torch.utils._pytree")
 _SECONDS = 2.0  # for one remedy, if its interval is not narrow before
 _NARROW = 0.02  # of the time, the whole interval
 _MOST_BYTES = 2**31  # of a model that is copied
+_AUTOCASTS = ("cpu", "cuda")
+_PLAIN = (Tensor, int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
+"""Inputs that are copied, or cannot be changed."""
 
 
-class Remedy(NamedTuple):
-    """How a remedy is carried out. ``how``: the lines for the user. ``change``: changes a copy of the model, given the
-    layers of the finding in it; returns whether there was anything to change. ``around``: is entered around each call.
-    ``cast``: the type of floating-point inputs.
-    """
-
-    how: str
-    change: Callable[[nn.Module, Sequence[nn.Module]], bool] = lambda model, layers: True
-    around: Callable[[], AbstractContextManager[Any]] = nullcontext
-    cast: torch.dtype | None = None
-
-
-def _in_float32(model: nn.Module, layers: Sequence[nn.Module]) -> bool:
-    model.float()
-    return True
-
-
-def _compiled(model: nn.Module, layers: Sequence[nn.Module]) -> bool:
-    for layer in layers:
-        layer.compile()
-    return bool(layers)
-
-
-def _without_dropout(model: nn.Module, layers: Sequence[nn.Module]) -> bool:
-    has_changed = False
-    for module in {module for layer in layers for module in layer.modules()}:
-        name = "p" if "Dropout" in type(module).__name__ else "dropout"
-        if type(getattr(module, name, None)) is float and getattr(module, name) > 0:
-            setattr(module, name, 0.0)
-            has_changed = True
-    return has_changed
-
-
-@contextmanager
-def _with_more_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(max(usable_cpus() // 2, 1))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def _without_denormals() -> Iterator[None]:
-    was_on = not torch.tensor(1e-40).mul(1).item()
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(was_on)
-
-
-_AUTOCAST = 'with torch.autocast("cpu", dtype=torch.bfloat16):'
-REMEDIES = {
-    "bfloat16_not_used": Remedy(_AUTOCAST, around=partial(torch.autocast, "cpu", dtype=torch.bfloat16)),
-    "half_precision_on_the_cpu": Remedy("model.float(), x.float()", _in_float32, cast=torch.float32),
-    "double_precision": Remedy("model.float(), x.float()", _in_float32, cast=torch.float32),
-    "costly_dropout": Remedy("p=0 in each dropout", _without_dropout),
-    "few_threads": Remedy("torch.set_num_threads(…)", around=_with_more_threads),
-    "slower_than_usual": Remedy("torch.set_flush_denormal(True)", around=_without_denormals),
-    "many_small_operators": Remedy("layer.compile()", _compiled),
-}
-"""By the rule of a finding, what is tried."""
 _OF_OPTIMIZERS = "optimizer_step_per_tensor"
 
 
@@ -129,39 +68,58 @@ def verified(run: Run, plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any
 
 
 class TryingProgram(Program):
-    """A program that is recorded, in which the remedies of the first findings are tried: between two passes, once some
-    of their kind were recorded and the next one is not. ``seconds``: for all trials. What the program computes stays
-    the same: everything runs on copies. Other arguments are as for ``Program``. In a job of several ranks nothing is
-    tried, since ranks would wait for each other.
+    """A program that is recorded, in which the remedies of the first findings are tried once: between two passes, after
+    some of their kind were recorded, when the next one is not. In a training, these are passes with gradients.
+
+    ``seconds``: for all trials. What the program computes stays the same: everything runs on copies. Other arguments
+    are as for ``Program``. In a job of several ranks nothing is tried, since ranks would wait for each other.
     """
 
     def __init__(self, *, seconds: float = 20.0, **options: Any) -> None:
         super().__init__(**options)
-        self._seconds_left = seconds
+        self._seconds = seconds
         self._trials: tuple[Trial, ...] = ()
-        self._tried_kinds: set[PassKind] = set()
+        self._tried_kind: PassKind | None = None
         self._is_trying = False
         self._module: nn.Module | None = None  # that is called
 
     @property
     def run(self) -> Run:
-        return replace(super().run, trials=self._trials)
+        """The result. A gain in passes of one kind is a share of the time of all."""
+        run, kind = super().run, self._tried_kind
+        spent = [
+            passes.recorded_ns + (passes.ns.sum if passes.ns is not None else 0)
+            for passes in run.passes
+            if kind == (passes.layer, passes.training, passes.gradients)
+        ]
+        share = min(sum(spent) / run.meta.wall_ns, 1.0) if run.meta.wall_ns else 0.0
+        scaled = (
+            replace(each, gain=each.gain * share, low=each.low * share, high=each.high * share) for each in self._trials
+        )
+        return replace(run, trials=tuple(scaled))
 
     def _before_call(self, module: nn.Module) -> bool:
         if self._is_trying:  # a copy is called
             return False
         self._module = module
-        return super()._before_call(module)
+        try:
+            return super()._before_call(module)
+        finally:
+            self._module = None
 
     def _after_step(self, optimizer: Any, *others: Any) -> None:
         if not self._is_trying:
             super()._after_step(optimizer, *others)
 
+    def _count_elsewhere(self, module: nn.Module) -> bool:
+        return not self._is_trying and super()._count_elsewhere(module)
+
     def _begin_pass(self, kind: PassKind) -> None:
         super()._begin_pass(kind)
         run = None if self._cycles.is_recording else self._passes.runs.get(CycleKind(kind))
-        if run is not None and self._seconds_left > 0 and kind not in self._tried_kinds and run.meta.world_size == 1:
-            self._tried_kinds.add(kind)
+        is_training_without = not kind.gradients and OptimizerMarks.steps > 0
+        if run is not None and self._tried_kind is None and run.meta.world_size == 1 and not is_training_without:
+            self._tried_kind = kind
             self._try(run)
 
     def _try(self, run: Run) -> None:
@@ -169,21 +127,21 @@ class TryingProgram(Program):
         modules, model = self._plan.modules_by_name, self._module
         if model is None or all(modules.get(run.layers[root].name) is not model for root in run.layers.roots):
             return
-        start, self._is_trying = time.perf_counter(), True
+        self._is_trying = True
         self._passes.lines.off()
         try:
             args, kwargs = self._outermost.arguments
             with suppress(Exception), shown_progress() as show:  # what is tried must not end the program
+                run = with_ordinary_times(run, self._plan.products)
                 wanted = output("findings_to_try")(run)
-                self._trials += Trials(run, model, modules, args, kwargs, self._seconds_left, show).of(wanted)
+                self._trials = Trials(run, model, modules, args, kwargs, self._seconds, show).of(wanted)
         finally:
             self._is_trying = False
             self._passes.lines.on(get_ident(), self._plan.layer_with_id)
-            self._seconds_left -= time.perf_counter() - start
 
     def _add_warnings(self, why: RunWarning | None) -> None:
         super()._add_warnings(why)
-        if not self._tried_kinds:
+        if self._tried_kind is None:
             self._cycles.observations.warnings.append(RunWarning.of("nothing_tried", passes=FIRST))
 
 
@@ -193,7 +151,8 @@ class Trials:
 
     ``run``: with the findings; ``modules``: by the names of its layers. ``seconds``: for all trials. ``show``: shows
     the progress, a line at a time. The user's model, optimizer, inputs, gradients, and the random states of torch,
-    Python and NumPy are as before. The copies have the hooks of torch, but not those of the user.
+    Python and NumPy are as before. The copies have the hooks of torch, but not those of the user. They run in a thread
+    of their own, which has none of the user's modes but autocast. Ctrl-C ends the trials; a second one is raised.
     """
 
     run: Run
@@ -209,13 +168,44 @@ class Trials:
         """The trials of these findings, each a rule and the names of its layers; and of all that gained, together."""
         self._end = time.perf_counter() + self.seconds
         trials: list[Trial] = []
-        with _as_before(self.model), suppress(KeyboardInterrupt):  # Ctrl-C ends the trials, not the program
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            return ()  # waiting for the device would end the capture
+        casts = [(kind, torch.get_autocast_dtype(kind)) for kind in _AUTOCASTS if torch.is_autocast_enabled(kind)]
+        done = Event()  # Thread.join() would take the thread for ended after Ctrl-C
+        thread = Thread(target=self._try_all, args=([*findings], casts, trials, done), daemon=True)
+        with _as_before(self._cuda_devices):
+            thread.start()
+            while not done.is_set():
+                try:
+                    done.wait()
+                except KeyboardInterrupt:
+                    if not self._end:
+                        raise
+                    self._end = 0.0
+        return tuple(trials)
+
+    def _try_all(
+        self,
+        findings: Sequence[tuple[str, tuple[str, ...]]],
+        casts: Sequence[tuple[str, Any]],
+        trials: list[Trial],
+        done: Event,
+    ) -> None:
+        with ExitStack() as stack:
+            stack.callback(done.set)
+            for kind, dtype in casts:
+                stack.enter_context(torch.autocast(kind, dtype=dtype))
             for rule, layers in findings:
-                trials.append(self._tried(rule, layers))
+                if self._end:
+                    trials.append(self._tried(rule, layers))
             gained = [trial for trial in trials if trial.has_gained]
             if len(gained) > 1:
                 trials.append(self._combined(gained))
-        return tuple(trials)
+
+    @property
+    def _cuda_devices(self) -> list[int]:
+        tensors = (*self.model.parameters(), *self.model.buffers())
+        return sorted({tensor.device.index or 0 for tensor in tensors if tensor.device.type == "cuda"})
 
     def _tried(self, rule: str, layers: tuple[str, ...]) -> Trial:
         trial = Trial(self.run.meta.rank, rule, layers)
@@ -233,11 +223,14 @@ class Trials:
     def _combined(self, gained: Sequence[Trial]) -> Trial:
         """All remedies that gained, together. An optimizer's step is in no call of the model: its gain adds."""
         names = tuple(dict.fromkeys(name for trial in gained for name in trial.layers))
-        of_model = {trial.rule: trial.layers for trial in gained if trial.rule in REMEDIES}
+        of_model: dict[str, tuple[str, ...]] = {}
+        for trial in gained:
+            if trial.rule in REMEDIES:  # of one rule there may be several findings
+                of_model[trial.rule] = (*of_model.get(trial.rule, ()), *trial.layers)
         together = Trial(self.run.meta.rank, COMBINED, names)
         others = [trial for trial in gained if trial.rule not in REMEDIES]
         try:
-            if len(of_model) > 1:
+            if len(gained) - len(others) > 1:
                 together = self._of_model(together, of_model)
             else:
                 others = [*gained]
@@ -259,7 +252,7 @@ class Trials:
             if not remedy.change(after, layers):
                 raise NotTried("what it changes is not in the model")
         cast = next((remedy.cast for remedy in remedies if remedy.cast), None)
-        old, new = self._call(before), self._call(after, cast, [remedy.around for remedy in remedies])
+        old, new = self._call(before), self._call(after, cast, remedies)
         is_of_model = {number for number in range(len(self.run.layers)) if self._is_in_model(number)}
         part_ns = sum(ns for layer, ns in self.run.rows.summed("layer", self._field).items() if layer in is_of_model)
         return self._compared(trial, "\n".join(remedy.how for remedy in remedies), old, new, part_ns)
@@ -282,9 +275,12 @@ class Trials:
         self,
         model: nn.Module,
         cast: torch.dtype | None = None,
-        arounds: Sequence[Callable[[], AbstractContextManager[Any]]] = (),
+        remedies: Sequence[Remedy] = (),
     ) -> Callable[[], Any]:
         """A function that calls the model, in training with backward, and returns the output."""
+        for value in _pytree.tree_leaves((tuple(self.args), dict(self.kwargs))):
+            if not isinstance(value, _PLAIN):  # a cache, a generator, another module: a call may change it
+                raise NotTried(f"an input is of the class {type(value).__name__}, which is not copied")
 
         def copied(tensor: Tensor) -> Tensor:
             dtype = cast if cast and tensor.is_floating_point() else tensor.dtype
@@ -296,14 +292,17 @@ class Trials:
         def call() -> Any:
             for tensor in tensors:
                 tensor.grad = None
-            with ExitStack() as stack:
-                stack.enter_context(torch.set_grad_enabled(self._with_gradients))
-                for around in arounds:
-                    stack.enter_context(around())
-                output = model(*args, **kwargs)
-                loss = loss_of(output, None) if BACKWARD in self.run.phases() else None
-            if loss is not None:
-                loss.backward()
+            with ExitStack() as around_all:
+                for remedy in remedies:
+                    around_all.enter_context(remedy.around() if remedy.spans_backward else nullcontext())
+                with ExitStack() as stack:
+                    stack.enter_context(torch.set_grad_enabled(self._with_gradients))
+                    for remedy in remedies:
+                        stack.enter_context(nullcontext() if remedy.spans_backward else remedy.around())
+                    output = model(*args, **kwargs)
+                    loss = loss_of(output, None) if BACKWARD in self.run.phases() else None
+                if loss is not None:
+                    loss.backward()
             return output
 
         return call
@@ -320,6 +319,8 @@ class Trials:
         ]
         if len(optimizers) != 1:
             raise NotTried(f"the model has {len(optimizers)} optimizers")
+        if any(parameter.device.type != "cpu" for parameter in own):
+            raise NotTried("it is tried on the CPU only")
         pairs = [_copy_of(self.model, optimizers[0]) for _ in range(2)]
         for model, _ in pairs:
             for parameter in model.parameters():
@@ -344,9 +345,11 @@ class Trials:
         now = clock_that_waits(devices, time.perf_counter)
         difference, firsts = self._first_calls(old, new, now, may_be_random=trial.rule != _OF_OPTIMIZERS)
         times: list[tuple[float, float]] = []
+        if FEWEST_PAIRS * 2 * firsts[0] > self._end - time.perf_counter() + _SECONDS:
+            raise NotTried(f"{2 * FEWEST_PAIRS} calls take longer than the time for trials")
         end = min(time.perf_counter() + _SECONDS, self._end)
         while len(times) < FEWEST_PAIRS or time.perf_counter() < end:
-            if time.perf_counter() > self._end + _SECONDS:  # calls are longer than was to be expected
+            if not self._end or time.perf_counter() > self._end + _SECONDS:  # calls are longer than was to be expected
                 raise NotTried("the time for trials is spent")
             pair = {}
             for run in (old, new) if len(times) % 2 else (new, old):
@@ -371,7 +374,7 @@ class Trials:
             low=low * share,
             high=high * share,
             difference=difference,
-            compile_ns=max(round((firsts[1] - firsts[0]) * 1e9), 0),
+            compile_ns=max(round((firsts[1] - firsts[0]) * 1e9), 0) if "compile" in how else 0,
         )
 
     def _first_calls(
@@ -383,7 +386,9 @@ class Trials:
             raise NotTried("the time for trials is spent")
         outputs, firsts = [], []
         for run, seed in ((old, 0), (new, 0), (old, 1))[: 3 if may_be_random else 2]:
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
+            for index in self._cuda_devices:
+                torch.cuda.default_generators[index].manual_seed(seed)
             start = now()
             found = tensors_in(run())
             outputs.append([tensor.detach().double().cpu() for tensor in found if tensor.is_floating_point()])
@@ -411,6 +416,9 @@ def _copy_of(model: nn.Module, *with_it: Any) -> Any:
     size = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     if size > _MOST_BYTES:
         raise NotTried(f"a copy of the model takes {format_memory(size)}")
+    for module in model.modules():  # a closure in it would call the user's own model
+        if "forward" in vars(module) or getattr(module, "_compiled_call_impl", None) is not None:
+            raise NotTried(f"a forward of {type(module).__name__} is replaced")
     copies = copy.deepcopy((model, *with_it))
     for module in copies[0].modules():
         for name, hooks in vars(module).items():
@@ -422,19 +430,14 @@ def _copy_of(model: nn.Module, *with_it: Any) -> Any:
 
 
 @contextmanager
-def _as_before(model: nn.Module) -> Iterator[None]:
-    """Afterwards the random states and the garbage collector are as before, and what the copies took is given back."""
+def _as_before(cuda_devices: Sequence[int]) -> Iterator[None]:
+    """Afterwards the random states are as before."""
     numpy = sys.modules.get("numpy")
     states = random.getstate(), numpy.random.get_state() if numpy is not None else None
-    devices = {tensor.device.index or 0 for tensor in model.parameters() if tensor.device.type == "cuda"}
-    had_gc = gc.isenabled()
-    gc.disable()
     try:
-        with torch.random.fork_rng(devices=[*devices]), torch.enable_grad():
+        with torch.random.fork_rng(devices=cuda_devices):
             yield
     finally:
         random.setstate(states[0])
         if numpy is not None:
             numpy.random.set_state(states[1])
-        if had_gc:
-            gc.enable()

@@ -15,10 +15,10 @@ from typing import Any, Literal, TypeAlias
 from torchprof.analyze.report import OPTIONS, QUESTIONS, REPORTS, Part, Report, Section
 from torchprof.errors import TorchprofError, suggest
 from torchprof.reports.documents import checked_tablefmt, text_of
+from torchprof.run.file import whole_file
 from torchprof.run.processes import paused_gc
 from torchprof.run.run import ReportText, Run
 from torchprof.run.saved import names_job_folder, write
-from torchprof.run.whole_file import whole_file
 
 _RENAMED = {"advice": "findings"}
 _FIRST = "overview"  # in the list of reports

@@ -385,6 +385,8 @@ class Trial:
     @property
     def how_it_went(self) -> str:
         """What was run, and what is different with it, in sentences."""
+        if self.why_not:
+            return f"Its remedy was not tried: {self.why_not.rstrip('.')}."
         apart = (
             f"differ by {self.difference:.1g} of the largest" if self.difference is not None else "were not compared"
         )

@@ -26,12 +26,15 @@ from torchprof.run.file import (
     ParquetTable,
     check_pyarrow,
     comparison_of,
+    exists,
+    host,
     names_of_layers,
     read_line,
     run_of,
     run_of_parquet,
     stripped,
     table_of_rows,
+    whole_file,
     write_json,
     write_parquet,
     write_table,
@@ -42,7 +45,6 @@ from torchprof.run.lockstep import NOT_RECORDED, WORK, LockstepKey
 from torchprof.run.merge import merge
 from torchprof.run.processes import check_processes, in_processes, paused_gc
 from torchprof.run.run import Run
-from torchprof.run.whole_file import exists, host, whole_file
 from torchprof.run.words import phase_of
 
 if TYPE_CHECKING:

@@ -72,7 +72,8 @@ _TEXTS = {
     "too_many_models": "Only the first {count} models have layers. The work of later models counts outside of layers.",
     "gave_way": "The recording ended early: the program started a profiler of its own. Only the time before is in the "
     "figures.",
-    "nothing_tried": "Nothing was tried: `--try` needs one process, a model, and a loop of more than {passes} passes.",
+    "nothing_tried": "Nothing was tried: `--try` needs a single process, and a loop with more than {passes} passes, of "
+    "which some are not recorded.",
     "no_model_called": "No model was called: all recorded work is outside of models.",
     "memory_grows": "Memory in use grew by {nbytes} with each call of a model. `torchprof run --memory` shows what "
     "stays.",
