@@ -345,7 +345,7 @@ def test_many_equal_layers_are_computed_once_however_small_the_share_of_each() -
 
 def test_other_threads_or_ranks_than_those_of_the_recording_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Linear(256, 256))
-    run, products = trained(model, torch.rand(1024, 256)), {("Sequential", "0"): peaks.product_of(model[0])}
+    run, products = tried_again(model, torch.rand(1024, 256)), {("Sequential", "0"): peaks.product_of(model[0])}
     assert again(peaks.with_ordinary_times(without(run), products))  # type: ignore[arg-type]
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
     assert not again(peaks.with_ordinary_times(without(run), products))  # type: ignore[arg-type]
