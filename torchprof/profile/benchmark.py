@@ -220,6 +220,7 @@ def _batches_of(inputs: Any) -> Callable[[int], _Batch]:
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
+    """The tensors in a value, and in tuples, lists and dicts in it."""
     return [leaf for leaf in _pytree.tree_flatten(tree)[0] if isinstance(leaf, Tensor)]
 
 
