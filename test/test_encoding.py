@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import torchprof
-from torchprof.encoding import encodable, error_handler_for, no_encoding_errors
+from torchprof.errors import encodable, error_handler_for, no_encoding_errors
 from torchprof.integrations.deepspeed import get_model_profile
 
 TREE = "Net\n├── a | ≥ 4\n└── b | –"

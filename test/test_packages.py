@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "integrations": "torchprof types",
     "cli": "torchprof run traces profile analyze ranks comparison advise first_screen reports",
 }
-WITHOUT_IMPORTS = {"errors", "version", "encoding"}
+WITHOUT_IMPORTS = {"errors", "version"}
 IMPORT_TORCH = {"record", "profile", "integrations", "cli"}
 # Public names that several files have: the two functions of a command, and what two integrations both must offer.
 IN_SEVERAL_FILES = {"add_to", "execute", "get_model_profile", "ProfileCallback"}

@@ -211,7 +211,7 @@ FEATURES = {
     ),
     "house": Feature(
         "public names, errors, the names of torchprof 1.4, tests of the whole, what tests share",
-        "__init__ types errors version encoding integrations/__init__",
+        "__init__ types errors version integrations/__init__",
         "test_ conftest build/ gpu/ whole/test_contract",
         "api index coming-from-1.4.0 torch-versions size",
     ),

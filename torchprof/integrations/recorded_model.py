@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from torchprof import Profile, Run, TorchprofError
-from torchprof.encoding import encodable
+from torchprof.errors import encodable
 from torchprof.integrations import conventions
 from torchprof.integrations.conventions import Convention, Counted, Counts, LayerPath
 

@@ -16,8 +16,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerAction
 
-from torchprof.encoding import encodable
-from torchprof.errors import TorchprofError
+from torchprof.errors import TorchprofError, encodable
 from torchprof.measure.recording import Options
 from torchprof.profile import arguments
 from torchprof.profile.cycle import Setup, label_ns
