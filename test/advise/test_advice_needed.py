@@ -860,3 +860,29 @@ def test_a_tensor_that_lies_otherwise_is_another_input() -> None:
         model(x.T)
         model(x.T)
     assert prof.run.layers[0].repeated_calls == 1
+
+
+def test_calls_that_record_an_unused_graph_are_counted_in_passes_that_were_not_recorded() -> None:
+    """A hand count: 120 steps, of which the first is start-up, and 200 calls of an evaluation that forgets no_grad."""
+    model = nn.Sequential(nn.Linear(64, 256), nn.Linear(256, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with Program(warmup_calls=None) as program:
+        for _ in range(2):
+            model.train()
+            for _ in range(60):
+                optimizer.zero_grad()
+                model(torch.rand(32, 64)).sum().backward()
+                optimizer.step()
+            model.eval()
+            for _ in range(100):
+                model(torch.rand(32, 64))
+    run = program.run
+    assert run.grad_calls(0) == run.rows.forward_calls(0) == 319
+    assert run.passes[0].recorded < run.passes[0].count
+    [found] = [one for one in run.findings if one.rule == "graphs_never_used"]
+    assert found.cause == "200 of 319 forward calls record a graph for a backward that never runs."
+    with torch.no_grad(), Program(warmup_calls=None) as program:
+        for number in range(100):
+            with torch.set_grad_enabled(number < 50):
+                model(torch.rand(32, 64))
+    assert 40 <= program.run.grad_calls(0) <= 50

@@ -425,7 +425,7 @@ def graphs_never_used(evidence: Evidence) -> Iterator[Advice]:
     gains, unused, calls = {}, {}, {}
     for root in layers.roots:
         calls[root] = run.rows.forward_calls(root)
-        unused[root] = min(layers[root].grad_calls or 0, calls[root]) - calls_with_backward[root]
+        unused[root] = run.grad_calls(root) - calls_with_backward[root]
         if root in calls_with_backward and unused[root] >= 2 and not layers[root].repeated_calls:
             gains[root] = round(forward_ns[root] * unused[root] / calls[root] * _GRAPH_SHARE)
     for group in merged(evidence, gains):

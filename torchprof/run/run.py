@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torchprof.errors import TorchprofError, printable
 from torchprof.run.collectives import Unfinished, UnfinishedPart
 from torchprof.run.formats import NumberRanges, ranks_in_words
+from torchprof.run.groups import sums_by_key
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import Lockstep, LockstepKey, LockstepPart
 from torchprof.run.measures import (
@@ -257,6 +258,16 @@ class Run:
         layer = OUTSIDE if selected else NOT_SELECTED
         return self.rows.by_layer.get((layer, number_of_phase(phase)), (Cost(), 0))[0]
 
+    def grad_calls(self, root: int) -> int:
+        """How many calls of a model ran with gradients enabled; 0 if that is unknown. Of a loop of which only some
+        passes were recorded, as many as its passes tell; else as in those that were looked at."""
+        layer, calls = self.layers[root], self.rows.forward_calls(root)
+        passes = sums_by_key((each.gradients, each.count) for each in self.passes if each.layer == root)
+        if len(passes) > 1:
+            return round(calls * passes[True] / passes.total())
+        looked_at = layer.noted_calls or calls or 1
+        return min(round(calls * (layer.grad_calls or 0) / looked_at), calls)
+
     @cached_property
     def left_over(self) -> Cost:
         """The cost of device work that was launched before the recording began. It is not in any sum of a layer or of
@@ -289,6 +300,13 @@ class Run:
         """A report as text: ``run.report("tree", depth=2)``; without a name, a list of all. ``run.report("tree").data``
         is the same for other programs. Raises TorchprofError for an unknown name or option."""
         return output("render")(name, self, options)  # type: ignore[no-any-return]
+
+    @property
+    def findings(self) -> list[Any]:
+        """What could be made faster or smaller, the largest gain first. Each has ``layer``, ``layers``, ``finding``,
+        ``remedy``, ``gain_ns``, ``gain_bytes`` (None: unknown), ``rule``, and the ``trial`` of ``Profile.verify`` or
+        ``torchprof run --try``, a ``Trial``, or None. docs/advice.md has the rules."""
+        return output("advise")(self)  # type: ignore[no-any-return]
 
     def metrics(self, layers: int | str | Iterable[str | tuple[str, ...]] | None = None) -> dict[str, int | float]:
         """The run as a flat dict of numbers, for W&B, MLflow, Prometheus, TensorBoard: ``time/forward/cpu_ms``.
@@ -355,6 +373,7 @@ RUN_PARTS: dict[str, RunPart[Any]] = {
 # What ``Run``, ``ReportText`` and ``profile`` call by name, imported at the first call: no import goes that way.
 
 _CALLED = {
+    "torchprof.advise": ["advise"],
     "torchprof.analyze.metrics": ["metrics"],
     "torchprof.analyze.layer_reports": ["benchmark_table"],
     "torchprof.analyze.warnings": ["all_warnings"],
