@@ -1,6 +1,7 @@
-"""The command line: ``torchprof profile``, ``run``, ``flops``, ``show`` and ``compare``.
+"""The command line: ``torchprof profile``, ``run``, ``flops``, ``show``, ``compare`` and ``try``.
 
-Each command has a file with two functions: ``add_to`` adds its parser, ``execute`` runs it and returns the exit code.
+Each command has a file with two functions: ``add_to`` adds its parser, ``execute`` runs it and returns the exit code;
+``try`` is where ``compare`` is.
 No other package prints or exits. Only the commands that run a model import torch; ``show`` of saved runs and
 ``compare`` do not.
 """
@@ -22,8 +23,7 @@ import torchprof
 from torchprof.analyze.report import QUESTIONS
 from torchprof.cli import compare, flops, profile, run, show
 from torchprof.cli.output import INTERRUPTED
-from torchprof.encoding import no_encoding_errors
-from torchprof.errors import TorchprofError, printable_lines, suggest
+from torchprof.errors import TorchprofError, no_encoding_errors, printable_lines, suggest
 from torchprof.reports import known
 
 _COMMANDS = (profile, run, flops, show, compare)
@@ -93,7 +93,8 @@ _ANSWERED_BY = {
     "time": "torchprof show run.json                     the answer first; also of a trace of torch.profiler",
     "why": "torchprof show run.json",
     "fit": "torchprof show run.json                     of a run that was recorded with --memory",
-    "changed": "torchprof compare before.json after.json    with limits for CI: --fail-if",
+    "changed": "torchprof compare before.json after.json    with limits for CI: --fail-if\n"
+    "  torchprof try before.py after.py            two versions of a script, a step of each in turn",
     "waits": "torchprof show rank*.json                   the ranks of a job, compared",
 }
 """For each question a command that answers it, by the keys of ``QUESTIONS``."""

@@ -1,15 +1,27 @@
-"""``torchprof compare``: compare two saved runs, and check limits."""
+"""``torchprof compare``: two saved runs, with limits. ``torchprof try``: two versions of a script, in turn."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import shlex
 import sys
+import textwrap
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
 import torchprof
-from torchprof.cli.options import Commands, add_options, add_output_option, check_output
+from torchprof.analyze.report import ReportTable
+from torchprof.cli.options import Commands, add_options, add_output_option, check_output, seconds_above_0
 from torchprof.cli.output import write_files
-from torchprof.errors import printable
+from torchprof.errors import TorchprofError, printable, printable_lines
+from torchprof.reports.documents import text_of
+from torchprof.run.formats import UNKNOWN, as_range, short_time
+
+if TYPE_CHECKING:
+    from torchprof.profile.in_turn import InTurn, Version
 
 _EPILOG = """\
 A LIMIT is [LAYERS: ]MEASURE > AMOUNT. Without LAYERS it is on the models; * in a path is any one step.
@@ -28,6 +40,22 @@ examples:
   torchprof compare before.json after.json --sort-by flops --top 5
   torchprof compare before.json after.json --fail-if "step > +10%" --fail-if "peak > 24GB" -o diff.md
 """
+
+_EPILOG_OF_TRY = """\
+Each version is a process of its own. One runs for some steps while the other one is stopped, and so on, until the
+interval of the gain is 2 % wide or the time is spent. So both meet the same noise of the machine. A step is one of the
+loop, as in `torchprof run`; scripts of only a few steps run as a whole, again and again. Start-up, until the end of the
+first step, counts apart. What a version prints is not shown, but compared. Both have their memory all the time.
+
+A version with arguments is in quotes. A version that has not ended by then is ended by SIGTERM: what it writes is as
+far as it has come.
+
+examples:
+  torchprof try train.py train_fused.py
+  torchprof try "train.py --workers 0" "train.py --workers 4" --seconds 120
+  torchprof try "-m package.train" "-m package.train --compile"
+"""
+_SHOWN = 100  # characters of a line
 
 
 def add_to(commands: Commands) -> None:
@@ -52,6 +80,24 @@ def add_to(commands: Commands) -> None:
     output = add_output_option(parser, "write the comparison to a file, once for each: diff.md, diff.json, diff.html")
     add_options(output, "--json")
     parser.set_defaults(execute=execute)
+    _add_try_to(commands)
+
+
+def _add_try_to(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "try",
+        help="say how much faster a changed script is",
+        usage="torchprof try BEFORE.py AFTER.py [options]",
+        description="Run the steps of two versions of a script in turn, and print what the change gains.",
+        epilog=_EPILOG_OF_TRY,
+    )
+    parser.add_argument("before", metavar="BEFORE.py", type=_script)
+    parser.add_argument("after", metavar="AFTER.py", type=_script)
+    parser.add_argument(
+        "--seconds", type=seconds_above_0, default=60.0, metavar="S", help="without start-up, at most (default: 60)"
+    )
+    add_options(parser, "--json")
+    parser.set_defaults(execute=_try)
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -76,3 +122,93 @@ def execute(arguments: argparse.Namespace) -> int:
     for failure in failures:
         print(printable(failure), file=sys.stderr)
     return 1 if failures else code
+
+
+# Two versions of a script
+
+
+def _script(text: str) -> tuple[str, list[str], bool]:
+    """The file, or the name of a module, with its arguments, and whether it is a module."""
+    words = [text] if text and Path(text).exists() else shlex.split(text)
+    is_module = words[:1] == ["-m"]
+    if len(words) <= is_module:
+        raise argparse.ArgumentTypeError(f"{text!r} names no script: 'train.py --epochs 1', or '-m package.train'")
+    return words[is_module], words[is_module + 1 :], is_module
+
+
+def _try(arguments: argparse.Namespace) -> int:
+    from torchprof.profile.benchmark import shown_progress
+    from torchprof.profile.in_turn import run_both
+    from torchprof.profile.script import Script
+
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        raise TorchprofError("torchprof try runs one process of each version: start it without torchrun.")
+    before, after = Script(*arguments.before), Script(*arguments.after)
+    with shown_progress() as show:
+        result = run_both(before, after, arguments.seconds, show)
+    print(json.dumps(_data(result)) if arguments.json else printable_lines("\n\n".join(_text(result))))
+    return 0
+
+
+def _text(result: InTurn) -> list[str]:
+    unit = result.unit
+    rows = [[version.name, *_times(version, unit)] for version in (result.before, result.after)]
+    headings = ["", "Step", "Start-up", "Steps", "Whole run"]
+    return [_headline(result), text_of(ReportTable.of_cells(headings, rows)), _about_output(result)]
+
+
+def _headline(result: InTurn) -> str:
+    """What the change gains: "train_fused.py takes 31% less time than train.py (28–33%), by 24 turns of both."."""
+    before, after, gain = result.before.name, result.after.name, result.gain
+    if gain is None:
+        return f"Nothing is known: {before} and {after} have not both come to the end of a second step in time."
+    takes = f"{after} takes {abs(gain):.0%} {'less' if gain >= 0 else 'more'} time than {before}"
+    count = f"{len(result.pairs)} {'turns' if result.unit == 'step' else 'runs'} of both"
+    if result.interval is None:
+        return f"{takes} in {count}. They are too few to tell a gain from noise."
+    low, high = sorted(value if gain >= 0 else -value for value in result.interval)
+    interval = as_range(f"{low:.0%}", f"{high:.0%}")
+    return f"{'' if low > 0 else 'No difference beyond noise: '}{takes} ({interval}), by {count}."
+
+
+def _times(version: Version, unit: str) -> list[str]:
+    step = short_time(median(version.steps) * 1e9) if version.steps and unit == "step" else UNKNOWN
+    start_up = UNKNOWN if version.start_up_s is None else short_time(version.start_up_s * 1e9)
+    if not version.whole_s:
+        return [step, start_up, UNKNOWN, UNKNOWN]
+    return [step, start_up, f"{version.counts[0]:,}", short_time(median(version.whole_s) * 1e9)]
+
+
+def _about_output(result: InTurn) -> str:
+    """Whether both printed the same, which is the case if they compute the same from the same seed."""
+    lines = min(len(result.before.output), len(result.after.output))
+    if not lines:
+        return "The results of both were not compared: a version prints nothing."
+    if (different := result.first_difference) is None:
+        return f"Both print the same {lines:,} line{'s' * (lines != 1)}."
+    number, *texts = different
+    before, after = (textwrap.shorten(text, _SHOWN, placeholder=" …") for text in texts)
+    return f"They print the same until line {number}:\n  {before}\n  {after}"
+
+
+def _data(result: InTurn) -> dict[str, Any]:
+    different = result.first_difference
+    return {
+        "unit": result.unit,
+        "gain": result.gain,
+        "interval": None if result.interval is None else [*result.interval],
+        "pairs": len(result.pairs),
+        "before": _data_of(result.before),
+        "after": _data_of(result.after),
+        "first_different_line": None if different is None else different[0],
+    }
+
+
+def _data_of(version: Version) -> dict[str, Any]:
+    return {
+        "name": version.name,
+        "steps_s": version.steps,
+        "start_up_s": version.start_up_s,
+        "whole_s": version.whole_s,
+        "steps_of_a_run": version.counts,
+    }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -34,6 +36,14 @@ def whole_number(text: str) -> int:
     if amount is None or amount.denominator != 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on; examples: 20, 10k")
     return int(amount)
+
+
+def seconds_above_0(text: str) -> float:
+    """The argparse type of an option that takes a time."""
+    with suppress(ValueError):
+        if 0 < (seconds := float(text)) < math.inf:
+            return seconds
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0, as 20")
 
 
 _FLAG = {"action": "store_true"}

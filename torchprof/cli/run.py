@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import math
 import os
 import re
 import sys
@@ -16,10 +15,17 @@ from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import torchprof
 from torchprof.analyze.report import ReportTable
-from torchprof.cli.options import Commands, add_options, add_output_option, check_output, wants_timeline, whole_number
+from torchprof.cli.options import (
+    Commands,
+    add_options,
+    add_output_option,
+    check_output,
+    seconds_above_0,
+    wants_timeline,
+    whole_number,
+)
 from torchprof.cli.output import NOT_WRITTEN, in_color, section, sections_of, with_legend, write_file
-from torchprof.encoding import error_handler_for
-from torchprof.errors import TorchprofError
+from torchprof.errors import TorchprofError, error_handler_for
 from torchprof.reports import PARQUET_RUN, format_of
 from torchprof.reports.documents import text_of
 from torchprof.run.meta import name_of_job
@@ -81,7 +87,7 @@ def add_to(commands: Commands) -> None:
         "--try", dest="try_remedies", action="store_true", help="carry out what would help, on copies of the model"
     )
     recorded.add_argument(
-        "--try-seconds", type=_seconds, default=20.0, metavar="S", help="for all of --try (default: 20)"
+        "--try-seconds", type=seconds_above_0, default=20.0, metavar="S", help="for all of --try (default: 20)"
     )
     recorded.add_argument("--python", action="store_true", help="run it again under cProfile, for Python's functions")
     table = parser.add_argument_group("the table")
@@ -153,13 +159,6 @@ def _steps(text: str) -> range:
         if first < after:
             return range(first, after)
     raise argparse.ArgumentTypeError(f"{text!r} is not A:B with A < B, as 100:120 for passes 100 to 119")
-
-
-def _seconds(text: str) -> float:
-    with suppress(ValueError):
-        if 0 < (seconds := float(text)) < math.inf:
-            return seconds
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0, as 20")
 
 
 def _rank_and_world_size() -> tuple[int, int]:

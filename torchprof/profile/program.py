@@ -189,10 +189,7 @@ class Program:
     def _before_call(self, module: nn.Module) -> bool:
         """Before a call of a module that is in no other module's call: a pass may begin here, and cycles and the
         recording may end. Returns whether the call is not recorded, and is to be timed."""
-        # A recomputation by a checkpoint is part of backward. While TorchScript traces, nothing may be added.
-        if backward_task() != -1 or _tracing_state() is not None:
-            return False
-        if not self._ensure_labelled(module):
+        if not may_be_in_pass() or not self._ensure_labelled(module):
             return False
         if self._cycles.is_recording and self._recorded_calls == self._max_calls:
             self._cycles.end_recording()
@@ -226,7 +223,7 @@ class Program:
         """Label a new model. Returns whether the module is a model, or part of one."""
         if self._plan.knows(module):
             return True
-        if self._models >= _MOST_MODELS or not _is_model(module) or not self._is_wanted(module):
+        if self._models >= _MOST_MODELS or not is_model(module) or not self._is_wanted(module):
             return False
         # A plan that is half made has no layers, and a label that is not known is never removed. A recording goes on
         # here, because the backward of an earlier call may be outstanding: the range says whose time this is.
@@ -251,7 +248,7 @@ class Program:
         """Count a call on a thread that is not recorded. Labels count those of known modules, while they are there."""
         if (label := self._plan.label_of(module)) and not self._is_labelling:
             self._labels.unobserved[label] += 1
-        elif not label and not is_observed() and _is_model(module):
+        elif not label and not is_observed() and is_model(module):
             self._calls_elsewhere[type(module).__name__] += 1
         return False
 
@@ -467,7 +464,13 @@ def _growth_of(in_use: Sequence[tuple[int, int]]) -> int:
     return round(mean) if min(rises) > mean / 2 else 0
 
 
-def _is_model(module: nn.Module) -> bool:
+def may_be_in_pass() -> bool:
+    """Whether a call is one of a pass: a recomputation by a checkpoint is part of backward, and while TorchScript
+    traces, nothing may be added."""
+    return backward_task() == -1 and _tracing_state() is None
+
+
+def is_model(module: nn.Module) -> bool:
     """Whether a module is a model. torch's losses are not, although some have buffers (the weights of classes)."""
     if isinstance(module, optional("torch.nn.modules.loss._Loss", ())):
         return False
