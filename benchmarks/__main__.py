@@ -29,6 +29,7 @@ QUESTIONS = {
     "compile": "how much is known of compiled models layer by layer, and what that costs",
     "device": "what profiling training steps costs on a GPU; on the CPU, with small models, where there is none",
     "faults": "what the first screen says of scripts with a planted fault, beside other profilers (20 minutes)",
+    "trials": "whether remedies gain in a script what their trials have measured (12 minutes)",
     "memory_faults": "the same for faults of memory, and whether the remedy lowers the peak (4 minutes)",
     "fuzz": "whether damaged files of every kind are read or refused, and nothing else (30 minutes)",
     "growth": "how time and memory of reading and drawing grow with the file, by what grows in it (5 minutes)",

@@ -6,7 +6,8 @@ interface PageData {
   version: string;
   headline: string;
   ran: string[];
-  help: [string, string][];
+  /** The findings of the first screen: what was observed, what to change, and what that gained, as in `Finding`. */
+  help: [string, string, [number, number, number] | null][];
   questions: { time: string; why: string; fit: string; changed: string; waits: string; "": string };
   legend: [sign: string, meaning: string][];
   largest: PageData.ReportPart[];
@@ -73,6 +74,8 @@ declare namespace PageData {
     layers: string[];
     finding: string;
     remedy: string;
+    /** The share of the recorded time that the remedy saves, and the interval of that; null if it was not tried. */
+    measured: [number, number, number] | null;
   }
 
   /** The layers of one run. `of`: the index of each node in `described`; -1 for layers that the run does not have.

@@ -52,7 +52,7 @@ from torchprof.reports.page.tables import sum_of_ranks
 from torchprof.run.formats import AT_LEAST, UNKNOWN, Bound, Unit
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import GAP, LockstepKey
-from torchprof.run.measures import Cost, SampleKey, Spread
+from torchprof.run.measures import Cost, SampleKey, Spread, Trial
 from torchprof.run.meta import Peak, RunWarning
 from torchprof.run.rows import Around
 from torchprof.run.timeline import DeviceTime, Held, Memory, StreamTime, Timeline
@@ -2169,3 +2169,25 @@ def test_one_rank_has_no_section_of_ranks(look: Callable[..., Page]) -> None:
     assert page.locator("#ranks").count() == 0
     assert "sums over" not in page.inner_text("header")
     assert look(of_ranks(), beside={"other": training()}).locator("#ranks").count() == 0
+
+
+def test_bars_show_the_time_with_a_remedy_that_was_tried_and_its_interval(look: Callable[..., Page]) -> None:
+    """Of 30 % (20 to 40 %): a bar of 70 % of the other, and a mark from 60 to 80 %. Of a loss the other is shorter."""
+    model = nn.Sequential(nn.Linear(256, 256)).double()
+    with Profile(model) as prof:
+        model(torch.rand(512, 256, dtype=torch.double))
+    run = prof.run
+    found, *_ = run.findings
+    for gain, low, high, widths in (
+        (0.3, 0.2, 0.4, (1.0, 0.7, 0.6, 0.2)),
+        (-0.1, -0.25, 0.0, (0.8, 0.88, 0.8, 0.2)),
+    ):
+        trial = Trial(0, found.rule, found.layers, how="x", pairs=6, gain=gain, low=low, high=high)
+        bars = look(replace(run, trials=(trial,))).locator(".trial").last
+        box = bars.bounding_box()
+        as_it_is, after = (bars.locator(".time").nth(number).bounding_box() for number in (0, 1))
+        mark = bars.locator(".interval").bounding_box()
+        assert box and as_it_is and after and mark
+        whole = as_it_is["width"] / widths[0]
+        measured = (whole, after["width"], mark["x"] - after["x"], mark["width"])
+        assert measured == pytest.approx((whole, *(part * whole for part in widths[1:])), abs=1.5)

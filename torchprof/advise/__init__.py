@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from functools import cache, wraps
 from importlib import import_module
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torchprof.advise.chains import always
 from torchprof.advise.evidence import Evidence
@@ -33,7 +33,8 @@ class Advice(NamedTuple):
     with the code in backticks, in one sentence; ``options``: further sentences. ``gain_ns``: the most time that this
     could save, of ``Evidence.recorded_ns``; ``gain_bytes``: the most memory, of ``Evidence.peak_bytes``; None: unknown.
     ``rule``: the name of the function that found it. ``layers``: the dotted paths of all layers concerned, those with
-    the largest gain first; empty for work of no layer. ``trial``: what the remedy gained when it was carried out.
+    the largest gain first; empty for work of no layer. ``trial``: what the remedy gained when it was carried out, or
+    why it was not; None without ``prof.verify`` or ``torchprof run --try``.
     """
 
     layer: str
@@ -60,6 +61,11 @@ class Advice(NamedTuple):
     @property
     def gain(self) -> Gain:
         return Gain(self.gain_ns, self.gain_bytes)
+
+    @property
+    def measured(self) -> Trial | None:
+        """The trial, if the remedy was carried out."""
+        return None if self.trial is None or self.trial.why_not else self.trial
 
 
 class Gain(NamedTuple):
@@ -254,11 +260,11 @@ def judge(run: Run) -> Judgement:
     trials = {(trial.rule, *sorted(trial.layers)): trial for trial in run.trials}
     for place, each in enumerate(worth_it):
         if (trial := trials.get((each.rule, *sorted(each.layers)))) is not None:
-            tried: dict[str, Any] = {"details": f"{each.details} {trial.how_it_went}".lstrip()}
-            if not trial.why_not:
-                tried |= {"trial": trial, "gain_ns": round(trial.gain * most_ns) if trial.has_gained else 0}
-            worth_it[place] = each._replace(**tried)
-    in_vain = [each for each in worth_it if each.trial is not None and not each.trial.has_gained]
+            each = each._replace(details=f"{each.details} {trial.how_it_went}".lstrip(), trial=trial)
+            if each.measured is not None:
+                each = each._replace(gain_ns=round(trial.gain * most_ns) if trial.has_gained else 0)
+            worth_it[place] = each
+    in_vain = [each for each in worth_it if each.measured and not each.measured.has_gained and not each.gain_bytes]
     return Judgement(sorted(worth_it, key=lambda each: (each in in_vain, -share(each))), failed)
 
 
@@ -360,7 +366,7 @@ def texts_of_findings(run: Run, shown: Sequence[Advice]) -> list[str]:
 
 def findings_table(text: str, shown: Sequence[Advice]) -> ReportTable:
     """The text of some findings, with the findings as the rows of a table."""
-    headings = ("Layer", "Gain time", "Gain memory", "Finding", "Remedy", "Rule")
+    headings = ("Layer", "Gain time", "Gain memory", "Finding", "Remedy", "Rule", *_OF_TRIALS)
     rows = [
         [
             ReportCell(printable(finding.layer), finding.layer, ids={"layers": [*finding.layers]}),
@@ -369,10 +375,23 @@ def findings_table(text: str, shown: Sequence[Advice]) -> ReportTable:
             finding.finding,
             finding.remedy,
             finding.rule,
+            *_cells_of(finding.trial),
         ]
         for finding in shown
     ]
     return ReportTable(headings, [*map(TableRow, rows)], text=text, name="findings")
+
+
+_OF_TRIALS = ("Tried", "Measured gain", "At least", "At most", "Difference", "How")
+
+
+def _cells_of(trial: Trial | None) -> list[Cell]:
+    """Whether it was tried, the gain with its interval and the difference of outputs, as shares; what was run."""
+    if trial is None or trial.why_not:
+        return ["" if trial is None else f"no: {trial.why_not}", *["" for _ in _OF_TRIALS[1:]]]
+    shares = (trial.gain, trial.low, trial.high, trial.difference)
+    cells = [UNKNOWN if share is None else ReportCell(f"{share:.2%}", share, "share") for share in shares]
+    return ["yes", *cells, trial.how]
 
 
 def _paragraphs(lead: str, advice: Advice, evidence: Evidence) -> str:
@@ -384,8 +403,8 @@ def _paragraphs(lead: str, advice: Advice, evidence: Evidence) -> str:
 
 def gain_in_words(advice: Advice, evidence: Evidence) -> str:
     """The largest possible gain of a finding: "Saves up to 1.594s of 2.560s (62.3%)"."""
-    if advice.trial is not None:
-        return advice.trial.result
+    if advice.measured is not None:
+        return advice.measured.result
     gains = []
     if advice.gain_ns or (advice.gain_ns is not None and advice.gain_bytes is None):
         gains.append(_part_of(evidence.recorded_ns, advice.gain_ns, format_time))

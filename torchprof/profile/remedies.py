@@ -2,43 +2,109 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
+from torch.utils import checkpoint
 
+from torchprof.profile.benchmark import tensors_in
+from torchprof.record.torch_internals import optional, replaced
+from torchprof.run.formats import format_memory
 from torchprof.run.processes import usable_cpus
+
+OF_OPTIMIZERS = "optimizer_step_per_tensor"
+"""The rule whose remedy changes the step of an optimizer, and nothing before it."""
+Optimizer: TypeAlias = torch.optim.Optimizer | None
+_MOST_BYTES = 2**31  # of a model that is copied, with its gradients and the state of its optimizer
+
+
+class NotTried(Exception):
+    """Why a remedy cannot be tried."""
 
 
 class Remedy(NamedTuple):
-    """How a remedy is carried out. ``how``: the lines for the user. ``change``: changes a copy of the model, given the
-    layers of the finding in it; returns whether there was anything to change. ``around``: is entered around each call,
-    with ``spans_backward`` also around its backward.
-    ``cast``: the type of floating-point inputs.
+    """How a remedy is carried out.
+
+    - ``how``: the lines for the user; "{optimizer}" stands for the class of the optimizer.
+    - ``change``: changes a copy of the model, given the layers of the finding in it, and a copy of its optimizer;
+      returns whether there was anything to change.
+    - ``around``: is entered around each call, with ``spans_backward`` around the whole step.
+    - ``cast``: the type of floating-point inputs. ``frees_gradients``: before a step gradients are freed, where the
+      program fills them with zeros.
     """
 
     how: str
-    change: Callable[[nn.Module, Sequence[nn.Module]], bool] = lambda model, layers: True
+    change: Callable[[nn.Module, Sequence[nn.Module], Optimizer], bool] = lambda model, layers, optimizer: True
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     cast: torch.dtype | None = None
     spans_backward: bool = False
+    frees_gradients: bool = False
 
 
-def _in_float32(model: nn.Module, layers: Sequence[nn.Module]) -> bool:
+# Copies
+
+
+def stop(optimizers: Iterable[torch.optim.Optimizer | None]) -> None:
+    """From now on, steps change no parameter."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups if optimizer is not None else ():
+            group["lr"] = 0.0
+
+
+def copy_of(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None
+) -> tuple[nn.Module, torch.optim.Optimizer | None]:
+    """A copy of a model, and of the optimizer that updates it, without the hooks of the user."""
+    tensors = {*model.parameters(), *model.buffers()}
+    if optimizer is not None:
+        tensors |= {parameter for group in optimizer.param_groups for parameter in group["params"]}
+        tensors |= {value for state in optimizer.state.values() for value in tensors_in([*state.values()])}
+    size = sum(tensor.nbytes * (2 if tensor.requires_grad else 1) for tensor in tensors)  # with gradients
+    if size > _MOST_BYTES:
+        raise NotTried(f"a copy of the model takes {format_memory(size)}")
+    for module in model.modules():  # a closure in it would call the user's own model
+        if "forward" in vars(module) or getattr(module, "_compiled_call_impl", None) is not None:
+            raise NotTried(f"a forward of {type(module).__name__} is replaced")
+    copies: tuple[nn.Module, torch.optim.Optimizer | None] = copy.deepcopy((model, optimizer))
+    for module in copies[0].modules():
+        for name, hooks in vars(module).items():
+            if name.endswith("_hooks") and isinstance(hooks, dict):
+                for key, hook in [*hooks.items()]:
+                    if not str(getattr(hook, "__module__", "")).startswith("torch."):
+                        del hooks[key]
+    return copies
+
+
+# Remedies
+
+
+def _in_float32(model: nn.Module, layers: Sequence[nn.Module], optimizer: Optimizer) -> bool:
     model.float()
+    for state in optimizer.state.values() if optimizer is not None else ():
+        state |= {name: value.float() for name, value in state.items() if isinstance(value, torch.Tensor)}
     return True
 
 
-def _compiled(model: nn.Module, layers: Sequence[nn.Module]) -> bool:
+def _fused(model: nn.Module, layers: Sequence[nn.Module], optimizer: Optimizer) -> bool:
+    if optimizer is None:
+        raise NotTried("the model has no optimizer of torch's, or several")
+    for group in optimizer.param_groups:
+        group.update(fused=True, foreach=None)
+    return True
+
+
+def _compiled(model: nn.Module, layers: Sequence[nn.Module], optimizer: Optimizer) -> bool:
     for layer in layers:
         layer.compile()
     return bool(layers)
 
 
-def _without_dropout(model: nn.Module, layers: Sequence[nn.Module]) -> bool:
+def _without_dropout(model: nn.Module, layers: Sequence[nn.Module], optimizer: Optimizer) -> bool:
     has_changed = False
     for module in {module for layer in layers for module in layer.modules()}:
         name = "p" if "Dropout" in type(module).__name__ else "dropout"
@@ -46,6 +112,62 @@ def _without_dropout(model: nn.Module, layers: Sequence[nn.Module]) -> bool:
             setattr(module, name, 0.0)
             has_changed = True
     return has_changed
+
+
+def _frozen(model: nn.Module, layers: Sequence[nn.Module], optimizer: Optimizer) -> bool:
+    parameters = [parameter for layer in layers for parameter in layer.parameters() if parameter.requires_grad]
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    return bool(parameters)
+
+
+def _without_attention_weights(model: nn.Module, layers: Sequence[nn.Module], optimizer: Optimizer) -> bool:
+    attention = [layer for layer in layers if isinstance(layer, nn.MultiheadAttention)]
+    for layer in attention:
+        layer.register_forward_pre_hook(
+            lambda module, args, kwargs: (args, {**kwargs, "need_weights": False}), with_kwargs=True
+        )
+    return bool(attention)
+
+
+def _in_channels_last(model: nn.Module, layers: Sequence[nn.Module], optimizer: Optimizer) -> bool:
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return any(parameter.dim() == 4 for parameter in model.parameters())
+
+
+@contextmanager
+def _with_tf32() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+
+_NON_REENTRANT = "_checkpoint_without_reentrant_generator"
+
+
+class _Called:
+    """In place of the autograd function of a checkpoint: calls what it would have checkpointed."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+        return function(*args)
+
+
+@contextmanager
+def _without_checkpoints() -> Iterator[None]:
+    def around_call(*args: Any, **kwargs: Any) -> Iterator[None]:
+        yield
+
+    with ExitStack() as stack:
+        stack.callback(replaced(checkpoint, "CheckpointFunction", _Called))
+        if optional(f"torch.utils.checkpoint.{_NON_REENTRANT}") is not None:
+            stack.callback(replaced(checkpoint, _NON_REENTRANT, around_call))
+        yield
 
 
 @contextmanager
@@ -77,5 +199,18 @@ REMEDIES = {
     "few_threads": Remedy("torch.set_num_threads(…)", around=_with_more_threads, spans_backward=True),
     "slower_than_usual": Remedy("torch.set_flush_denormal(True)", around=_without_denormals, spans_backward=True),
     "many_small_operators": Remedy("layer.compile()", _compiled),
+    "recomputed_layers": Remedy("layer(x), not checkpoint(layer, x)", around=_without_checkpoints, spans_backward=True),
+    "gradients_zeroed": Remedy("optimizer.zero_grad(set_to_none=True)", frees_gradients=True),
+    "gradients_never_used": Remedy("with torch.no_grad():", around=torch.no_grad),
+    "frozen_layers_with_gradients": Remedy("layer.requires_grad_(False)", _frozen),
+    "attention_not_fused": Remedy("attention(…, need_weights=False)", _without_attention_weights),
+    "channels_last_missed": Remedy("model.to(memory_format=torch.channels_last)", _in_channels_last),
+    "tf32_not_used": Remedy('torch.set_float32_matmul_precision("high")', around=_with_tf32, spans_backward=True),
+    "autocast_not_used": Remedy(
+        'with torch.autocast("cuda", dtype=torch.bfloat16):',
+        lambda model, layers, optimizer: torch.cuda.is_available(),
+        partial(torch.autocast, "cuda", dtype=torch.bfloat16),
+    ),
+    OF_OPTIMIZERS: Remedy("torch.optim.{optimizer}(…, fused=True)", _fused),
 }
 """By the rule of a finding, what is tried."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import random
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property
 from statistics import median
 from threading import Event, Thread, get_ident
 from typing import Any
@@ -21,33 +21,25 @@ from torchprof.errors import TorchprofError
 from torchprof.profile.benchmark import loss_of, shown_progress, tensors_in
 from torchprof.profile.passes import FIRST, CycleKind, PassKind
 from torchprof.profile.program import Program
-from torchprof.profile.remedies import REMEDIES, Remedy
+from torchprof.profile.remedies import OF_OPTIMIZERS, REMEDIES, NotTried, Remedy, copy_of, stop
 from torchprof.record.modules import first_line, instances_of
 from torchprof.record.peak import clock_that_waits, with_ordinary_times
 from torchprof.record.plan import Plan
 from torchprof.record.ranges import OptimizerMarks
 from torchprof.record.session import refuse_if_profiled
 from torchprof.record.torch_internals import needed
-from torchprof.run.formats import format_memory
 from torchprof.run.measures import COMBINED, FEWEST_PAIRS, Trial, median_interval
 from torchprof.run.meta import RunWarning
 from torchprof.run.run import Run, output
-from torchprof.run.words import BACKWARD, OPTIMIZER_RANGE, FrameKind
+from torchprof.run.words import BACKWARD, FORWARD, OPTIMIZER_STEP, PHASES, FrameKind
 
 _pytree = needed("torch.utils._pytree")
-_SECONDS = 2.0  # for one remedy, if its interval is not narrow before
+_SECONDS = 2.0, 6.0  # for one remedy, if its interval is not narrow before: at least, and if the time for all allows it
 _NARROW = 0.02  # of the time, the whole interval
-_MOST_BYTES = 2**31  # of a model that is copied
+_MOST_CALLS = 8  # of the model, before a step of its optimizer
 _AUTOCASTS = ("cpu", "cuda")
 _PLAIN = (Tensor, int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
 """Inputs that are copied, or cannot be changed."""
-
-
-_OF_OPTIMIZERS = "optimizer_step_per_tensor"
-
-
-class NotTried(Exception):
-    """Why a remedy cannot be tried."""
 
 
 def verified(run: Run, plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any], seconds: float) -> Run:
@@ -63,8 +55,10 @@ def verified(run: Run, plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any
     refuse_if_profiled()
     wanted = output("findings_to_try")(replace(run, trials=()))
     with shown_progress() as show:
-        trials = Trials(run, plan.models[0], plan.modules_by_name, args, kwargs, seconds, show).of(wanted)
-    return replace(run, trials=trials)
+        trials = Trials(run, plan.models[0], plan.modules_by_name, args, kwargs, seconds, show)
+        done = trials.of(wanted)
+    name = run.layers[run.layers.roots[0]].name
+    return replace(run, trials=of_all_time(run, name, trials.calls_per_step, done))
 
 
 class TryingProgram(Program):
@@ -79,24 +73,17 @@ class TryingProgram(Program):
         super().__init__(**options)
         self._seconds = seconds
         self._trials: tuple[Trial, ...] = ()
+        self._calls_per_step = 0
         self._tried_kind: PassKind | None = None
+        self._tried_model = ""
         self._is_trying = False
         self._module: nn.Module | None = None  # that is called
 
     @property
     def run(self) -> Run:
-        """The result. A gain in passes of one kind is a share of the time of all."""
-        run, kind = super().run, self._tried_kind
-        spent = [
-            passes.recorded_ns + (passes.ns.sum if passes.ns is not None else 0)
-            for passes in run.passes
-            if kind == (passes.layer, passes.training, passes.gradients)
-        ]
-        share = min(sum(spent) / run.meta.wall_ns, 1.0) if run.meta.wall_ns else 0.0
-        scaled = (
-            replace(each, gain=each.gain * share, low=each.low * share, high=each.high * share) for each in self._trials
-        )
-        return replace(run, trials=tuple(scaled))
+        """The result. A gain is a share of the time of all passes."""
+        run = super().run
+        return replace(run, trials=of_all_time(run, self._tried_model, self._calls_per_step, self._trials))
 
     def _before_call(self, module: nn.Module) -> bool:
         if self._is_trying:  # a copy is called
@@ -133,8 +120,13 @@ class TryingProgram(Program):
             args, kwargs = self._outermost.arguments
             with suppress(Exception), shown_progress() as show:  # what is tried must not end the program
                 run = with_ordinary_times(run, self._plan.products)
+                self._tried_model = next(
+                    run.layers[root].name for root in run.layers.roots if modules.get(run.layers[root].name) is model
+                )
                 wanted = output("findings_to_try")(run)
-                self._trials = Trials(run, model, modules, args, kwargs, self._seconds, show).of(wanted)
+                trials = Trials(run, model, modules, args, kwargs, self._seconds, show)
+                self._calls_per_step = trials.calls_per_step
+                self._trials = trials.of(wanted)
         finally:
             self._is_trying = False
             self._passes.lines.on(get_ident(), self._plan.layer_with_id)
@@ -147,7 +139,9 @@ class TryingProgram(Program):
 
 @dataclass
 class Trials:
-    """Tries the remedies of findings on copies of a ``model``, called with copies of ``args`` and ``kwargs``.
+    """Tries the remedies of findings on copies of a ``model``, called with copies of ``args`` and ``kwargs``: in
+    training with backward, and with a step of its optimizer, if it has one of torch's. What is timed is then as a step
+    of the loop, without its data and its loss. The learning rate is 0, so that nothing diverges.
 
     ``run``: with the findings; ``modules``: by the names of its layers. ``seconds``: for all trials. ``show``: shows
     the progress, a line at a time. The user's model, optimizer, inputs, gradients, and the random states of torch,
@@ -163,6 +157,8 @@ class Trials:
     seconds: float = 20.0
     show: Callable[[str], None] = lambda line: None
     _end: float = field(default=0.0, init=False)
+    _parts_left: int = field(default=1, init=False)  # trials for which there must be time
+    _zeroes: bool = field(default=False, init=False)  # the program fills gradients with zeros
 
     def of(self, findings: Iterable[tuple[str, tuple[str, ...]]]) -> tuple[Trial, ...]:
         """The trials of these findings, each a rule and the names of its layers; and of all that gained, together."""
@@ -195,67 +191,78 @@ class Trials:
             stack.callback(done.set)
             for kind, dtype in casts:
                 stack.enter_context(torch.autocast(kind, dtype=dtype))
-            for rule, layers in findings:
+            self._zeroes = any(rule == "gradients_zeroed" for rule, _ in findings)
+            for number, (rule, layers) in enumerate(findings):
+                self._parts_left = len(findings) - number + (len(findings) > 1)
                 if self._end:
-                    trials.append(self._tried(rule, layers))
+                    trials.append(self._tried({rule: layers}, Trial(self.run.meta.rank, rule, layers)))
             gained = [trial for trial in trials if trial.has_gained]
             if len(gained) > 1:
-                trials.append(self._combined(gained))
+                self._parts_left, layers_of = 1, defaultdict[str, tuple[str, ...]](tuple)
+                for trial in gained:  # of one rule there may be several findings
+                    layers_of[trial.rule] += trial.layers
+                names = tuple(dict.fromkeys(name for trial in gained for name in trial.layers))
+                trials.append(self._tried(layers_of, Trial(self.run.meta.rank, COMBINED, names)))
 
     @property
     def _cuda_devices(self) -> list[int]:
         tensors = (*self.model.parameters(), *self.model.buffers())
         return sorted({tensor.device.index or 0 for tensor in tensors if tensor.device.type == "cuda"})
 
-    def _tried(self, rule: str, layers: tuple[str, ...]) -> Trial:
-        trial = Trial(self.run.meta.rank, rule, layers)
+    def _tried(self, layers_of: Mapping[str, tuple[str, ...]], trial: Trial) -> Trial:
+        """The trial of remedies, by their rules, with their layers."""
         try:
-            if rule == _OF_OPTIMIZERS:
-                return self._of_optimizer(trial)
-            if rule not in REMEDIES:
+            if not {*layers_of} <= {*REMEDIES}:
                 raise NotTried("it changes your code")
-            return self._of_model(trial, {rule: layers})
+            return self._with_remedies(layers_of, trial)
         except NotTried as why:
             return replace(trial, why_not=str(why))
         except Exception as error:  # a copy may lack what the model had, and code of the user may raise anything
             return replace(trial, why_not=f"{type(error).__name__}: {first_line(error)}")
 
-    def _combined(self, gained: Sequence[Trial]) -> Trial:
-        """All remedies that gained, together. An optimizer's step is in no call of the model: its gain adds."""
-        names = tuple(dict.fromkeys(name for trial in gained for name in trial.layers))
-        of_model: dict[str, tuple[str, ...]] = {}
-        for trial in gained:
-            if trial.rule in REMEDIES:  # of one rule there may be several findings
-                of_model[trial.rule] = (*of_model.get(trial.rule, ()), *trial.layers)
-        together = Trial(self.run.meta.rank, COMBINED, names)
-        others = [trial for trial in gained if trial.rule not in REMEDIES]
-        try:
-            if len(gained) - len(others) > 1:
-                together = self._of_model(together, of_model)
-            else:
-                others = [*gained]
-        except Exception as error:
-            return replace(together, why_not=f"{type(error).__name__}: {first_line(error)}")
-        how = "\n".join(filter(None, [together.how, *(trial.how for trial in others)]))
-        sums = {name: sum(getattr(trial, name) for trial in (together, *others)) for name in ("gain", "low", "high")}
-        return replace(together, how=how, pairs=together.pairs or min(trial.pairs for trial in others), **sums)
-
-    # A call of the model
-
-    def _of_model(self, trial: Trial, layers_of: Mapping[str, tuple[str, ...]]) -> Trial:
-        """Remedies, by their rules, with their layers."""
+    def _with_remedies(self, layers_of: Mapping[str, tuple[str, ...]], trial: Trial) -> Trial:
         remedies = [REMEDIES[rule] for rule in layers_of]
-        before, after = _copy_of(self.model), _copy_of(self.model)
+        (before, old), (after, new) = (copy_of(self.model, self._optimizer) for _ in range(2))
         in_copy = dict(zip(self.model.modules(), after.modules()))
         for remedy, names in zip(remedies, layers_of.values()):
             layers = [in_copy[module] for name in names if (module := self.modules.get(name)) in in_copy]
-            if not remedy.change(after, layers):
+            if not remedy.change(after, layers, new):
                 raise NotTried("what it changes is not in the model")
-        cast = next((remedy.cast for remedy in remedies if remedy.cast), None)
-        old, new = self._call(before), self._call(after, cast, remedies)
-        is_of_model = {number for number in range(len(self.run.layers)) if self._is_in_model(number)}
-        part_ns = sum(ns for layer, ns in self.run.rows.summed("layer", self._field).items() if layer in is_of_model)
-        return self._compared(trial, "\n".join(remedy.how for remedy in remedies), old, new, part_ns)
+        how = "\n".join(remedy.how for remedy in remedies).format(optimizer=type(new).__name__)
+        self.show(f"trying {how.splitlines()[0]}")
+        if trial.rule != OF_OPTIMIZERS:  # else parameters are compared after a step
+            stop([old, new])
+        steps = self._step(before, old), self._step(after, new, remedies)
+        return self._compared(replace(trial, how=how), *steps, [old, new])
+
+    # A step
+
+    @cached_property
+    def _optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer of the model, if it is one of torch's that made a step in the run; None if it has several."""
+        own = {*self.model.parameters()}
+        optimizers = [
+            optimizer
+            for optimizer in instances_of(torch.optim.Optimizer)
+            if any(parameter in own for group in optimizer.param_groups for parameter in group["params"])
+        ]
+        if len(optimizers) != 1 or not self._with_backward or not self.run.rows.total("calls", frames=_is_optimizer):
+            return None
+        is_known = type(optimizers[0]).__module__.startswith("torch.optim.")
+        return optimizers[0] if is_known and not isinstance(optimizers[0], torch.optim.LBFGS) else None
+
+    @cached_property
+    def calls_per_step(self) -> int:
+        """How many calls come before a step of the optimizer; 0 if no step is tried."""
+        if self._optimizer is None:
+            return 0
+        steps = self.run.rows.total("calls", frames=lambda chain: _is_optimizer(chain[-1:]))
+        calls = sum(self.run.rows.forward_calls(root) for root in self.run.layers.roots if self._is_in_model(root))
+        return min(max(round(calls / max(steps, 1)), 1), _MOST_CALLS)
+
+    @property
+    def _with_backward(self) -> bool:
+        return self._with_gradients and BACKWARD in self.run.phases()
 
     def _is_in_model(self, number: int) -> bool:
         root = self.run.layers.lineage(number)[0]
@@ -267,20 +274,15 @@ class Trials:
         roots = (self.run.layers[root] for root in self.run.layers.roots if self._is_in_model(root))
         return any(layer.grad_calls for layer in roots)
 
-    @property
-    def _field(self) -> str:
-        return "device_ns" if "device_ns" in self.run.meta.measured else "cpu_ns"
-
-    def _call(
-        self,
-        model: nn.Module,
-        cast: torch.dtype | None = None,
-        remedies: Sequence[Remedy] = (),
+    def _step(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer | None, remedies: Sequence[Remedy] = ()
     ) -> Callable[[], Any]:
-        """A function that calls the model, in training with backward, and returns the output."""
+        """A function that makes a step with copies of the inputs, and returns the last output and the parameters."""
         for value in _pytree.tree_leaves((tuple(self.args), dict(self.kwargs))):
             if not isinstance(value, _PLAIN):  # a cache, a generator, another module: a call may change it
                 raise NotTried(f"an input is of the class {type(value).__name__}, which is not copied")
+        zeroes = self._zeroes and not any(remedy.frees_gradients for remedy in remedies)
+        cast = next((remedy.cast for remedy in remedies if remedy.cast), None)
 
         def copied(tensor: Tensor) -> Tensor:
             dtype = cast if cast and tensor.is_floating_point() else tensor.dtype
@@ -288,68 +290,59 @@ class Trials:
 
         args, kwargs = _pytree.tree_map_only(Tensor, copied, (tuple(self.args), dict(self.kwargs)))
         tensors = [*model.parameters(), *tensors_in((args, kwargs))]
+        of_step = [remedy.around for remedy in remedies if remedy.spans_backward]
+        of_call = [remedy.around for remedy in remedies if not remedy.spans_backward]
 
         def call() -> Any:
-            for tensor in tensors:
-                tensor.grad = None
-            with ExitStack() as around_all:
-                for remedy in remedies:
-                    around_all.enter_context(remedy.around() if remedy.spans_backward else nullcontext())
-                with ExitStack() as stack:
-                    stack.enter_context(torch.set_grad_enabled(self._with_gradients))
-                    for remedy in remedies:
-                        stack.enter_context(nullcontext() if remedy.spans_backward else remedy.around())
-                    output = model(*args, **kwargs)
-                    loss = loss_of(output, None) if BACKWARD in self.run.phases() else None
-                if loss is not None:
-                    loss.backward()
+            with ExitStack() as stack:
+                stack.enter_context(torch.set_grad_enabled(self._with_gradients))
+                for around in of_call:
+                    stack.enter_context(around())
+                output = model(*args, **kwargs)
+                loss = loss_of(output, None) if self._with_backward else None
+            if loss is not None:
+                loss.backward()
             return output
 
-        return call
+        def step() -> Any:
+            for tensor in tensors:
+                if zeroes and tensor.grad is not None:
+                    tensor.grad.zero_()
+                else:
+                    tensor.grad = None
+            with ExitStack() as stack:
+                for around in of_step:
+                    stack.enter_context(around())
+                for _ in range(self.calls_per_step or 1):
+                    output = call()
+                if optimizer is not None:
+                    optimizer.step()
+            return output, [*model.parameters()]
 
-    # A step of the optimizer
-
-    def _of_optimizer(self, trial: Trial) -> Trial:
-        """``fused=True``: on copies of the model, its gradients and the state of its optimizer."""
-        own = {*self.model.parameters()}
-        optimizers = [
-            optimizer
-            for optimizer in instances_of(torch.optim.Optimizer)
-            if any(parameter in own for group in optimizer.param_groups for parameter in group["params"])
-        ]
-        if len(optimizers) != 1:
-            raise NotTried(f"the model has {len(optimizers)} optimizers")
-        if any(parameter.device.type != "cpu" for parameter in own):
-            raise NotTried("it is tried on the CPU only")
-        pairs = [_copy_of(self.model, optimizers[0]) for _ in range(2)]
-        for model, _ in pairs:
-            for parameter in model.parameters():
-                if parameter.requires_grad and parameter.grad is None:
-                    parameter.grad = torch.full_like(parameter, 1e-3)
-        for group in pairs[1][1].param_groups:
-            group.update(fused=True, foreach=None)
-        old, new = (partial(_stepped, *pair) for pair in pairs)
-        part_ns = self.run.rows.total("cpu_ns", frames=_is_optimizer)
-        how = f"torch.optim.{type(optimizers[0]).__name__}(…, fused=True)"
-        return self._compared(trial, how, old, new, part_ns)
+        return step
 
     # The times of both
 
-    def _compared(self, trial: Trial, how: str, old: Callable[[], Any], new: Callable[[], Any], part_ns: int) -> Trial:
-        """Run both in turn, until the interval of the gain is narrow or the time is spent. ``part_ns``: the part of the
-        recorded time that is like what is run."""
-        whole_ns = sum(meta.wall_ns for meta in self.run.metas)
-        share = min(part_ns / whole_ns, 1.0) if whole_ns else 0.0
-        self.show(f"trying {how.splitlines()[0]}")
+    def _compared(
+        self,
+        trial: Trial,
+        old: Callable[[], Any],
+        new: Callable[[], Any],
+        optimizers: Sequence[torch.optim.Optimizer | None],
+    ) -> Trial:
+        """Run both in turn, until the interval of the gain is narrow or the time is spent."""
         devices = {tensor.device for tensor in (*self.model.parameters(), *self.model.buffers())}
         now = clock_that_waits(devices, time.perf_counter)
-        difference, firsts = self._first_calls(old, new, now, may_be_random=trial.rule != _OF_OPTIMIZERS)
+        difference, firsts = self._first_calls(old, new, now, may_be_random=trial.rule != OF_OPTIMIZERS)
+        stop(optimizers)
         times: list[tuple[float, float]] = []
-        if FEWEST_PAIRS * 2 * firsts[0] > self._end - time.perf_counter() + _SECONDS:
+        left = self._end - time.perf_counter()
+        least, most = _SECONDS
+        if FEWEST_PAIRS * 2 * firsts[0] > left + least:
             raise NotTried(f"{2 * FEWEST_PAIRS} calls take longer than the time for trials")
-        end = min(time.perf_counter() + _SECONDS, self._end)
+        end = min(time.perf_counter() + min(max(left / self._parts_left, least), most), self._end)
         while len(times) < FEWEST_PAIRS or time.perf_counter() < end:
-            if not self._end or time.perf_counter() > self._end + _SECONDS:  # calls are longer than was to be expected
+            if not self._end or time.perf_counter() > self._end + least:  # calls are longer than was to be expected
                 raise NotTried("the time for trials is spent")
             pair = {}
             for run in (old, new) if len(times) % 2 else (new, old):
@@ -366,22 +359,22 @@ class Trials:
         before, after = (median(each) for each in zip(*times))
         return replace(
             trial,
-            how=how,
             pairs=len(times),
             before_ns=round(before * 1e9),
             after_ns=round(after * 1e9),
-            gain=median(gains) * share,
-            low=low * share,
-            high=high * share,
+            gain=median(gains),
+            low=low,
+            high=high,
             difference=difference,
-            compile_ns=max(round((firsts[1] - firsts[0]) * 1e9), 0) if "compile" in how else 0,
+            compile_ns=max(round((firsts[1] - firsts[0]) * 1e9), 0) if "compile" in trial.how else 0,
         )
 
     def _first_calls(
         self, old: Callable[[], Any], new: Callable[[], Any], now: Callable[[], float], may_be_random: bool
     ) -> tuple[float | None, list[float]]:
-        """The difference of the outputs of both, and the times of their first calls. None if outputs are random: then
-        those of the model as it is differ with the seed."""
+        """The difference of the results of both, and the times of their first calls. Results are the outputs; with the
+        remedy of an optimizer, the parameters after a step. None if outputs are random: then those of the model as it
+        is differ with the seed."""
         if time.perf_counter() > self._end:
             raise NotTried("the time for trials is spent")
         outputs, firsts = [], []
@@ -390,7 +383,8 @@ class Trials:
             for index in self._cuda_devices:
                 torch.cuda.default_generators[index].manual_seed(seed)
             start = now()
-            found = tensors_in(run())
+            output, parameters = run()
+            found = tensors_in(output) if may_be_random else parameters
             outputs.append([tensor.detach().double().cpu() for tensor in found if tensor.is_floating_point()])
             firsts.append(now() - start)
         before, after, again = outputs[0], outputs[1], outputs[-1] if may_be_random else outputs[0]
@@ -401,32 +395,44 @@ class Trials:
         return (apart / largest if apart < float("inf") else None), firsts
 
 
-def _stepped(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """Make a step; returns the parameters."""
-    optimizer.step()
-    return [*model.parameters()]
+# What a gain is of all the time
+
+
+def of_all_time(run: Run, model: str, calls_per_step: int, trials: Sequence[Trial]) -> tuple[Trial, ...]:
+    """Trials whose gains are shares of what was tried, with gains that are shares of the time of a run. ``model``: the
+    name of the one that was called. ``calls_per_step``: see ``Trials``.
+
+    What was tried is a part of the time that is known in two ways, which are both in the interval: by the rows of the
+    run; and by how long a call takes in a trial, and how many there are. They differ as far as a trial differs from
+    the loop, and where the profiler makes some work longer than other work.
+    """
+    root = next((number for number in run.layers.roots if run.layers[number].name == model), None)
+    whole_ns = sum(meta.wall_ns for meta in run.metas)
+    if root is None or not whole_ns:
+        return tuple(trials)
+    field = "device_ns" if "device_ns" in run.meta.measured else "cpu_ns"
+    times = run.rows.summed(("layer", "phase"), field).items()
+    in_model = [(phase, ns) for (layer, phase), ns in times if layer >= 0 and run.layers.lineage(layer)[0] == root]
+    calls, with_gradients = run.rows.forward_calls(root), run.grad_calls(root)
+    tried = with_gradients or calls
+    others_ns = sum(ns for phase, ns in in_model if PHASES[phase] == FORWARD) * (calls - tried) // max(calls, 1)
+    part_ns = sum(ns for _, ns in in_model)
+    if calls_per_step:
+        part_ns += run.rows.total(field, frames=_is_optimizer)
+
+    def scaled(trial: Trial) -> Trial:
+        tried_ns = trial.before_ns * tried / max(calls_per_step, 1) + others_ns
+        has_plain_times = any(passes.ns for passes in run.passes)  # else the profiler made this part longer by so much
+        plain_ns = whole_ns if has_plain_times else whole_ns + min(tried_ns - part_ns, 0)
+        shares = min(part_ns / whole_ns, 1.0), min(tried_ns / plain_ns, 1.0)
+        low, high = (pick(end * share for share in shares) for pick, end in ((min, trial.low), (max, trial.high)))
+        return replace(trial, gain=trial.gain * sum(shares) / 2, low=low, high=high)
+
+    return tuple(map(scaled, trials))
 
 
 def _is_optimizer(chain: Sequence[Any]) -> bool:
-    return any(frame.kind == FrameKind.LABEL and frame.name.startswith(OPTIMIZER_RANGE) for frame in chain)
-
-
-def _copy_of(model: nn.Module, *with_it: Any) -> Any:
-    """A copy of a model, and of an optimizer that updates it, without the hooks of the user."""
-    size = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
-    if size > _MOST_BYTES:
-        raise NotTried(f"a copy of the model takes {format_memory(size)}")
-    for module in model.modules():  # a closure in it would call the user's own model
-        if "forward" in vars(module) or getattr(module, "_compiled_call_impl", None) is not None:
-            raise NotTried(f"a forward of {type(module).__name__} is replaced")
-    copies = copy.deepcopy((model, *with_it))
-    for module in copies[0].modules():
-        for name, hooks in vars(module).items():
-            if name.endswith("_hooks") and isinstance(hooks, dict):
-                for key, hook in [*hooks.items()]:
-                    if not str(getattr(hook, "__module__", "")).startswith("torch."):
-                        del hooks[key]
-    return copies if with_it else copies[0]
+    return any(frame.kind == FrameKind.LABEL and frame.name.startswith(OPTIMIZER_STEP) for frame in chain)
 
 
 @contextmanager

@@ -63,6 +63,7 @@ _OF_MODULES: dict[str, dict[str, Use]] = {  # a key may be several parts with on
     "torch.utils": {
         "_python_dispatch._disable_current_modes": Use("to call torch's formulas outside of modes", "they are inside"),
         "checkpoint._StopRecomputationError": Use("that a recomputation stopped early", "it may be called unfinished"),
+        "checkpoint._checkpoint_without_reentrant_generator": Use("to try a model without", "only reentrant ones"),
         "_pytree": Use("the tensors in inputs and outputs"),
     },
     "torch": {

@@ -18,7 +18,7 @@ from types import NoneType
 from typing import Any
 from zlib import compress
 
-from torchprof.advise import advise, gain_in_words, place_in_words
+from torchprof.advise import Advice, advise, gain_in_words, place_in_words
 from torchprof.advise.evidence import Evidence
 from torchprof.analyze.report import QUESTIONS, report
 from torchprof.analyze.sentences import LEGEND, count_of_ranks
@@ -67,6 +67,12 @@ def html(run: Run, *, beside: Mapping[str, Run] | None = None, compared: Run | N
     return page(takes, {"headline": headline(run), "ran": lines_of_run(run)}, compared)
 
 
+def _measured(finding: Advice) -> tuple[float, float, float] | None:
+    """What a remedy gained, and the interval of that, as shares of the recorded time; None if it was not tried."""
+    trial = finding.measured
+    return None if trial is None else (trial.gain, trial.low, trial.high)
+
+
 def page(takes: Sequence[Take], more: Mapping[str, Any], compared: Run | None = None) -> str:
     """The page of one or several runs. ``more`` is added to the data; title, facts and findings are those of the first
     run. ``compared``: see ``page_data``."""
@@ -87,12 +93,13 @@ def page(takes: Sequence[Take], more: Mapping[str, Any], compared: Run | None = 
                 "layers": finding.layers or [finding.layer],
                 "finding": finding.finding,
                 "remedy": finding.remedy,
+                "measured": _measured(finding),
             }
             for finding in findings[:_FINDINGS_SHOWN]
         ],
         "moreFindings": max(len(findings) - _FINDINGS_SHOWN, 0),
         "ran": [],
-        "help": [in_short(finding, evidence) for finding in first_findings(evidence, findings)],
+        "help": [(*in_short(finding, evidence), _measured(finding)) for finding in first_findings(evidence, findings)],
         **more,
         **page_data(takes, compared),
     }

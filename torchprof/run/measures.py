@@ -349,12 +349,13 @@ class Trial:
     - ``rank``: which. ``rule`` and ``layers``: those of the finding. ``how``: the lines that were run, to be copied.
     - ``why_not``: why it was not tried; "" if it was. If not, the rest is 0.
     - ``pairs``: how often both ran. ``before_ns``, ``after_ns``: the median times of what was run: a call of the model,
-      in training with its backward; or a step of the optimizer.
+      in training with its backward and, if its optimizer is one of torch's, a step of that.
     - ``gain``: the share of the recorded time that the remedy saves, by the median of the pairs; it is from ``low`` to
-      ``high`` with 95 % confidence (the interval of the sign test). Negative if it takes longer.
+      ``high`` with 95 % confidence (the interval of the sign test, times the least and the most that what was run may
+      be of the recorded time). Negative if it takes longer.
     - ``difference``: the largest difference of the outputs of both for the same inputs, as a share of the largest
-      output; None if outputs are random, or not numbers. ``compile_ns``: by how much the first call with the remedy
-      took longer.
+      output; of the remedy of an optimizer, that of the parameters after a step. None if outputs are random, or not
+      numbers. ``compile_ns``: by how much the first call with the remedy took longer.
     """
 
     rank: int

@@ -43,8 +43,20 @@ function withCode(text) {
 
 // A finding: its gain, where it is, what was observed, and what to change.
 /** @param {PageData.Finding} finding @returns {(Node | string)[]} */
-function textOfFinding({ gain, place, finding, remedy }) {
-  return [element("b", {}, gain), `${place}: `, ...withCode(finding), element("br"), ...withCode(remedy)];
+function textOfFinding({ gain, place, finding, remedy, measured }) {
+  const text = [element("b", {}, gain), `${place}: `, ...withCode(finding), element("br"), ...withCode(remedy)];
+  return measured ? [...text, barsOfTrial(measured)] : text;
+}
+
+// The recorded time as it is, and with the remedy that was tried: below it, the interval in which its end is.
+/** @param {[number, number, number]} measured */
+function barsOfTrial([gain, low, high]) {
+  const whole = Math.max(1, 1 - low);
+  const [asItIs, after, least, most] = [1, 1 - gain, 1 - high, 1 - low].map((time) => time / whole);
+  const said = `as it is 100%, with the remedy ${formatShare(1 - gain)} (${formatShare(1 - high)}–${formatShare(1 - low)})`;
+  return element("span", { class: "trial", role: "img", "aria-label": said, title: said },
+    element("span", {}, "as it is"), element("span", { class: "time", "--part": asItIs }),
+    element("span", {}, "with it"), element("span", { class: "time", "--part": after }, element("span", { class: "interval", "--start": least / after, "--part": (most - least) / after })));
 }
 
 // The legend of the signs in tables.

@@ -82,7 +82,7 @@ class Page {
       element("p", { class: "headline" }, ...withCode(data.headline)),
     ];
     if (data.help.length && !data.comparison) {
-      const items = data.help.map(([cause, remedy]) => element("li", {}, ...withCode(cause), " → ", ...withCode(remedy)));
+      const items = data.help.map(([cause, remedy, measured]) => element("li", {}, ...withCode(cause), " → ", ...withCode(remedy), ...(measured ? [barsOfTrial(measured)] : [])));
       parts.push(element("div", { class: "help" }, element("b", {}, "What would help"), element("ol", {}, ...items)));
     }
     if (!data.comparison) {
