@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from build.machine import Machine, on_gpu
 from build.models import Layers
 from torch import Tensor, nn
 
+from torchprof import Profile
 from torchprof.advise import advise
 
 pytestmark = on_gpu
@@ -140,3 +143,36 @@ def test_an_optimizer_that_loops_over_tensors(machine: Machine) -> None:
                 prof.step()
             machine.wait()
         assert ("optimizer_step_per_tensor" in found(prof)) == (not foreach)
+
+
+def test_remedies_that_are_tried_gain_what_a_stopwatch_shows(
+    machine: Machine, figure: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TF32 on copies of the model, against the user's own model with TF32. Nothing of the user's changes."""
+    model, x = products(machine.device)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    before = torch.get_float32_matmul_precision()
+    times = {}
+    try:
+        for precision in ("high", "highest"):
+            torch.set_float32_matmul_precision(precision)
+            for count in (3, 20):
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+                for _ in range(count):
+                    model(x).sum().backward()
+                torch.cuda.synchronize()
+                times[precision] = (time.perf_counter() - start) / count
+        with Profile(model, use_cuda=True, record_shapes=True) as prof:
+            for _ in range(5):
+                model(x).sum().backward()
+        state, weights = torch.cuda.get_rng_state(), [parameter.clone() for parameter in model.parameters()]
+        run = prof.verify(x, seconds=10)
+        assert torch.get_float32_matmul_precision() == "highest"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert torch.equal(state, torch.cuda.get_rng_state()) and all(map(torch.equal, weights, model.parameters()))
+    [trial] = [trial for trial in run.trials if trial.rule == "tf32_not_used"]
+    gain = 1 - times["high"] / times["highest"]
+    figure("the gain of TF32, by a trial and by a stopwatch", trial.gain, gain, "share")
+    assert trial.has_gained and trial.difference and trial.low - 0.1 <= gain <= trial.high + 0.1

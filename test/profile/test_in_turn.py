@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from build.places import ROOT
+from build.processes import killed_after
 
 from torchprof import TorchprofError
 from torchprof.profile.in_turn import InTurn, Version, run_both
@@ -133,6 +137,33 @@ def test_ctrl_c_keeps_what_is_known(tmp_path: Path) -> None:
     result = run_both(before, after, seconds=100, show=show)
     assert len(result.pairs) == 3 and result.interval is None and result.gain == pytest.approx(0.2)
     assert shown[0] == "a.py 0.5 40: start-up"
+
+
+@pytest.mark.jobs
+def test_sigterm_leaves_no_version_behind(tmp_path: Path) -> None:
+    """Both have written their numbers when the command is ended, one of them while it is stopped."""
+    text = """
+import os, time
+import torch
+open(f"{os.getpid()}.pid", "w").close()
+torch.set_grad_enabled(False)
+model = torch.nn.Linear(2, 2)
+for step in range(100_000):
+    model(torch.rand(1, 2))
+    time.sleep(0.01)
+"""
+    (tmp_path / "a.py").write_text(text)
+    command = [sys.executable, "-m", "torchprof", "try", "a.py", "a.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment) as process, killed_after(120, process):
+        while len(numbers := [int(file.stem) for file in tmp_path.glob("*.pid")]) < 2:
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.terminate()
+        assert process.wait() == -signal.SIGTERM
+    for number in numbers:
+        with pytest.raises(ProcessLookupError):
+            os.kill(number, 0)
 
 
 def of(befores: list[float], afters: list[float], **more: Any) -> InTurn:

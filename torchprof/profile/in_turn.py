@@ -25,7 +25,8 @@ from torchprof.errors import TorchprofError
 from torchprof.profile.pass_times import StepClock
 from torchprof.profile.passes import Settling
 from torchprof.profile.program import is_model, may_be_in_pass
-from torchprof.profile.script import Script
+from torchprof.profile.script import Script, die_by, flush
+from torchprof.profile.signals import SigtermAsError, Terminated
 from torchprof.record.forwards import OutermostCalls
 from torchprof.run.measures import FEWEST_PAIRS, median_interval
 
@@ -122,14 +123,18 @@ def run_both(before: Script, after: Script, seconds: float, show: Callable[[str]
     result = InTurn(Version(_name(before)), Version(_name(after)))
     left = seconds
     try:
-        while left > 0 and not _is_known(result):
-            had = len(result.pairs)
-            left -= _one_round(result, (before, after), left, show)
-            if len(result.pairs) == had:  # neither a step nor a run was completed by both
-                break
+        with SigtermAsError():  # else a version would stay stopped
+            while left > 0 and not _is_known(result):
+                had = len(result.pairs)
+                left -= _one_round(result, (before, after), left, show)
+                if len(result.pairs) == had:  # neither a step nor a run was completed by both
+                    break
     except KeyboardInterrupt:
         if not result.pairs:
             raise
+    except Terminated:
+        flush()
+        die_by(signal.SIGTERM)
     return result
 
 
@@ -217,13 +222,15 @@ class _Turns:
 
     def end(self) -> None:
         """End the program as SIGTERM does, and all processes that it has started."""
-        self._signal(signal.SIGCONT)
-        if self._process.poll() is None:
-            self._process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_ENDS_WITHIN_S)
-        self._signal(signal.SIGKILL)
-        self._process.wait()
+        try:
+            self._signal(signal.SIGCONT)
+            if self._process.poll() is None:
+                self._process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_ENDS_WITHIN_S)
+        finally:  # also at a second Ctrl-C
+            self._signal(signal.SIGKILL)
+            self._process.wait()
 
     def _signal(self, number: int) -> None:
         with suppress(ProcessLookupError, PermissionError):  # all have ended
