@@ -35,7 +35,8 @@ def measure(quick: bool) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     rows, missed = [], 0
     for loop in LOOPS[:1] if quick else LOOPS:
-        tried = {REMEDIES[trial.rule]: trial for trial in trials(loop, quick) if trial.rule in REMEDIES}
+        done = [trial for trial in trials(loop, quick) if not trial.why_not]
+        tried = {REMEDIES[trial.rule]: trial for trial in done if trial.rule in REMEDIES}
         for remedy, trial in tried.items():
             result = run_both(Script(SCRIPT, [loop]), Script(SCRIPT, [loop, remedy]), 1.0 if quick else SECONDS)
             gain = result.gain or 0.0

@@ -23,6 +23,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -31,12 +32,15 @@ from tabulate import tabulate
 
 import torchprof
 from torchprof.advise import Advice, advise
+from torchprof.profile.in_turn import InTurn, run_both
+from torchprof.profile.script import Script
 from torchprof.types import Memory
 
 _SCRIPTS = Path(__file__).parent / "scripts"
 _LINES, _COLUMNS = 24, 100
 _OF_OTHERS = 25
 _TIMEOUT_S = 180
+_SECONDS_IN_TURN = 15.0
 _FALSE = 0.03  # a finding of more than this share in a script without a fault is false
 _TRUE_OF_THE_MACHINE = ("bfloat16_not_used",)  # of scripts without a fault, too: it was timed
 KEYS = ("place", "cause", "remedy")
@@ -160,6 +164,12 @@ def seconds(folder: Path, rounds: int) -> tuple[float, float]:
     return statistics.median(times[""]), statistics.median(times["fixed"])
 
 
+def in_turn(folder: Path) -> InTurn:
+    """What ``torchprof try`` says of the script with and without its fault."""
+    plain = Script("train.py", folder=str(folder))
+    return run_both(plain, replace(plain, args=["fixed"]), _SECONDS_IN_TURN)
+
+
 def _share(one: Advice, seen: Seen) -> float:
     return (one.gain_ns or 0) / seen.recorded_ns
 
@@ -187,6 +197,7 @@ def judged(fault: Fault, folder: Path, rounds: int) -> dict[str, str | float]:
     row["measured"] = ", ".join(f"{trial.rule} {trial.result}" for trial in tried) or "–"
     plain, fixed = seconds(folder, rounds)
     row["gain"] = f"{1 - fixed / plain:.0%}"
+    row["in turn"] = "–" if (gain := in_turn(folder).gain) is None else f"{gain:.0%}"
     clean = by_torchprof(folder, "fixed")
     row["false"] = ", ".join(
         f"{one.rule} {_share(one, clean):.0%}"

@@ -53,6 +53,7 @@ try:
         model(torch.rand(2, 4))
         time.sleep(0.005)
 finally:
+    model(torch.rand(2, 4))  # waits for no turn
     open("ended", "w").close()
 """
 LOOKS = """
@@ -70,7 +71,8 @@ for step in range(100_000):
 
 def version(folder: Path, name: str, text: str, *args: object) -> Script:
     (folder / name).write_text(text)
-    return Script(name, [*map(str, args)], folder=str(folder), environment={**os.environ, "PYTHONWARNINGS": "ignore"})
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    return Script(name, [*map(str, args)], folder=str(folder), environment=environment)
 
 
 @pytest.mark.jobs
@@ -122,6 +124,48 @@ raise ValueError("no data")
     after = version(tmp_path, "b.py", "import os\nos._exit(7)")
     with pytest.raises(TorchprofError, match=r"b.py left with exit code 7 after 0 steps.$"):
         run_both(before, after, seconds=100)
+
+
+@pytest.mark.jobs
+def test_a_version_that_has_ended_closes_its_files_and_runs_its_last_functions(tmp_path: Path) -> None:
+    text = """
+import atexit
+import torch
+file = open(f"{__file__}.log", "w")
+file.write("all")
+atexit.register(lambda: open(f"{__file__}.exit", "w").close())
+"""
+    run_both(version(tmp_path, "a.py", text), version(tmp_path, "b.py", text), seconds=0.1)
+    for name in ("a.py", "b.py"):
+        assert (tmp_path / f"{name}.log").read_text() == "all" and (tmp_path / f"{name}.exit").exists()
+
+
+@pytest.mark.jobs
+def test_a_version_that_is_killed_while_it_is_stopped_is_said(tmp_path: Path) -> None:
+    """As by the kernel where memory is short: here the other version does it."""
+    steps = "torch.set_grad_enabled(False)\nfor step in range(20):\n    torch.nn.Linear(2, 2)(torch.rand(2))\n"
+    before = version(tmp_path, "a.py", f"import os, torch\nopen('pid', 'w').write(str(os.getpid()))\n{steps}")
+    kills = "    if step == 4: os.kill(int(open('pid').read()), 9)\n"
+    after = version(tmp_path, "b.py", f"import os, torch\n{steps}{kills}")
+    with pytest.raises(TorchprofError, match=r"^a.py left with exit code 137 after \d+ steps.$"):
+        run_both(before, after, seconds=100)
+
+
+@pytest.mark.jobs
+def test_versions_that_wait_for_each_other_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """
+import fcntl
+import torch
+lock = open("lock", "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+torch.set_grad_enabled(False)
+for step in range(20):
+    torch.nn.Linear(2, 2)(torch.rand(2))
+"""
+    monkeypatch.setattr("torchprof.profile.in_turn._LEAST_LIMIT_S", 0.5)
+    monkeypatch.setattr("torchprof.profile.in_turn._TIMES", 0)
+    with pytest.raises(TorchprofError, match=r"^b.py has made 0 steps, .* It may wait for what the other one holds"):
+        run_both(version(tmp_path, "a.py", text), version(tmp_path, "b.py", text), seconds=100)
 
 
 @pytest.mark.jobs
@@ -225,7 +269,7 @@ def test_the_table_and_what_both_printed(cli: Callable[..., Any], monkeypatch: p
     ]
     assert out.endswith("The results of both were not compared: a version prints nothing.\n")
     result.before.output, result.after.output = ["loss 1", "loss 2"], ["loss 1", "loss 3", "x"]
-    assert "They print the same until line 2:\n  loss 2\n  loss 3" in cli("try a.py b.py").out
+    assert "Line 2 of what they print is the first that differs:\n  loss 2\n  loss 3" in cli("try a.py b.py").out
     result.after.output = ["loss 1", "loss 2", "x"]
     assert "Both print the same 2 lines." in cli("try a.py b.py").out
 

@@ -626,6 +626,51 @@ def test_a_loss_is_no_smaller_than_the_share_of_what_was_tried() -> None:
     assert done.low == -0.6 and done.high == 0.1 and -0.5 < done.gain < 0 and not done.has_gained
 
 
+@pytest.mark.parametrize(("calls", "evaluated", "per_step"), [(1, 0, 1), (1, 3, 1), (4, 0, 4), (12, 0, 0)])
+def test_as_many_calls_come_before_a_step_of_the_optimizer_as_in_the_loop(
+    calls: int, evaluated: int, per_step: int
+) -> None:
+    """Calls without gradients do not count. Where many calls come before a step, it is no part of what is tried."""
+    model = nn.Linear(4, 4)
+    optimizer = adam(model)
+    with Profile(model) as prof:
+        for _ in range(3):
+            for _ in range(calls):
+                model(torch.rand(2, 4)).sum().backward()
+            optimizer.step()
+            with torch.no_grad():
+                for _ in range(evaluated):
+                    model(torch.rand(2, 4))
+    plan = prof._plan
+    made = Trials(prof.run, plan.models[0], plan.modules_by_name, (torch.rand(2, 4),), {})
+    assert made.calls_per_step == per_step
+    [trial] = made.of([("optimizer_step_per_tensor", ())])
+    assert (not trial.why_not) == bool(per_step)
+
+
+@pytest.mark.parametrize("make", [torch.optim.Rprop, torch.optim.ASGD, torch.optim.LBFGS])
+def test_optimizers_that_a_learning_rate_of_0_does_not_stop_make_no_step(make: Any) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = make(model.parameters())
+    with Profile(model) as prof:
+        for _ in range(3):
+            loss = model(torch.rand(2, 4)).sum()
+            loss.backward()
+            optimizer.step(lambda: loss)  # noqa: B023
+    trial = tried(prof, "optimizer_step_per_tensor", (), torch.rand(2, 4))
+    assert trial.why_not == "the model has no optimizer of torch's, or several"
+
+
+def test_hooks_on_all_modules_or_optimizers_are_not_run_for_copies() -> None:
+    prof, calls = profiled(Clocked(), torch.rand(2, 4)), []
+    hook = nn.modules.module.register_module_forward_hook(lambda *_: calls.append(1))
+    try:
+        why = tried(prof, "double_precision", (), torch.rand(2, 4)).why_not
+        assert why == "a hook on all modules, or on all optimizers, would run for copies" and not calls
+    finally:
+        hook.remove()
+
+
 # Remedies: what they change, by what the model computes and how
 
 

@@ -45,10 +45,11 @@ _EPILOG_OF_TRY = """\
 Each version is a process of its own. One runs for some steps while the other one is stopped, and so on, until the
 interval of the gain is 2 % wide or the time is spent. So both meet the same noise of the machine. A step is one of the
 loop, as in `torchprof run`; scripts of only a few steps run as a whole, again and again. Start-up, until the end of the
-first step, counts apart. What a version prints is not shown, but compared. Both have their memory all the time.
+first step, counts apart. What a version prints is not shown, but compared. Both have their memory all the time, and
+run in the same folder, maybe several times: let them write files of different names.
 
-A version with arguments is in quotes. A version that has not ended by then is ended by SIGTERM: what it writes is as
-far as it has come.
+A version with arguments is in quotes. A version that has not ended by then is ended by SIGTERM: its files may be
+incomplete.
 
 examples:
   torchprof try train.py train_fused.py
@@ -188,7 +189,7 @@ def _about_output(result: InTurn) -> str:
         return f"Both print the same {lines:,} line{'s' * (lines != 1)}."
     number, *texts = different
     before, after = (textwrap.shorten(text, _SHOWN, placeholder=" …") for text in texts)
-    return f"They print the same until line {number}:\n  {before}\n  {after}"
+    return f"Line {number} of what they print is the first that differs:\n  {before}\n  {after}"
 
 
 def _data(result: InTurn) -> dict[str, Any]:

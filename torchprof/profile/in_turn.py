@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import signal
@@ -28,11 +29,14 @@ from torchprof.profile.program import is_model, may_be_in_pass
 from torchprof.profile.script import Script, die_by, flush
 from torchprof.profile.signals import SigtermAsError, Terminated
 from torchprof.record.forwards import OutermostCalls
+from torchprof.record.peak import clock_that_waits
 from torchprof.run.measures import FEWEST_PAIRS, median_interval
 
 _TURN_S = 0.2  # a turn has as many steps as take so long, at least one
 _NARROW = 0.02  # of the time, the whole interval
-_LEAST_OF_A_RUN = 3  # turns: with fewer, whole runs are compared
+_FEWEST_STEPS = 5  # in a run: with fewer, whole runs are compared
+_LEAST_LIMIT_S, _TIMES = 120.0, 10  # of a turn, and as a multiple of all turns so far
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
 _ENDS_WITHIN_S = 10.0  # after SIGTERM
 _LOOK_S = 0.2
 _TAIL_BYTES = 4000  # of stderr
@@ -66,15 +70,17 @@ class Version:
 
 @dataclass
 class InTurn:
-    """Two versions of a program that ran in turn. ``unit``: what is compared, "step", or "run" if a run has only a few
-    steps. ``pairs``: of turns of both versions, or of runs."""
+    """Two versions of a program that ran in turn. ``unit``: what is compared, "step"; "run" if both came to their end
+    and have only a few steps, or not equally many. ``pairs``: of turns of both versions, or of runs."""
 
     before: Version
     after: Version
 
     @property
     def unit(self) -> str:
-        return "step" if len(self.before.steps) >= _LEAST_OF_A_RUN else "run"
+        counts = [each.counts[0] for each in (self.before, self.after) if each.counts]
+        is_other = len(counts) == 2 and (counts[0] != counts[1] or counts[0] < _FEWEST_STEPS)
+        return "run" if is_other else "step"
 
     @property
     def pairs(self) -> list[tuple[float, float]]:
@@ -154,15 +160,16 @@ def _one_round(result: InTurn, scripts: Sequence[Script], seconds: float, show: 
         both = [stack.enter_context(_running(script)) for script in scripts]
         for version, process in zip(versions, both):
             show(f"{version.name}: start-up")
-            process.turn(1)
+            other_s = both[0].total_s  # 0 for the first one, which waits for nobody
+            process.turn(1, other_s and max(_LEAST_LIMIT_S, _TIMES * other_s))
             version.start_up_s = version.start_up_s or process.total_s
         if is_first:
             began = time.monotonic()
         steps = turns = 1
         while not any(process.has_ended for process in both):
-            times = {}
+            times, limit_s = {}, max(_LEAST_LIMIT_S, _TIMES * max(process.total_s for process in both))
             for number in (0, 1) if turns % 2 else (1, 0):
-                times[number] = both[number].turn(steps)
+                times[number] = both[number].turn(steps, limit_s)
             if not any(process.has_ended for process in both):  # the last turn has what follows the loop
                 for number, version in enumerate(versions):
                     version.steps.append(times[number] / steps)
@@ -191,15 +198,22 @@ class _Turns:
         self._name, self._process, self._folder = _name(script), process, Path(folder)
         self._to, self._from = files
 
-    def turn(self, steps: int) -> float:
-        """Let it run for so many steps, or to its end. Returns how long that took, in seconds."""
+    def turn(self, steps: int, limit_s: float = 0.0) -> float:
+        """Let it run for so many steps, or to its end. Returns how long that took, in seconds. Raises TorchprofError if
+        it fails, and after ``limit_s``, if that is not 0."""
         self._signal(signal.SIGCONT)
+        began = time.monotonic()
         with suppress(BrokenPipeError):  # it has ended; said below
             self._to.write(b"%d\n" % steps)
-            self._to.flush()
         while not select.select([self._from], [], [], _LOOK_S)[0]:
             if self._process.poll() is not None and not select.select([self._from], [], [], 0)[0]:
                 break
+            if limit_s and time.monotonic() - began > limit_s:
+                raise TorchprofError(
+                    f"{self._name} has made {self.steps} steps, and the next one took more than {limit_s:.0f} s while "
+                    "the other version was stopped. It may wait for what the other one holds: a file, a lock, a port. "
+                    "Give each version its own."
+                )
         else:
             if words := self._from.readline().split():
                 self._signal(signal.SIGSTOP)
@@ -217,13 +231,18 @@ class _Turns:
         return TorchprofError(f"{self._name} left with exit code {code} after {self.steps} steps. {errors}".rstrip())
 
     def printed(self) -> list[str]:
-        """The lines on stdout so far."""
-        return (self._folder / "stdout").read_text(encoding="utf-8", errors="replace").splitlines()
+        """The whole lines on stdout so far."""
+        text = (self._folder / "stdout").read_text(encoding="utf-8", errors="replace")
+        return text[: text.rfind("\n") + 1].splitlines()
 
     def end(self) -> None:
-        """End the program as SIGTERM does, and all processes that it has started."""
+        """End the program as SIGTERM does, and all processes that it has started. If it has come to its end, its
+        threads and ``atexit`` functions have time to end, too."""
         try:
             self._signal(signal.SIGCONT)
+            if self.has_ended:
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_ENDS_WITHIN_S)
             if self._process.poll() is None:
                 self._process.terminate()
                 with suppress(subprocess.TimeoutExpired):
@@ -245,7 +264,7 @@ def _running(script: Script) -> Iterator[_Turns]:
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         (orders, to), (results, answers) = os.pipe(), os.pipe()
-        files = stack.enter_context(os.fdopen(to, "wb")), stack.enter_context(os.fdopen(results, "rb"))
+        files = stack.enter_context(os.fdopen(to, "wb", buffering=0)), stack.enter_context(os.fdopen(results, "rb"))
         stdout, stderr = (stack.enter_context(Path(folder, name).open("wb")) for name in ("stdout", "stderr"))
         arguments = [str(Path(__file__).parents[2]), str(orders), str(answers), kind, script.target, *script.args]
         try:
@@ -273,10 +292,17 @@ def _running(script: Script) -> Iterator[_Turns]:
 def run_in_turn(orders: str, answers: str, kind: str, target: str, *args: str) -> NoReturn:
     """Run a program, a turn at a time. ``orders``, ``answers``: descriptors of pipes. An order is a line with the
     number of steps in a turn; the answer has "turn" or "end", the steps so far, the turn's ns, and the exit code."""
+    _end_with_parent()
     turns = OwnTurns(int(orders), int(answers))
     ending = Script(target, args, is_module=kind == "module").run(lambda: turns)
     turns.answer("end", ending.code)
     ending.end()
+
+
+def _end_with_parent() -> None:
+    """On Linux, end where the parent ends, even by SIGKILL: who is stopped does not see its pipe close."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class OwnTurns:
@@ -288,6 +314,7 @@ class OwnTurns:
         self._orders, self._answers = os.fdopen(orders, "rb"), os.fdopen(answers, "wb")
         self._process = os.getpid()
         self._models = WeakSet[nn.Module]()
+        self._devices = set[torch.device]()
         self._settling = Settling(StepClock(), lambda: self._models)
         self._outermost = OutermostCalls(self._before_call, lambda module, ns: None, lambda module: False)
         self._undo = ExitStack()
@@ -308,6 +335,7 @@ class OwnTurns:
         self._undo.close()
 
     def answer(self, word: str, code: int = 0) -> None:
+        flush()  # so that what is printed so far can be compared
         self._answers.write(f"{word} {self._steps} {self._taken_ns} {code}\n".encode())
         self._answers.flush()
 
@@ -315,9 +343,11 @@ class OwnTurns:
         self._settling.note_step(optimizer)
 
     def _before_call(self, module: nn.Module) -> bool:
-        if os.getpid() != self._process or not may_be_in_pass() or not is_model(module):
+        if os.getpid() != self._process or not may_be_in_pass() or not is_model(module) or _is_capturing():
             return False
-        self._models.add(module)
+        if module not in self._models:
+            self._models.add(module)
+            self._devices |= {tensor.device for tensor in (*module.parameters(), *module.buffers())}
         if self._settling.may_begin_pass:
             if self._steps == self._last:
                 self._taken_ns = self._now() - self._began_ns
@@ -328,12 +358,17 @@ class OwnTurns:
         return False
 
     def _wait(self) -> None:
+        self._last = -1  # if a signal ends this, ``finally`` blocks of the program may call models
         if not (order := self._orders.readline()):
             raise KeyboardInterrupt  # whoever gave the orders has ended
         self._last = self._steps + int(order)
         self._began_ns = self._now()
 
     def _now(self) -> int:
-        if torch.cuda.is_initialized():  # its kernels would run in the turn of the other version
-            torch.cuda.synchronize()
-        return time.perf_counter_ns()
+        """The time. What devices have to do until now would run in the turn of the other version."""
+        return int(clock_that_waits(self._devices, time.perf_counter_ns)())
+
+
+def _is_capturing() -> bool:
+    """Whether a CUDA graph is captured: waiting for the device would end that."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -23,6 +23,12 @@ Optimizer: TypeAlias = torch.optim.Optimizer | None
 _MOST_BYTES = 2**31  # of a model that is copied, with its gradients and the state of its optimizer
 
 
+_GLOBAL_HOOKS = [
+    *(f"torch.nn.modules.module._global_{kind}_hooks" for kind in ("forward", "forward_pre", "backward")),
+    *(f"torch.optim.optimizer._global_optimizer_{kind}_hooks" for kind in ("pre", "post")),
+]
+
+
 class NotTried(Exception):
     """Why a remedy cannot be tried."""
 
@@ -70,6 +76,9 @@ def copy_of(
     for module in model.modules():  # a closure in it would call the user's own model
         if "forward" in vars(module) or getattr(module, "_compiled_call_impl", None) is not None:
             raise NotTried(f"a forward of {type(module).__name__} is replaced")
+    for name in _GLOBAL_HOOKS:
+        if any(not str(getattr(hook, "__module__", "")).startswith("torch") for hook in optional(name, {}).values()):
+            raise NotTried("a hook on all modules, or on all optimizers, would run for copies")
     copies: tuple[nn.Module, torch.optim.Optimizer | None] = copy.deepcopy((model, optimizer))
     for module in copies[0].modules():
         for name, hooks in vars(module).items():
@@ -95,6 +104,9 @@ def _fused(model: nn.Module, layers: Sequence[nn.Module], optimizer: Optimizer) 
         raise NotTried("the model has no optimizer of torch's, or several")
     for group in optimizer.param_groups:
         group.update(fused=True, foreach=None)
+    for parameter, state in optimizer.state.items():  # its kernel reads the step from the device
+        if isinstance(state.get("step"), torch.Tensor):
+            state["step"] = state["step"].to(parameter.device)
     return True
 
 
@@ -132,6 +144,10 @@ def _without_attention_weights(model: nn.Module, layers: Sequence[nn.Module], op
 
 def _in_channels_last(model: nn.Module, layers: Sequence[nn.Module], optimizer: Optimizer) -> bool:
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    for state in optimizer.state.values() if optimizer is not None else ():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and value.dim() == 4:
+                state[name] = value.contiguous(memory_format=torch.channels_last)
     return any(parameter.dim() == 4 for parameter in model.parameters())
 
 
@@ -191,6 +207,7 @@ def _without_denormals() -> Iterator[None]:
 
 
 _AUTOCAST = 'with torch.autocast("cpu", dtype=torch.bfloat16):'
+_HOW_TF32 = 'torch.set_float32_matmul_precision("high")\ntorch.backends.cudnn.allow_tf32 = True'
 REMEDIES = {
     "bfloat16_not_used": Remedy(_AUTOCAST, around=partial(torch.autocast, "cpu", dtype=torch.bfloat16)),
     "half_precision_on_the_cpu": Remedy("model.float(), x.float()", _in_float32, cast=torch.float32),
@@ -205,7 +222,7 @@ REMEDIES = {
     "frozen_layers_with_gradients": Remedy("layer.requires_grad_(False)", _frozen),
     "attention_not_fused": Remedy("attention(…, need_weights=False)", _without_attention_weights),
     "channels_last_missed": Remedy("model.to(memory_format=torch.channels_last)", _in_channels_last),
-    "tf32_not_used": Remedy('torch.set_float32_matmul_precision("high")', around=_with_tf32, spans_backward=True),
+    "tf32_not_used": Remedy(_HOW_TF32, around=_with_tf32, spans_backward=True),
     "autocast_not_used": Remedy(
         'with torch.autocast("cuda", dtype=torch.bfloat16):',
         lambda model, layers, optimizer: torch.cuda.is_available(),

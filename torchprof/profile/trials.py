@@ -35,8 +35,10 @@ from torchprof.run.words import BACKWARD, FORWARD, OPTIMIZER_STEP, PHASES, Frame
 
 _pytree = needed("torch.utils._pytree")
 _SECONDS = 2.0, 6.0  # for one remedy, if its interval is not narrow before: at least, and if the time for all allows it
+_MOST_COMPARED = 2**30  # bytes of the results of a call, in float64
 _NARROW = 0.02  # of the time, the whole interval
 _MOST_CALLS = 8  # of the model, before a step of its optimizer
+_OTHER_OPTIMIZERS = (torch.optim.LBFGS, torch.optim.Rprop, torch.optim.ASGD)  # not stopped by a learning rate of 0
 _AUTOCASTS = ("cpu", "cuda")
 _PLAIN = (Tensor, int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
 """Inputs that are copied, or cannot be changed."""
@@ -239,26 +241,30 @@ class Trials:
 
     @cached_property
     def _optimizer(self) -> torch.optim.Optimizer | None:
-        """The optimizer of the model, if it is one of torch's that made a step in the run; None if it has several."""
+        """The optimizer of the model, if it is one of torch's that made a step in the run; None if it has several, and
+        where gradients of many calls add up: then a step takes little of the time."""
         own = {*self.model.parameters()}
         optimizers = [
             optimizer
             for optimizer in instances_of(torch.optim.Optimizer)
             if any(parameter in own for group in optimizer.param_groups for parameter in group["params"])
         ]
-        if len(optimizers) != 1 or not self._with_backward or not self.run.rows.total("calls", frames=_is_optimizer):
+        if len(optimizers) != 1 or not 1 <= self._ratio <= _MOST_CALLS:
             return None
         is_known = type(optimizers[0]).__module__.startswith("torch.optim.")
-        return optimizers[0] if is_known and not isinstance(optimizers[0], torch.optim.LBFGS) else None
+        return optimizers[0] if is_known and not isinstance(optimizers[0], _OTHER_OPTIMIZERS) else None
 
     @cached_property
+    def _ratio(self) -> int:
+        """How many calls with backward come before a step of an optimizer; 0 if there is no step."""
+        steps = self.run.rows.total("calls", frames=lambda chain: _is_optimizer(chain[-1:]))
+        calls = sum(self.run.grad_calls(root) for root in self.run.layers.roots if self._is_in_model(root))
+        return max(round(calls / steps), 1) if steps and self._with_backward else 0
+
+    @property
     def calls_per_step(self) -> int:
         """How many calls come before a step of the optimizer; 0 if no step is tried."""
-        if self._optimizer is None:
-            return 0
-        steps = self.run.rows.total("calls", frames=lambda chain: _is_optimizer(chain[-1:]))
-        calls = sum(self.run.rows.forward_calls(root) for root in self.run.layers.roots if self._is_in_model(root))
-        return min(max(round(calls / max(steps, 1)), 1), _MOST_CALLS)
+        return 0 if self._optimizer is None else self._ratio
 
     @property
     def _with_backward(self) -> bool:
@@ -338,7 +344,7 @@ class Trials:
         times: list[tuple[float, float]] = []
         left = self._end - time.perf_counter()
         least, most = _SECONDS
-        if FEWEST_PAIRS * 2 * firsts[0] > left + least:
+        if FEWEST_PAIRS * 2 * min(firsts[0], firsts[-1]) > left + least:  # the first one may load and search kernels
             raise NotTried(f"{2 * FEWEST_PAIRS} calls take longer than the time for trials")
         end = min(time.perf_counter() + min(max(left / self._parts_left, least), most), self._end)
         while len(times) < FEWEST_PAIRS or time.perf_counter() < end:
@@ -385,6 +391,8 @@ class Trials:
             start = now()
             output, parameters = run()
             found = tensors_in(output) if may_be_random else parameters
+            if sum(tensor.numel() for tensor in found) * 8 > _MOST_COMPARED:
+                found = []
             outputs.append([tensor.detach().double().cpu() for tensor in found if tensor.is_floating_point()])
             firsts.append(now() - start)
         before, after, again = outputs[0], outputs[1], outputs[-1] if may_be_random else outputs[0]
