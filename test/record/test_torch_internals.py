@@ -29,6 +29,10 @@ OF_PURPOSE = {
     "the modules, tensors and hooks of a module": "_modules _parameters _buffers _forward_hooks _forward_pre_hooks",
     "a module's name in the pages of replaced profilers": "_get_name",
     "what a wrapper wraps, else it is a layer": "_orig_mod _fsdp_wrapped_module _checkpoint_wrapped_module",
+    "hooks on all modules and optimizers, else they run in trials, too": (
+        "_global_forward_hooks _global_forward_pre_hooks _global_backward_hooks "
+        "_global_optimizer_pre_hooks _global_optimizer_post_hooks"
+    ),
     "that a layer is quantized, else its parameters count as 0": "_packed_params",
     "that a hook exchanges gradients, else they have no bucket": "_delay_all_reduce_all_params",
     "the class of a module of torch.export.unflatten, else it has torch's class": "_ty",

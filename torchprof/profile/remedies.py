@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
+from importlib import import_module
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -23,10 +24,10 @@ Optimizer: TypeAlias = torch.optim.Optimizer | None
 _MOST_BYTES = 2**31  # of a model that is copied, with its gradients and the state of its optimizer
 
 
-_GLOBAL_HOOKS = [
-    *(f"torch.nn.modules.module._global_{kind}_hooks" for kind in ("forward", "forward_pre", "backward")),
-    *(f"torch.optim.optimizer._global_optimizer_{kind}_hooks" for kind in ("pre", "post")),
-]
+_GLOBAL_HOOKS = {
+    "torch.nn.modules.module": ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks"),
+    "torch.optim.optimizer": ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"),
+}
 
 
 class NotTried(Exception):
@@ -76,8 +77,9 @@ def copy_of(
     for module in model.modules():  # a closure in it would call the user's own model
         if "forward" in vars(module) or getattr(module, "_compiled_call_impl", None) is not None:
             raise NotTried(f"a forward of {type(module).__name__} is replaced")
-    for name in _GLOBAL_HOOKS:
-        if any(not str(getattr(hook, "__module__", "")).startswith("torch") for hook in optional(name, {}).values()):
+    for file, names in _GLOBAL_HOOKS.items():
+        hooks = [hook for name in names for hook in getattr(import_module(file), name, {}).values()]
+        if any(not str(getattr(hook, "__module__", "")).startswith("torch") for hook in hooks):
             raise NotTried("a hook on all modules, or on all optimizers, would run for copies")
     copies: tuple[nn.Module, torch.optim.Optimizer | None] = copy.deepcopy((model, optimizer))
     for module in copies[0].modules():

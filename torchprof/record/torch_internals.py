@@ -71,9 +71,6 @@ _OF_MODULES: dict[str, dict[str, Use]] = {  # a key may be several parts with on
         "_library.custom_ops.OPDEFS": Use("custom ops that pass the profiler by", "no events of them in torch 2.15"),
         "_ops.OpOverload._enable_pyobj_dispatch": Use("the same", "the same", since="2.14"),
         "ao.nn.quantized.Linear._weight_bias": Use("the weights of quantized modules", "their sizes are unknown"),
-        "nn.modules.module._global_forward_hooks nn.modules.module._global_forward_pre_hooks "
-        "nn.modules.module._global_backward_hooks optim.optimizer._global_optimizer_pre_hooks "
-        "optim.optimizer._global_optimizer_post_hooks": Use("hooks on all modules", "they run in trials, too"),
         "nn.modules.loss._Loss": Use("which modules are losses", "a loss may be a model"),
         "nn.parallel.DistributedDataParallel._get_ddp_logging_data": Use("buckets", "no layers of exchanges"),
     },
