@@ -287,7 +287,7 @@ def test_the_page_and_the_data_have_the_same_verdict() -> None:
     text = prof.run.report("overview")
     page = data_in(prof.run.report("html"))
     assert page["ran"] == text.splitlines()[:2]
-    assert page["help"] and all(cause.split(":")[0] in text for cause, _ in page["help"])
+    assert page["help"] and all(cause.split(":")[0] in text for cause, *_ in page["help"])
     data = prof.run.report("overview").data
     assert next(table["name"] for table in data["tables"]) == "findings"
 
