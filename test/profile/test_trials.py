@@ -177,7 +177,8 @@ def test_nothing_of_the_user_changes() -> None:
             assert one == other
 
 
-def test_a_fused_step_is_tried_on_a_copy_of_the_optimizer() -> None:
+def test_a_fused_step_is_tried_on_a_copy_of_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "_SECONDS", (2.0, 2.0))
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(40)))
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False, fused=False)
     inputs = torch.rand(4, 8)
