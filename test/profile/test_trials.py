@@ -250,7 +250,8 @@ def test_verify_puts_what_was_measured_in_place_of_what_was_said(
     [found] = [one for one in advise(run) if one.rule == "double_precision"]
     assert found.trial == trial and trial.layers == said.layers
     assert trial.has_gained and trial.result in str(prof) and trial.result in run.report("findings")
-    assert "`model.float(), x.float()`" in run.report("findings")
+    text = " ".join(run.report("findings").split())
+    assert "`model.float(), x.float()`" in text and f"{trial.result}, up to 514.00 KB of memory" in text
     assert found.gain_ns == pytest.approx(trial.gain * run.meta.wall_ns, abs=1)
     assert reloaded(run) == run
 

@@ -404,7 +404,8 @@ def _paragraphs(lead: str, advice: Advice, evidence: Evidence) -> str:
 def gain_in_words(advice: Advice, evidence: Evidence) -> str:
     """The largest possible gain of a finding: "Saves up to 1.594s of 2.560s (62.3%)"."""
     if advice.measured is not None:
-        return advice.measured.result
+        nbytes = f", up to {format_memory(advice.gain_bytes)} of memory" if advice.gain_bytes else ""
+        return f"{advice.measured.result}{nbytes}"
     gains = []
     if advice.gain_ns or (advice.gain_ns is not None and advice.gain_bytes is None):
         gains.append(_part_of(evidence.recorded_ns, advice.gain_ns, format_time))

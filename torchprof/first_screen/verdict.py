@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from torchprof.advise import Advice, findings_table, judge, place_in_words, share_of
+from torchprof.advise import Advice, findings_table, gain_in_words, judge, place_in_words, share_of
 from torchprof.advise.chains import inside
 from torchprof.advise.evidence import Evidence
 from torchprof.analyze.compiled import compiled_in_short
@@ -222,11 +222,8 @@ def _wrapped(number: int, cause: str, remedy: str, width: int) -> str:
 def short_gain(advice: Advice, evidence: Evidence) -> str:
     """The largest possible gain: "Up to 31% (24.9ms a step)"; if it was measured: "Measured: 28% (27–30%)"."""
     parts = []
-    if advice.measured is not None and advice.gain_bytes:
-        nbytes = f"up to {format_memory(advice.gain_bytes)} of memory"
-        return f"{advice.measured.result}, {nbytes}"
     if advice.measured is not None:
-        return advice.measured.result
+        return gain_in_words(advice, evidence)
     if advice.gain_ns and evidence.recorded_ns:
         per_step = evidence.per_step(advice.gain_ns, in_layers=bool(advice.layers))
         ns = short_time(advice.gain_ns) if per_step is None else f"{short_time(per_step)} a step"
