@@ -19,6 +19,7 @@ from torchprof import TorchprofError
 from torchprof.profile.program import Program
 from torchprof.record import peak as peaks
 from torchprof.record.peak import measured_peaks, peak
+from torchprof.run.measures import Spread
 from torchprof.run.meta import Peak
 from torchprof.run.words import BACKWARD, FORWARD
 
@@ -318,6 +319,18 @@ def test_a_part_of_a_batch_tells_what_all_of_it_takes(monkeypatch: pytest.Monkey
     assert peaks._times_of(product._replace(shape=(4,)), 0)[FORWARD, "ordinary_ns"] == 13_000  # no batch: as it is
     monkeypatch.setattr(peaks, "_times_at", lambda product, end: {(FORWARD, "ordinary_ns"): 5_000})
     assert peaks._times_of(long, time.perf_counter() + 60) == {}  # both parts take as long: nothing is known
+
+
+@pytest.mark.parametrize(("ms", "found"), [(300, ["Sequential.0"]), (500, [])])
+def test_a_sample_of_up_to_200_ms_is_computed_again(ms: int, found: list[str]) -> None:
+    """There are two in the batch. A processor without instructions for a type takes that long, and it matters most."""
+    model = nn.Sequential(nn.Linear(256, 256))
+    run = trained(model, torch.rand(2, 256))
+    slow = {key: Spread.of([(0, ms * 1_000_000)]) for key in run.samples}
+    product = peaks.product_of(model[0])
+    assert product is not None
+    largest = peaks._largest(dataclasses.replace(run, samples=slow), {("Sequential", "0"): product})
+    assert [run.layers[number].name for _, numbers in largest for number in numbers] == found
 
 
 def test_what_takes_longer_alone_than_in_the_model_is_left_out() -> None:

@@ -147,7 +147,7 @@ _BFLOAT16 = frozenset({"amx_bf16", "avx512_bf16"})
 """The instructions with which a CPU multiplies matrices in bfloat16."""
 _LEAST_CALL_NS = 100_000  # a shorter call is bound by its dispatch
 _LEAST_SHARE = 0.01  # of the recorded time, in all layers that are equal
-_PART_NS, _MOST_NS = 2_000_000, 50_000_000
+_PART_NS, _MOST_NS = 2_000_000, 200_000_000
 """Of a longer call only parts of the batch are computed again. A sample that takes even longer is left out."""
 _MOST_BYTES = 2**28  # of a weight, and of an input
 _REPEATS = 2  # the faster counts
