@@ -143,10 +143,13 @@ print("sum", sum(parameter.sum().item() for parameter in model.parameters()), to
 def test_remedies_are_tried_between_two_passes(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(f"import torch\n\ntorch.manual_seed(0)\n{TRAINS_IN_DOUBLE}")
     plain = run(tmp_path, "script.py").stdout.splitlines()[0]
-    done = run(tmp_path, "--try", "--try-seconds", "10", "script.py")
-    assert done.returncode == 0 and done.stdout.splitlines()[0] == plain, "the script computes something else"
-    [trial] = [trial for trial in saved(tmp_path).trials if trial.rule == "double_precision"]
-    assert trial.has_gained and f"{trial.result} in " in done.stdout.replace("\n", " ")
+    for _ in range(3):  # on a busy machine, other findings may be larger
+        done = run(tmp_path, "--try", "--try-seconds", "10", "script.py")
+        assert done.returncode == 0 and done.stdout.splitlines()[0] == plain, "the script computes something else"
+        if trials := [trial for trial in saved(tmp_path).trials if trial.rule == "double_precision"]:
+            break
+    [trial] = trials
+    assert trial.has_gained and trial.result in done.stdout.replace("\n", " ")
     assert (
         run(tmp_path, "--try-seconds", "0", "script.py")
         .stderr.rstrip()

@@ -26,7 +26,7 @@ import torchprof
 from torchprof import Profile, Run, TorchprofError
 from torchprof.advise import advise
 from torchprof.profile import remedies, trials
-from torchprof.profile.remedies import REMEDIES, Remedy
+from torchprof.profile.remedies import REMEDIES, Remedy, ToTry
 from torchprof.profile.trials import Trials, TryingProgram, of_all_time
 from torchprof.run.measures import Trial, median_interval
 
@@ -82,11 +82,11 @@ def profiled(model: nn.Module, *inputs: Any, backward: bool = True) -> Profile:
 
 
 def tried(prof: Profile, rule: str, layers: tuple[str, ...], *inputs: Any, **options: Any) -> Trial:
-    [trial] = of(prof, [(rule, layers)], *inputs, **options)
+    [trial] = of(prof, [(rule, layers, "")], *inputs, **options)
     return trial
 
 
-def of(prof: Profile, findings: list[tuple[str, tuple[str, ...]]], *inputs: Any, **options: Any) -> tuple[Trial, ...]:
+def of(prof: Profile, findings: list[ToTry], *inputs: Any, **options: Any) -> tuple[Trial, ...]:
     plan = prof._plan
     return Trials(prof.run, plan.models[0], plan.modules_by_name, inputs, {}, **options).of(findings)
 
@@ -141,7 +141,7 @@ def test_remedies_that_gained_are_tried_together(monkeypatch: pytest.MonkeyPatch
     for rule in ("one", "two"):
         monkeypatch.setitem(REMEDIES, rule, Remedy(f"{rule}()", half))
     prof = profiled(Clocked(), torch.rand(2, 4))
-    one, two, both = of(prof, [("one", ("Clocked",)), ("two", ("Clocked",))], torch.rand(2, 4))
+    one, two, both = of(prof, [("one", ("Clocked",), ""), ("two", ("Clocked",), "")], torch.rand(2, 4))
     assert (one.gain, two.gain, both.gain) == (0.5, 0.5, 0.75)  # a quarter is left, not nothing
     assert both.rule == "combined" and both.how == "one()\ntwo()"
 
@@ -165,7 +165,7 @@ def test_nothing_of_the_user_changes() -> None:
         return [*copy.deepcopy([tensors, states, torch.get_rng_state(), inputs.grad]), *modes, *others, len(calls)]
 
     before = state()
-    done = of(prof, [(rule, ("Sequential", "Sequential.2")) for rule in REMEDIES], inputs)
+    done = of(prof, [(rule, ("Sequential", "Sequential.2"), "") for rule in REMEDIES], inputs)
     assert {trial.rule for trial in done if trial.why_not} <= {"many_small_operators", *NOT_IN_LINEAR_TRAINING}
     after = state()
     for one, other in zip(before, after, strict=True):
@@ -461,7 +461,7 @@ def test_a_training_in_which_remedies_are_tried_computes_the_same(
 ) -> None:
     """Parameters, buffers, optimizer and random numbers, to the bit. All that can be tried is, in each kind of pass."""
     rules = [rule for rule in REMEDIES if rule != "many_small_operators"]
-    wanted = [(rule, ("Sequential", "Sequential.0", "Sequential.1")) for rule in rules]
+    wanted = [(rule, ("Sequential", "Sequential.0", "Sequential.1"), "") for rule in rules]
     monkeypatch.setattr(trials, "output", lambda name: lambda run: wanted)
 
     def result(around: Any) -> list[Tensor]:
@@ -488,7 +488,7 @@ def test_a_training_in_which_remedies_are_tried_computes_the_same(
 
 
 def test_the_time_of_trials_is_in_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "output", lambda name: lambda run: [("mine", ("Clocked",))])
+    monkeypatch.setattr(trials, "output", lambda name: lambda run: [("mine", ("Clocked",), "")])
     monkeypatch.setitem(REMEDIES, "mine", Remedy("do(it)", lambda *_: bool(time.sleep(0.2)) or True))
     with TryingProgram(warmup_calls=None) as program:
         plainly(model := Clocked32(), sgd(model))
@@ -517,7 +517,7 @@ def test_ctrl_c_ends_the_trials_and_not_the_program(monkeypatch: pytest.MonkeyPa
         time.sleep(0.5)  # the main thread waits for the trials
         return True
 
-    wanted = [("double_precision", ()), ("mine", ()), ("costly_dropout", ())]
+    wanted = [("double_precision", (), ""), ("mine", (), ""), ("costly_dropout", (), "")]
     monkeypatch.setattr(trials, "output", lambda name: lambda run: wanted)
     monkeypatch.setitem(REMEDIES, "mine", Remedy("do(it)", interrupted))
     with TryingProgram(warmup_calls=None) as program:
@@ -568,7 +568,7 @@ def test_two_findings_of_one_rule_are_tried_together_with_the_layers_of_both(mon
     monkeypatch.setattr(trials, "clock_that_waits", lambda devices, clock: lambda: Clocked.now)
     monkeypatch.setitem(REMEDIES, "mine", Remedy("do(it)", change))
     prof = profiled(Clocked(), torch.rand(2, 4))
-    one, two, both = of(prof, [("mine", ("Clocked",)), ("mine", ("Clocked.layer",))], torch.rand(2, 4))
+    one, two, both = of(prof, [("mine", ("Clocked",), ""), ("mine", ("Clocked.layer",), "")], torch.rand(2, 4))
     assert given == [1, 1, 2] and both.gain == pytest.approx(2 * one.gain) and one.gain == two.gain
 
 
@@ -646,7 +646,7 @@ def test_as_many_calls_come_before_a_step_of_the_optimizer_as_in_the_loop(
     plan = prof._plan
     made = Trials(prof.run, plan.models[0], plan.modules_by_name, (torch.rand(2, 4),), {})
     assert made.calls_per_step == per_step
-    [trial] = made.of([("optimizer_step_per_tensor", ())])
+    [trial] = made.of([("optimizer_step_per_tensor", (), "")])
     assert (not trial.why_not) == bool(per_step)
 
 
@@ -753,7 +753,7 @@ def test_gradients_that_the_program_fills_with_zeros_are_so_in_the_trial(monkeyp
             model(torch.rand(2, 4)).sum().backward()
             optimizer.step()
     seen.append([])
-    [trial] = of(prof, [("gradients_zeroed", ())], torch.rand(2, 4))
+    [trial] = of(prof, [("gradients_zeroed", (), "")], torch.rand(2, 4))
     assert not trial.why_not and trial.how == "optimizer.zero_grad(set_to_none=True)" and trial.difference == 0
     # After the first calls, no call is without gradients as it is, and each is with the remedy.
     assert seen[1][3:] and sum(seen[1][3:]) == len(seen[1][3:]) // 2

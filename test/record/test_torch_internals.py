@@ -46,6 +46,10 @@ OF_PURPOSE = {
         "_get_fsdp_state _fsdp_param_groups _fsdp_param_group _unsharded_param _module_info"
     ),
     "the stages of a schedule": "_stage _stages",
+    "the data set of a loop and its options, else another loader is not tried": (
+        "_num_yielded _index_sampler _dataset _collate_fn _auto_collation _num_workers _worker_init_fn "
+        "_prefetch_factor _persistent_workers _pin_memory _workers _shutdown_workers"
+    ),
     "which module a compiled function took, else its layers are unknown": "_dynamo_source",
     "that a forward is never compiled, else source lines are left out": "_torchdynamo_disable",
     "what torch.compile compiles instead, else labels are compiled": "_torchdynamo_inline",

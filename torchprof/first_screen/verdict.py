@@ -203,9 +203,9 @@ def first_findings(evidence: Evidence, findings: Sequence[Advice] | None = None)
     return [advice for advice, share in shares if share < 0 or share >= FIRST_SHARE][:_FINDINGS]
 
 
-def findings_to_try(run: Run) -> list[tuple[str, tuple[str, ...]]]:
-    """The findings of the first screen, each as its rule and the names of its layers."""
-    return [(advice.rule, advice.layers) for advice in first_findings(Evidence(run))]
+def findings_to_try(run: Run) -> list[tuple[str, tuple[str, ...], str]]:
+    """The findings of the first screen, each as its rule, the names of its layers, and its remedy in words."""
+    return [(advice.rule, advice.layers, advice.action) for advice in first_findings(Evidence(run))]
 
 
 def in_short(advice: Advice, evidence: Evidence) -> tuple[str, str]:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+import gc
+import multiprocessing
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from importlib import import_module
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
 from torch.utils import checkpoint
+from torch.utils.data import BatchSampler, DataLoader, default_collate
 
 from torchprof.profile.benchmark import tensors_in
+from torchprof.record.modules import instances_of
 from torchprof.record.torch_internals import optional, replaced
 from torchprof.run.formats import format_memory
 from torchprof.run.processes import usable_cpus
@@ -21,6 +30,8 @@ from torchprof.run.processes import usable_cpus
 OF_OPTIMIZERS = "optimizer_step_per_tensor"
 """The rule whose remedy changes the step of an optimizer, and nothing before it."""
 Optimizer: TypeAlias = torch.optim.Optimizer | None
+ToTry: TypeAlias = tuple[str, tuple[str, ...], str]
+"""A finding: its rule, the names of its layers, and its remedy in words."""
 _MOST_BYTES = 2**31  # of a model that is copied, with its gradients and the state of its optimizer
 
 
@@ -42,7 +53,7 @@ class Remedy(NamedTuple):
       returns whether there was anything to change.
     - ``around``: is entered around each call, with ``spans_backward`` around the whole step.
     - ``cast``: the type of floating-point inputs. ``frees_gradients``: before a step gradients are freed, where the
-      program fills them with zeros.
+      program fills them with zeros. ``loading``: makes the batches of the loop as they are, and with the remedy.
     """
 
     how: str
@@ -51,6 +62,7 @@ class Remedy(NamedTuple):
     cast: torch.dtype | None = None
     spans_backward: bool = False
     frees_gradients: bool = False
+    loading: Callable[[], Loading] | None = None
 
 
 # Copies
@@ -233,3 +245,146 @@ REMEDIES = {
     OF_OPTIMIZERS: Remedy("torch.optim.{optimizer}(…, fused=True)", _fused),
 }
 """By the rule of a finding, what is tried."""
+
+
+# Loading batches
+
+_OF_LOADERS = {"waiting_for_data", "python_in_the_loop"}
+_IN_REMEDY = re.compile(r"`(DataLoader\([^`]+\))`")
+_MOST_OBJECTS = 2_000_000  # of a data set that is copied
+_SHARED = (type, ModuleType, FunctionType, BuiltinFunctionType, CodeType, FrameType)  # a deep copy has the same ones
+_FEWEST_BATCHES = 8  # in turn
+_MOST_SECONDS = 10  # for a batch: a library that does not survive a fork may wait forever in a worker
+
+
+class Batches:
+    """The batches of a loader, pass after pass. ``send``: its workers are stopped while others are timed."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._loader = loader
+        self._iterator = iter(loader)
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            self._iterator = iter(self._loader)
+            return next(self._iterator)
+
+    def send(self, name: str) -> None:
+        """Send a signal to the workers: ``"SIGCONT"`` or ``"SIGSTOP"``."""
+        for worker in getattr(self._iterator, "_workers", ()):
+            with suppress(ProcessLookupError):  # its pass has ended
+                os.kill(worker.pid, getattr(signal, name))
+
+    def close(self) -> None:
+        """End the workers."""
+        self.send("SIGCONT")
+        getattr(self._iterator, "_shutdown_workers", int)()
+
+
+class Loading(NamedTuple):
+    """The batches of a loop as they are, and with a remedy; and how many of them are loaded in turn."""
+
+    before: Batches
+    after: Batches
+    batches: int
+
+
+def remedy_of(rule: str, action: str) -> Remedy:
+    """How the remedy of a finding is carried out. ``action``: as the finding says it. Raises NotTried."""
+    found = _IN_REMEDY.search(action) if rule in _OF_LOADERS and not action.startswith("If ") else None
+    if found is None and rule not in REMEDIES:
+        raise NotTried("it changes your code")
+    return REMEDIES[rule] if found is None else _of_loader(found[1])
+
+
+def _of_loader(how: str) -> Remedy:
+    """The remedy of a loader, as the finding writes it: "DataLoader(…, num_workers=2, persistent_workers=True)"."""
+    iterator = _iterator_in_use()
+    workers = iterator._num_workers
+    if "BatchSampler" in how:
+        return Remedy(how, loading=partial(_loading, iterator, {}, by_index=True))
+    if found := re.search(r"num_workers=(\d+)", how):
+        options = {"num_workers": int(found[1]), "persistent_workers": True}
+    elif "num_workers" in how:
+        options = {"num_workers": min(2 * workers, usable_cpus())}
+        how = how.replace("num_workers=…", f"num_workers={options['num_workers']}")
+        if options["num_workers"] <= workers:
+            raise NotTried(f"there are no more processors than the {workers} workers of the loader")
+    else:
+        options = {"persistent_workers": True}
+    if (workers > 0) == bool(found):
+        raise NotTried("the loop reads from another loader now")
+    if not hasattr(signal, "SIGSTOP") or multiprocessing.get_start_method() != "fork":
+        raise NotTried("new workers would import the script again")
+    return Remedy(how, loading=partial(_loading, iterator, options, passes="num_workers" not in options))
+
+
+def _iterator_in_use() -> Any:
+    """The iterator of the DataLoader that the program is reading. Raises NotTried if none is known, or several."""
+    gc.collect()  # iterators of loops that ended
+    kind = optional("torch.utils.data.dataloader._BaseDataLoaderIter")
+    found = [each for each in instances_of(kind) if each._num_yielded] if kind is not None else []
+    with suppress(TypeError):  # some samplers have no length
+        found = [each for each in found if each._num_yielded < len(each._index_sampler)] or found
+    if len(found) != 1:
+        raise NotTried(f"the loop reads from {len(found)} loaders" if found else "no loader was found")
+    return found[0]
+
+
+def _loading(iterator: Any, options: Mapping[str, Any], *, by_index: bool = False, passes: bool = False) -> Loading:
+    """Loaders of copies of the data set. ``passes``: whole passes over it are loaded in turn."""
+    parts = iterator._dataset, iterator._index_sampler, iterator._collate_fn
+    if isinstance(parts[0], torch.utils.data.IterableDataset):
+        raise NotTried("its data set is a stream, which cannot be read twice")
+    _refuse_large(parts)
+    workers = options.get("num_workers", iterator._num_workers)
+    batches = len(parts[1]) if passes else max(_FEWEST_BATCHES, 4 * workers)
+    before, after = _loader_of(iterator, parts, {}), _loader_of(iterator, parts, options, by_index)
+    return Loading(Batches(before), Batches(after), batches)
+
+
+def _loader_of(
+    iterator: Any, parts: Sequence[Any], options: Mapping[str, Any], by_index: bool = False
+) -> DataLoader[Any]:
+    """A loader like that of an iterator, of a copy of its data set, with other options."""
+    data, indices, collate = copy.deepcopy(tuple(parts))
+    settings: dict[str, Any] = {"batch_sampler": indices} if iterator._auto_collation else {"sampler": indices}
+    if by_index:
+        if collate is not default_collate or not isinstance(indices, BatchSampler):
+            raise NotTried("its batches are made by your code")
+        few = next(iter(indices))
+        if not _are_equal(default_collate([data[index] for index in few]), data[few]):
+            raise NotTried("data[indices] are not the same batch")
+        return DataLoader(data, sampler=indices, batch_size=None)
+    if not iterator._auto_collation:
+        settings["batch_size"] = None
+    if iterator._num_workers:
+        settings["worker_init_fn"] = iterator._worker_init_fn
+        settings["prefetch_factor"] = iterator._prefetch_factor
+        settings["persistent_workers"] = iterator._persistent_workers
+    settings |= {"num_workers": iterator._num_workers, "pin_memory": iterator._pin_memory, **options}
+    return DataLoader(data, collate_fn=collate, timeout=_MOST_SECONDS * bool(settings["num_workers"]), **settings)
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    """Whether two batches have equal tensors."""
+    tensors = tensors_in(one), tensors_in(other)
+    return bool(tensors[0]) and len(tensors[0]) == len(tensors[1]) and all(map(torch.equal, *tensors))
+
+
+def _refuse_large(parts: object) -> None:
+    """Raise NotTried if a copy would be large, or not the same: a file that is mapped to memory would be in memory."""
+    size, seen, left = 0, set[int](), [parts]
+    while left:
+        each = left.pop()
+        if id(each) in seen or isinstance(each, _SHARED):
+            continue
+        seen.add(id(each))
+        if type(each).__name__ == "memmap":
+            raise NotTried("its data set maps a file to memory")
+        size += each.nbytes if isinstance(each, torch.Tensor) else sys.getsizeof(each)
+        if size > _MOST_BYTES or len(seen) > _MOST_OBJECTS:
+            raise NotTried("its data set is large")
+        left += gc.get_referents(each)

@@ -21,7 +21,7 @@ from torchprof.errors import TorchprofError
 from torchprof.profile.benchmark import loss_of, shown_progress, tensors_in
 from torchprof.profile.passes import FIRST, CycleKind, PassKind
 from torchprof.profile.program import Program
-from torchprof.profile.remedies import OF_OPTIMIZERS, REMEDIES, NotTried, Remedy, copy_of, stop
+from torchprof.profile.remedies import OF_OPTIMIZERS, Batches, NotTried, Remedy, ToTry, copy_of, remedy_of, stop
 from torchprof.record.modules import first_line, instances_of
 from torchprof.record.peak import clock_that_waits, with_ordinary_times
 from torchprof.record.plan import Plan
@@ -31,7 +31,7 @@ from torchprof.record.torch_internals import needed
 from torchprof.run.measures import COMBINED, FEWEST_PAIRS, Trial, median_interval
 from torchprof.run.meta import RunWarning
 from torchprof.run.run import Run, output
-from torchprof.run.words import BACKWARD, FORWARD, OPTIMIZER_STEP, PHASES, FrameKind
+from torchprof.run.words import BACKWARD, FORWARD, LOADING, OPTIMIZER_STEP, PHASES, FrameKind
 
 _pytree = needed("torch.utils._pytree")
 _SECONDS = 2.0, 6.0  # for one remedy, if its interval is not narrow before: at least, and if the time for all allows it
@@ -143,7 +143,8 @@ class TryingProgram(Program):
 class Trials:
     """Tries the remedies of findings on copies of a ``model``, called with copies of ``args`` and ``kwargs``: in
     training with backward, and with a step of its optimizer, if it has one of torch's. What is timed is then as a step
-    of the loop, without its data and its loss. The learning rate is 0, so that nothing diverges.
+    of the loop, without its loss; with its data, if a remedy is one of a DataLoader: then batches are loaded from
+    copies of the data set. The learning rate is 0, so that nothing diverges.
 
     ``run``: with the findings; ``modules``: by the names of its layers. ``seconds``: for all trials. ``show``: shows
     the progress, a line at a time. The user's model, optimizer, inputs, gradients, and the random states of torch,
@@ -162,8 +163,8 @@ class Trials:
     _parts_left: int = field(default=1, init=False)  # trials for which there must be time
     _zeroes: bool = field(default=False, init=False)  # the program fills gradients with zeros
 
-    def of(self, findings: Iterable[tuple[str, tuple[str, ...]]]) -> tuple[Trial, ...]:
-        """The trials of these findings, each a rule and the names of its layers; and of all that gained, together."""
+    def of(self, findings: Iterable[ToTry]) -> tuple[Trial, ...]:
+        """The trials of these findings, and of all that gained, together."""
         self._end = time.perf_counter() + self.seconds
         trials: list[Trial] = []
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
@@ -180,11 +181,13 @@ class Trials:
                     if not self._end:
                         raise
                     self._end = 0.0
+                except RuntimeError:  # torch says here that a worker of a trial has ended
+                    continue
         return tuple(trials)
 
     def _try_all(
         self,
-        findings: Sequence[tuple[str, tuple[str, ...]]],
+        findings: Sequence[ToTry],
         casts: Sequence[tuple[str, Any]],
         trials: list[Trial],
         done: Event,
@@ -193,37 +196,37 @@ class Trials:
             stack.callback(done.set)
             for kind, dtype in casts:
                 stack.enter_context(torch.autocast(kind, dtype=dtype))
-            self._zeroes = any(rule == "gradients_zeroed" for rule, _ in findings)
-            for number, (rule, layers) in enumerate(findings):
+            self._zeroes = any(rule == "gradients_zeroed" for rule, _, _ in findings)
+            gained: list[ToTry] = []
+            for number, finding in enumerate(findings):
                 self._parts_left = len(findings) - number + (len(findings) > 1)
                 if self._end:
-                    trials.append(self._tried({rule: layers}, Trial(self.run.meta.rank, rule, layers)))
-            gained = [trial for trial in trials if trial.has_gained]
+                    trials.append(self._tried([finding], Trial(self.run.meta.rank, *finding[:2])))
+                    gained += [finding] if trials[-1].has_gained else []
             if len(gained) > 1:
-                self._parts_left, layers_of = 1, defaultdict[str, tuple[str, ...]](tuple)
-                for trial in gained:  # of one rule there may be several findings
-                    layers_of[trial.rule] += trial.layers
-                names = tuple(dict.fromkeys(name for trial in gained for name in trial.layers))
-                trials.append(self._tried(layers_of, Trial(self.run.meta.rank, COMBINED, names)))
+                self._parts_left = 1
+                names = tuple(dict.fromkeys(name for _, layers, _ in gained for name in layers))
+                trials.append(self._tried(gained, Trial(self.run.meta.rank, COMBINED, names)))
 
     @property
     def _cuda_devices(self) -> list[int]:
         tensors = (*self.model.parameters(), *self.model.buffers())
         return sorted({tensor.device.index or 0 for tensor in tensors if tensor.device.type == "cuda"})
 
-    def _tried(self, layers_of: Mapping[str, tuple[str, ...]], trial: Trial) -> Trial:
-        """The trial of remedies, by their rules, with their layers."""
+    def _tried(self, findings: Iterable[ToTry], trial: Trial) -> Trial:
+        """The trial of the remedies of findings."""
+        layers_of: defaultdict[Remedy, tuple[str, ...]] = defaultdict(tuple)
         try:
-            if not {*layers_of} <= {*REMEDIES}:
-                raise NotTried("it changes your code")
+            for rule, layers, action in findings:  # of one rule there may be several findings
+                layers_of[remedy_of(rule, action)] += layers
             return self._with_remedies(layers_of, trial)
         except NotTried as why:
             return replace(trial, why_not=str(why))
         except Exception as error:  # a copy may lack what the model had, and code of the user may raise anything
             return replace(trial, why_not=f"{type(error).__name__}: {first_line(error)}")
 
-    def _with_remedies(self, layers_of: Mapping[str, tuple[str, ...]], trial: Trial) -> Trial:
-        remedies = [REMEDIES[rule] for rule in layers_of]
+    def _with_remedies(self, layers_of: Mapping[Remedy, tuple[str, ...]], trial: Trial) -> Trial:
+        remedies = [*layers_of]
         (before, old), (after, new) = (copy_of(self.model, self._optimizer) for _ in range(2))
         in_copy = dict(zip(self.model.modules(), after.modules()))
         for remedy, names in zip(remedies, layers_of.values()):
@@ -235,7 +238,27 @@ class Trials:
         if trial.rule != OF_OPTIMIZERS:  # else parameters are compared after a step
             stop([old, new])
         steps = self._step(before, old), self._step(after, new, remedies)
-        return self._compared(replace(trial, how=how), *steps, [old, new])
+        load = next((remedy.loading for remedy in remedies if remedy.loading), None)
+        if load is None:
+            return self._compared(replace(trial, how=how), *steps, [old, new])
+        loading = load()
+        each, loads = (loading.before, loading.after), self._loads_per_step
+        count = max(loading.batches // loads, 1)
+        try:
+            old_loop, new_loop = (_in_loop(step, batches, count, loads) for step, batches in zip(steps, each))
+            done = self._compared(replace(trial, how=how), old_loop, new_loop, [old, new])
+        finally:
+            for batches in each:
+                batches.close()
+        return replace(done, before_ns=done.before_ns // count, after_ns=done.after_ns // count)
+
+    @property
+    def _loads_per_step(self) -> int:
+        """How many batches the program loads for a step, at least one."""
+        loads = self.run.rows.total("calls", frames=_is_loading)
+        roots = [root for root in self.run.layers.roots if self._is_in_model(root)]
+        calls = sum(self.run.grad_calls(root) or self.run.rows.forward_calls(root) for root in roots)
+        return max(round(loads / max(calls, 1) * (self.calls_per_step or 1)), 1)
 
     # A step
 
@@ -345,7 +368,7 @@ class Trials:
         left = self._end - time.perf_counter()
         least, most = _SECONDS
         if FEWEST_PAIRS * 2 * min(firsts[0], firsts[-1]) > left + least:  # the first one may load and search kernels
-            raise NotTried(f"{2 * FEWEST_PAIRS} calls take longer than the time for trials")
+            raise NotTried(f"{FEWEST_PAIRS} turns of both take longer than the time for trials")
         end = min(time.perf_counter() + min(max(left / self._parts_left, least), most), self._end)
         while len(times) < FEWEST_PAIRS or time.perf_counter() < end:
             if not self._end or time.perf_counter() > self._end + least:  # calls are longer than was to be expected
@@ -424,11 +447,13 @@ def of_all_time(run: Run, model: str, calls_per_step: int, trials: Sequence[Tria
     calls, with_gradients = run.rows.forward_calls(root), run.grad_calls(root)
     tried = with_gradients or calls
     others_ns = sum(ns for phase, ns in in_model if PHASES[phase] == FORWARD) * (calls - tried) // max(calls, 1)
-    part_ns = sum(ns for _, ns in in_model)
+    step_ns = sum(ns for _, ns in in_model)
     if calls_per_step:
-        part_ns += run.rows.total(field, frames=_is_optimizer)
+        step_ns += run.rows.total(field, frames=_is_optimizer)
+    loading_ns = run.rows.total("cpu_ns", frames=lambda chain: any(map(_is_load, chain)))
 
     def scaled(trial: Trial) -> Trial:
+        part_ns = step_ns + loading_ns * ("DataLoader(" in trial.how)
         tried_ns = trial.before_ns * tried / max(calls_per_step, 1) + others_ns
         has_plain_times = any(passes.ns for passes in run.passes)  # else the profiler made this part longer by so much
         plain_ns = whole_ns if has_plain_times else whole_ns + min(tried_ns - part_ns, 0)
@@ -441,6 +466,31 @@ def of_all_time(run: Run, model: str, calls_per_step: int, trials: Sequence[Tria
 
 def _is_optimizer(chain: Sequence[Any]) -> bool:
     return any(frame.kind == FrameKind.LABEL and frame.name.startswith(OPTIMIZER_STEP) for frame in chain)
+
+
+def _is_load(frame: Any) -> bool:
+    return bool(frame.kind == FrameKind.LABEL and frame.name.startswith(LOADING))
+
+
+def _is_loading(chain: Sequence[Any]) -> bool:
+    return any(map(_is_load, chain[-1:]))
+
+
+def _in_loop(step: Callable[[], Any], batches: Batches, count: int, loads: int) -> Callable[[], Any]:
+    """A function that makes steps, each with batches, and returns what the last one does."""
+
+    def steps() -> Any:
+        batches.send("SIGCONT")
+        try:
+            for _ in range(count):
+                for _ in range(loads):
+                    next(batches)
+                result = step()
+        finally:
+            batches.send("SIGSTOP")
+        return result
+
+    return steps
 
 
 @contextmanager

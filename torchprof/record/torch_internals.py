@@ -65,6 +65,7 @@ _OF_MODULES: dict[str, dict[str, Use]] = {  # a key may be several parts with on
         "checkpoint._StopRecomputationError": Use("that a recomputation stopped early", "it may be called unfinished"),
         "checkpoint._checkpoint_without_reentrant_generator": Use("to try a model without", "only reentrant ones"),
         "_pytree": Use("the tensors in inputs and outputs"),
+        "data.dataloader._BaseDataLoaderIter": Use("to try a loader with workers", "it is not tried"),
     },
     "torch": {
         "nn.Module._call_impl": Use("whether a module was compiled in place", "it is taken for one that was"),
