@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import median
-from threading import Event, Thread, get_ident
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -21,7 +21,17 @@ from torchprof.errors import TorchprofError
 from torchprof.profile.benchmark import loss_of, shown_progress, tensors_in
 from torchprof.profile.passes import FIRST, CycleKind, PassKind
 from torchprof.profile.program import Program
-from torchprof.profile.remedies import OF_OPTIMIZERS, Batches, NotTried, Remedy, ToTry, copy_of, remedy_of, stop
+from torchprof.profile.remedies import (
+    OF_OPTIMIZERS,
+    Batches,
+    NotTried,
+    Remedy,
+    ToTry,
+    copy_of,
+    remedy_of,
+    stop,
+    without_modes,
+)
 from torchprof.record.modules import first_line, instances_of
 from torchprof.record.peak import clock_that_waits, with_ordinary_times
 from torchprof.record.plan import Plan
@@ -39,7 +49,6 @@ _MOST_COMPARED = 2**30  # bytes of the results of a call, in float64
 _NARROW = 0.02  # of the time, the whole interval
 _MOST_CALLS = 8  # of the model, before a step of its optimizer
 _OTHER_OPTIMIZERS = (torch.optim.LBFGS, torch.optim.Rprop, torch.optim.ASGD)  # not stopped by a learning rate of 0
-_AUTOCASTS = ("cpu", "cuda")
 _PLAIN = (Tensor, int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
 """Inputs that are copied, or cannot be changed."""
 
@@ -148,8 +157,10 @@ class Trials:
 
     ``run``: with the findings; ``modules``: by the names of its layers. ``seconds``: for all trials. ``show``: shows
     the progress, a line at a time. The user's model, optimizer, inputs, gradients, and the random states of torch,
-    Python and NumPy are as before. The copies have the hooks of torch, but not those of the user. They run in a thread
-    of their own, which has none of the user's modes but autocast. Ctrl-C ends the trials; a second one is raised.
+    Python and NumPy are as before. The copies have the hooks of torch, but not those of the user. They run in this
+    thread, with its autocast and its default device, but none of the user's own modes: another thread would have
+    threads of OpenMP of its own, and these and those of this thread would take the processors from each other. Ctrl-C
+    ends the trials.
     """
 
     run: Run
@@ -169,44 +180,19 @@ class Trials:
         trials: list[Trial] = []
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             return ()  # waiting for the device would end the capture
-        casts = [(kind, torch.get_autocast_dtype(kind)) for kind in _AUTOCASTS if torch.is_autocast_enabled(kind)]
-        done = Event()  # Thread.join() would take the thread for ended after Ctrl-C
-        thread = Thread(target=self._try_all, args=([*findings], casts, trials, done), daemon=True)
-        with _as_before(self._cuda_devices):
-            thread.start()
-            while not done.is_set():
-                try:
-                    done.wait()
-                except KeyboardInterrupt:
-                    if not self._end:
-                        raise
-                    self._end = 0.0
-                except RuntimeError:  # torch says here that a worker of a trial has ended
-                    continue
-        return tuple(trials)
-
-    def _try_all(
-        self,
-        findings: Sequence[ToTry],
-        casts: Sequence[tuple[str, Any]],
-        trials: list[Trial],
-        done: Event,
-    ) -> None:
-        with ExitStack() as stack:
-            stack.callback(done.set)
-            for kind, dtype in casts:
-                stack.enter_context(torch.autocast(kind, dtype=dtype))
-            self._zeroes = any(rule == "gradients_zeroed" for rule, _, _ in findings)
-            gained: list[ToTry] = []
-            for number, finding in enumerate(findings):
-                self._parts_left = len(findings) - number + (len(findings) > 1)
+        wanted, gained = [*findings], list[ToTry]()
+        self._zeroes = any(rule == "gradients_zeroed" for rule, _, _ in wanted)
+        with _as_before(self._cuda_devices), without_modes():
+            for number, finding in enumerate(wanted):
+                self._parts_left = len(wanted) - number + (len(wanted) > 1)
                 if self._end:
                     trials.append(self._tried([finding], Trial(self.run.meta.rank, *finding[:2])))
                     gained += [finding] if trials[-1].has_gained else []
-            if len(gained) > 1:
+            if len(gained) > 1 and self._end:
                 self._parts_left = 1
                 names = tuple(dict.fromkeys(name for _, layers, _ in gained for name in layers))
                 trials.append(self._tried(gained, Trial(self.run.meta.rank, COMBINED, names)))
+        return tuple(trials)
 
     @property
     def _cuda_devices(self) -> list[int]:
@@ -222,6 +208,9 @@ class Trials:
             return self._with_remedies(layers_of, trial)
         except NotTried as why:
             return replace(trial, why_not=str(why))
+        except KeyboardInterrupt:
+            self._end = 0.0
+            return replace(trial, why_not="trials were interrupted")
         except Exception as error:  # a copy may lack what the model had, and code of the user may raise anything
             return replace(trial, why_not=f"{type(error).__name__}: {first_line(error)}")
 
@@ -346,6 +335,7 @@ class Trials:
                     output = call()
                 if optimizer is not None:
                     optimizer.step()
+            torch.clear_autocast_cache()  # as at the end of the block of autocast around a step
             return output, [*model.parameters()]
 
         return step
@@ -371,7 +361,7 @@ class Trials:
             raise NotTried(f"{FEWEST_PAIRS} turns of both take longer than the time for trials")
         end = min(time.perf_counter() + min(max(left / self._parts_left, least), most), self._end)
         while len(times) < FEWEST_PAIRS or time.perf_counter() < end:
-            if not self._end or time.perf_counter() > self._end + least:  # calls are longer than was to be expected
+            if time.perf_counter() > self._end + least:  # calls are longer than was to be expected
                 raise NotTried("the time for trials is spent")
             pair = {}
             for run in (old, new) if len(times) % 2 else (new, old):

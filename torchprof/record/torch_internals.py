@@ -32,6 +32,7 @@ _OF_MODULES: dict[str, dict[str, Use]] = {  # a key may be several parts with on
         "_KinetoEvent.is_user_annotation": Use("annotations on a device", "the names of labels tell", since="2.6"),
         "_KinetoEvent.structured_input_shapes": Use("shapes of lists of tensors", "no FLOPs of these", since="2.13"),
         "_KinetoEvent.device_resource_id": Use("the stream of a kernel", "a device has one stream"),
+        "_top_saved_tensors_default_hooks": Use("that hooks see saved tensors of copies", "they see them", since="2.6"),
         "_profiler_enabled": Use("whether a thread is recorded"),
         "_enable_record_function": Use("to switch a forked child's recording off", "it records for nothing"),
         "_add_metadata_json": Use("to write the job into the trace", "the trace of a rank does not name its job"),
@@ -61,13 +62,16 @@ _OF_MODULES: dict[str, dict[str, Use]] = {  # a key may be several parts with on
         "_dispatch_has_kernel_for_dispatch_key": Use("which operators do no work", "more are shown as not counted"),
     },
     "torch.utils": {
-        "_python_dispatch._disable_current_modes": Use("to call torch's formulas outside of modes", "they are inside"),
+        "_python_dispatch._disable_current_modes": Use(
+            "to call formulas and copies outside of modes", "they are inside"
+        ),
         "checkpoint._StopRecomputationError": Use("that a recomputation stopped early", "it may be called unfinished"),
         "checkpoint._checkpoint_without_reentrant_generator": Use("to try a model without", "only reentrant ones"),
         "_pytree": Use("the tensors in inputs and outputs"),
         "data.dataloader._BaseDataLoaderIter": Use("to try a loader with workers", "it is not tried"),
     },
     "torch": {
+        "overrides._get_current_function_mode_stack": Use("that a mode sees calls of copies", "it sees them"),
         "nn.Module._call_impl": Use("whether a module was compiled in place", "it is taken for one that was"),
         "_library.custom_ops.OPDEFS": Use("custom ops that pass the profiler by", "no events of them in torch 2.15"),
         "_ops.OpOverload._enable_pyobj_dispatch": Use("the same", "the same", since="2.14"),
