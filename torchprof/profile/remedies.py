@@ -23,6 +23,7 @@ from torch.utils.data import BatchSampler, DataLoader, default_collate
 
 from torchprof.profile.benchmark import tensors_in
 from torchprof.record.modules import instances_of
+from torchprof.record.peak import who_sees_calls
 from torchprof.record.torch_internals import optional, replaced
 from torchprof.run.formats import format_memory
 from torchprof.run.processes import usable_cpus
@@ -75,14 +76,6 @@ def stop(optimizers: Iterable[torch.optim.Optimizer | None]) -> None:
             group["lr"] = 0.0
 
 
-@contextmanager
-def without_modes() -> Iterator[None]:
-    """With gradients, and without a counter of FLOPs or another mode that sees operators."""
-    disabled = optional("torch.utils._python_dispatch._disable_current_modes", nullcontext)
-    with torch.inference_mode(False), torch.enable_grad(), disabled():
-        yield
-
-
 def copy_of(
     model: nn.Module, optimizer: torch.optim.Optimizer | None
 ) -> tuple[nn.Module, torch.optim.Optimizer | None]:
@@ -94,11 +87,8 @@ def copy_of(
     size = sum(tensor.nbytes * (2 if tensor.requires_grad else 1) for tensor in tensors)  # with gradients
     if size > _MOST_BYTES:
         raise NotTried(f"a copy of the model takes {format_memory(size)}")
-    modes = optional("torch.overrides._get_current_function_mode_stack", list)()
-    if any(not type(mode).__module__.startswith("torch.") for mode in modes):
-        raise NotTried("a mode of yours would see the calls of copies")
-    if optional("torch._C._autograd._top_saved_tensors_default_hooks", lambda _: None)(True) is not None:
-        raise NotTried("hooks on saved tensors would see those of copies")
+    if seen := who_sees_calls():
+        raise NotTried(seen)
     for module in model.modules():  # a closure in it would call the user's own model
         if "forward" in vars(module) or getattr(module, "_compiled_call_impl", None) is not None:
             raise NotTried(f"a forward of {type(module).__name__} is replaced")

@@ -21,19 +21,9 @@ from torchprof.errors import TorchprofError
 from torchprof.profile.benchmark import loss_of, shown_progress, tensors_in
 from torchprof.profile.passes import FIRST, CycleKind, PassKind
 from torchprof.profile.program import Program
-from torchprof.profile.remedies import (
-    OF_OPTIMIZERS,
-    Batches,
-    NotTried,
-    Remedy,
-    ToTry,
-    copy_of,
-    remedy_of,
-    stop,
-    without_modes,
-)
+from torchprof.profile.remedies import OF_OPTIMIZERS, Batches, NotTried, Remedy, ToTry, copy_of, remedy_of, stop
 from torchprof.record.modules import first_line, instances_of
-from torchprof.record.peak import clock_that_waits, with_ordinary_times
+from torchprof.record.peak import clock_that_waits, with_ordinary_times, without_modes
 from torchprof.record.plan import Plan
 from torchprof.record.ranges import OptimizerMarks
 from torchprof.record.session import refuse_if_profiled
