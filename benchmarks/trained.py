@@ -1,16 +1,18 @@
 """A loop of one of several kinds, as it is or with remedies: ``python benchmarks/trained.py LOOP [REMEDY …]``.
 
-Remedies: fused (the optimizer), dropout (p=0), compile (the layers that have small operators), float32.
+Remedies: fused (the optimizer), dropout (p=0), compile (the layers that have small operators), float32, bfloat16
+(autocast); of loops with a DataLoader: workers, rows (whole batches are indexed), keep (the workers).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset
 
 NAME, *REMEDIES = sys.argv[1:] or ["mlp"]
 DROPOUT = 0.0 if "dropout" in REMEDIES else 0.1
@@ -94,6 +96,41 @@ def encoder() -> nn.Module:
     return nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
 
 
+class Texts(Dataset[Tensor]):
+    """Items that Python reads from text."""
+
+    def __init__(self) -> None:
+        self.texts = [",".join(str((row * column) % 97) for column in range(400)) for row in range(256)]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor([float(text) for text in self.texts[index].split(",")])
+
+
+class Rows(TensorDataset):
+    def __getitem__(self, index: int | list[int]) -> Tensor:
+        return super().__getitem__(index)[0]  # type: ignore[no-any-return, index]
+
+
+def loaded(data: Dataset[Tensor], size: int, workers: int = 0) -> Callable[[], Tensor]:
+    """Batches of a data set, pass after pass."""
+
+    def batches() -> Iterator[Tensor]:
+        if "rows" in REMEDIES:
+            indices = BatchSampler(RandomSampler(data), size, False)  # type: ignore[arg-type]
+            loader = DataLoader(data, sampler=indices, batch_size=None)
+        else:
+            number = 1 if "workers" in REMEDIES else workers
+            keep = bool({"workers", "keep"} & {*REMEDIES})
+            loader = DataLoader(data, size, shuffle=True, num_workers=number, persistent_workers=keep)
+        while True:
+            yield from loader
+
+    return batches().__next__
+
+
 Loss = Callable[..., Tensor]
 Loop = tuple[nn.Module, Callable[[], Tensor], Loss | None, type[torch.optim.Optimizer], int]
 
@@ -123,6 +160,18 @@ def loop(name: str) -> Loop:
         "double": lambda: (
             wide().to(double), lambda: torch.rand(256, 128, dtype=double), squared, torch.optim.SGD, 300,
         ),
+        "texts": lambda: (
+            nn.Sequential(nn.Linear(400, 512), Gated(512), nn.Linear(512, 8)), loaded(Texts(), 64), squared,
+            torch.optim.Adam, 120,
+        ),
+        "rows": lambda: (
+            nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8)), loaded(Rows(torch.rand(6400, 64)), 128),
+            squared, torch.optim.SGD, 600,
+        ),
+        "short passes": lambda: (
+            nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8)), loaded(Rows(torch.rand(512, 64)), 64, 1),
+            squared, torch.optim.SGD, 320,
+        ),
         "inference": lambda: (encoder(), lambda: torch.rand(4, 128, 128), None, torch.optim.SGD, 150),
     }  # fmt: skip
     return loops[name]()
@@ -141,7 +190,8 @@ def main() -> None:
             with torch.no_grad():
                 model(x)
             continue
-        loss = loss_of(model(x), x)
+        with torch.autocast("cpu", torch.bfloat16, enabled="bfloat16" in REMEDIES):
+            loss = loss_of(model(x), x)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

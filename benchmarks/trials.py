@@ -20,13 +20,16 @@ from torchprof.profile.script import Script
 from torchprof.types import Trial
 
 SCRIPT = str(Path(__file__).with_name("trained.py"))
-LOOPS = ("mlp", "gpt", "small layers", "autoencoder", "double", "inference")
+LOOPS = ("mlp", "gpt", "small layers", "autoencoder", "double", "inference", "texts", "rows", "short passes")
 REMEDIES = {
     "optimizer_step_per_tensor": "fused",
     "costly_dropout": "dropout",
     "many_small_operators": "compile",
     "double_precision": "float32",
+    "bfloat16_not_used": "bfloat16",
 }
+LOADERS = {"num_workers=1": "workers", "BatchSampler": "rows", "(…, persistent": "keep"}
+"""By a part of what was tried."""
 LIMIT = 1.15
 SECONDS = 40.0
 
@@ -37,6 +40,7 @@ def measure(quick: bool) -> int:
     for loop in LOOPS[:1] if quick else LOOPS:
         done = [trial for trial in trials(loop, quick) if not trial.why_not]
         tried = {REMEDIES[trial.rule]: trial for trial in done if trial.rule in REMEDIES}
+        tried |= {name: trial for trial in done for part, name in LOADERS.items() if part in trial.how}
         for remedy, trial in tried.items():
             result = run_both(Script(SCRIPT, [loop]), Script(SCRIPT, [loop, remedy]), 1.0 if quick else SECONDS)
             gain = result.gain or 0.0

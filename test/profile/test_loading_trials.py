@@ -182,11 +182,6 @@ def raises() -> None:
         (lambda _: DataLoader(Items(in_worker=raises), 4), WORKERS, "OSError: Caught OSError in DataLoader worker"),
         (lambda _: DataLoader(Items(in_worker=lambda: os._exit(3)), 4), WORKERS, "RuntimeError: DataLoader worker"),
         (lambda _: DataLoader(Items(in_worker=lambda: time.sleep(60)), 4), WORKERS, "RuntimeError: DataLoader timed"),
-        (
-            lambda _: DataLoader(Items(), 4),
-            "If workers start there: `DataLoader(…, num_workers=1)`.",
-            "it changes your",
-        ),
         (lambda _: DataLoader(Items(), 4), "Use larger batches (`batch_size=…`).", "it changes your code"),
     ],
 )
@@ -195,6 +190,15 @@ def test_why_a_loader_is_not_tried(
 ) -> None:
     monkeypatch.setattr(remedies, "_MOST_SECONDS", 1)
     assert tried(make(tmp_path), remedy).why_not.startswith(why)
+
+
+def test_a_remedy_of_other_rules_is_not_that_of_a_loader() -> None:
+    assert tried(DataLoader(Items(), 4), WORKERS, "python_in_layers").why_not == "it changes your code"
+
+
+def test_workers_that_are_kept_cannot_be_kept() -> None:
+    loader = DataLoader(Items(), 4, num_workers=1, persistent_workers=True)
+    assert tried(loader, KEEP).why_not == "the loop reads from another loader now"
 
 
 def test_no_more_workers_than_processors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -505,6 +505,22 @@ class Clocked32(Clocked):
         self.layer = nn.Linear(32, 32)
 
 
+def test_steps_and_ranges_of_trials_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ranged(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.profiler.record_function("mine"):
+                return super().forward(x)
+
+    monkeypatch.setattr(trials, "output", lambda name: lambda run: [("double_precision", (), "")])
+    with TryingProgram(warmup_calls=None) as program:
+        plainly(model := Ranged(32, 32), sgd(model))
+    run = program.run
+    assert run.trials[0].pairs >= 6
+    steps = run.rows.total("calls", frames=lambda chain: bool(chain) and "Optimizer.step" in chain[-1].name)
+    ranges = run.rows.total("calls", frames=lambda chain: bool(chain) and chain[-1].name == "mine")
+    assert (steps, ranges) == (run.rows.forward_calls(0),) * 2
+
+
 def test_what_cannot_be_tried_in_a_program_is_said() -> None:
     with TryingProgram(warmup_calls=None) as program:
         model = nn.Linear(4, 4)

@@ -252,7 +252,7 @@ REMEDIES = {
 
 # Loading batches
 
-_OF_LOADERS = {"waiting_for_data", "python_in_the_loop"}
+_OF_LOADERS = {"waiting_for_data", "python_in_the_loop", "passes_that_take_longer"}
 _IN_REMEDY = re.compile(r"`(DataLoader\([^`]+\))`")
 _MOST_OBJECTS = 2_000_000  # of a data set that is copied
 _SHARED = (type, ModuleType, FunctionType, BuiltinFunctionType, CodeType, FrameType)  # a deep copy has the same ones
@@ -296,7 +296,7 @@ class Loading(NamedTuple):
 
 def remedy_of(rule: str, action: str) -> Remedy:
     """How the remedy of a finding is carried out. ``action``: as the finding says it. Raises NotTried."""
-    found = _IN_REMEDY.search(action) if rule in _OF_LOADERS and not action.startswith("If ") else None
+    found = _IN_REMEDY.search(action) if rule in _OF_LOADERS else None
     if found is None and rule not in REMEDIES:
         raise NotTried("it changes your code")
     return REMEDIES[rule] if found is None else _of_loader(found[1])
@@ -317,7 +317,7 @@ def _of_loader(how: str) -> Remedy:
             raise NotTried(f"there are no more processors than the {workers} workers of the loader")
     else:
         options = {"persistent_workers": True}
-    if (workers > 0) == bool(found):
+    if (workers > 0) == bool(found) or (workers and iterator._persistent_workers and "persistent" in how):
         raise NotTried("the loop reads from another loader now")
     if not hasattr(signal, "SIGSTOP") or multiprocessing.get_start_method() != "fork":
         raise NotTried("new workers would import the script again")

@@ -25,7 +25,7 @@ from torchprof.profile.remedies import OF_OPTIMIZERS, Batches, NotTried, Remedy,
 from torchprof.record.modules import first_line, instances_of
 from torchprof.record.peak import clock_that_waits, with_ordinary_times, without_modes
 from torchprof.record.plan import Plan
-from torchprof.record.ranges import OptimizerMarks
+from torchprof.record.ranges import OptimizerMarks, SplitRanges
 from torchprof.record.session import refuse_if_profiled
 from torchprof.record.torch_internals import needed
 from torchprof.run.measures import COMBINED, FEWEST_PAIRS, Trial, median_interval
@@ -116,6 +116,7 @@ class TryingProgram(Program):
         if model is None or all(modules.get(run.layers[root].name) is not model for root in run.layers.roots):
             return
         self._is_trying = True
+        entered = SplitRanges.entered.copy()
         self._passes.lines.off()
         try:
             args, kwargs = self._outermost.arguments
@@ -130,6 +131,8 @@ class TryingProgram(Program):
                 self._trials = trials.of(wanted)
         finally:
             self._is_trying = False
+            SplitRanges.entered.clear()
+            SplitRanges.entered.update(entered)
             self._passes.lines.on(get_ident(), self._plan.layer_with_id)
 
     def _add_warnings(self, why: RunWarning | None) -> None:
