@@ -505,6 +505,41 @@ class Clocked32(Clocked):
         self.layer = nn.Linear(32, 32)
 
 
+class Draws(nn.Linear):
+    """Its noise comes from a generator that is no part of it."""
+
+    def __init__(self, draw: Callable[[], object]) -> None:
+        super().__init__(4, 4)
+        self.draw = draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + float(str(self.draw()))
+
+
+OF_TORCH, OF_PYTHON = torch.Generator(), random.Random(0)
+OF_NUMPY, OLD_OF_NUMPY = np.random.default_rng(0), np.random.RandomState(0)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: torch.rand((), generator=OF_TORCH).item(),
+        lambda: OF_PYTHON.random(),
+        lambda: OF_NUMPY.random(),
+        lambda: OLD_OF_NUMPY.rand(),
+        lambda: np.random.rand(),
+        lambda: random.random(),
+    ],
+)
+def test_no_generator_is_further_after_a_trial(draw: Callable[[], object]) -> None:
+    prof = profiled(Draws(draw).double(), torch.rand(2, 4, dtype=torch.double))
+    states = copy.deepcopy((OF_PYTHON.getstate(), OF_NUMPY.bit_generator.state, OLD_OF_NUMPY.get_state()))
+    of_torch, globally = OF_TORCH.get_state(), (random.getstate(), str(np.random.get_state()))
+    assert tried(prof, "double_precision", (), torch.rand(2, 4, dtype=torch.double)).pairs >= 6
+    assert str(states) == str((OF_PYTHON.getstate(), OF_NUMPY.bit_generator.state, OLD_OF_NUMPY.get_state()))
+    assert torch.equal(of_torch, OF_TORCH.get_state()) and globally == (random.getstate(), str(np.random.get_state()))
+
+
 def test_steps_and_ranges_of_trials_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     class Ranged(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:

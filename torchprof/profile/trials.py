@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 import time
@@ -9,9 +10,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from statistics import median
 from threading import get_ident
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -478,13 +480,30 @@ def _in_loop(step: Callable[[], Any], batches: Batches, count: int, loads: int) 
 
 @contextmanager
 def _as_before(cuda_devices: Sequence[int]) -> Iterator[None]:
-    """Afterwards the random states are as before."""
-    numpy = sys.modules.get("numpy")
-    states = random.getstate(), numpy.random.get_state() if numpy is not None else None
+    """Afterwards the random states are as before: those of torch, and those of all generators in the process."""
+    states = [*_random_states()]
     try:
         with torch.random.fork_rng(devices=cuda_devices):
             yield
     finally:
-        random.setstate(states[0])
-        if numpy is not None:
-            numpy.random.set_state(states[1])
+        for restore, state in states:
+            restore(state)
+
+
+def _random_states() -> Iterator[tuple[Callable[[Any], object], Any]]:
+    """The state of each generator of Python, NumPy and torch that anything refers to, with what sets it. Those of torch
+    are not known to the collector, but to what refers to them; after ``gc.freeze`` only modules are."""
+    numpy: Any = sys.modules.get("numpy.random")
+    yield random.setstate, random.getstate()
+    if numpy is not None:
+        yield numpy.set_state, numpy.get_state()
+    modules = [vars(module) for module in [*sys.modules.values()] if isinstance(module, ModuleType)]
+    kinds = {torch.Generator, random.Random, *((numpy.RandomState, numpy.Generator) if numpy is not None else ())}
+    referents = gc.get_referents(*gc.get_objects(), *modules)
+    for value in {id(value): value for value in referents if type(value) in kinds}.values():
+        if isinstance(value, random.Random):
+            yield value.setstate, value.getstate()
+        elif hasattr(value, "bit_generator"):
+            yield partial(setattr, value.bit_generator, "state"), value.bit_generator.state
+        else:
+            yield value.set_state, value.get_state()
