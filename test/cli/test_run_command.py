@@ -140,6 +140,33 @@ print("sum", sum(parameter.sum().item() for parameter in model.parameters()), to
 """
 
 
+TRAINS_ON_TWO_RANKS = """
+import torch
+import torch.distributed as dist
+from torch import nn
+dist.init_process_group("gloo")
+torch.manual_seed(dist.get_rank())
+block = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 1)).double()
+model = nn.parallel.DistributedDataParallel(block)
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(24):
+    optimizer.zero_grad()
+    model(torch.rand(16, 8, dtype=torch.double)).square().mean().backward()
+    optimizer.step()
+print("sum", [parameter.sum().item() for parameter in model.parameters()], torch.rand(1).item(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_a_job_computes_the_same_with_try_and_nothing_is_tried(tmp_path: Path) -> None:
+    plain = torchrun(tmp_path, 2, TRAINS_ON_TWO_RANKS)
+    job = torchrun(tmp_path, 2, "torchprof", "run", "--try", "job.py", module=True)
+    assert plain.code == job.code == 0, f"{plain}\n{job}"
+    sums = [[line for line in out.splitlines() if line.startswith("sum")] for out in plain.out]
+    assert [[line for line in out.splitlines() if line.startswith("sum")] for out in job.out] == sums != [[], []]
+    assert "Nothing was tried: `--try` needs a single process" in " ".join(job.out[0].split()), job
+
+
 def test_remedies_are_tried_between_two_passes(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(f"import torch\n\ntorch.manual_seed(0)\n{TRAINS_IN_DOUBLE}")
     plain = run(tmp_path, "script.py").stdout.splitlines()[0]
