@@ -1,10 +1,13 @@
 // The icicle chart: the width of a block is the layer's share of the shown whole; the blocks of its children are below it.
+// Three or more equal layers in a row are one block, as twelve blocks of a transformer.
 
 const ROW_HEIGHT = 26;
 const TALL_ROW = 42; // if there are few rows
 const BOX_HEIGHT = 420;
 const MOST_ROWS = 60;
 const LEAST_WIDTH = 2; // pixels; smaller neighbors are drawn as one block
+const FEWEST_EQUAL = 3;
+const LETTER = 6.6; // pixels, on average
 
 /**
  * @typedef {object} IcicleDrawing
@@ -13,6 +16,7 @@ const LEAST_WIDTH = 2; // pixels; smaller neighbors are drawn as one block
  * @property {Float64Array} widths A figure of each node.
  * @property {Float64Array} own The same, self only: for the colors.
  * @property {boolean} showOwn
+ * @property {boolean} byOwnTime Colors are those of the self of a layer, else of its class.
  * @property {((node: number) => boolean) | null} isMatch
  * @property {((node: number) => NodeChange) | null} change Only in a comparison.
  */
@@ -21,114 +25,204 @@ const LEAST_WIDTH = 2; // pixels; smaller neighbors are drawn as one block
 
 /**
  * @typedef {object} Block
- * @property {number} node
+ * @property {number[]} nodes Several, if it stands for equal layers.
  * @property {number} left
  * @property {number} part
  * @property {number} row
  * @property {number} hidden The number of layers that are in this block and not drawn themselves.
+ * @property {number[]} [siblings] The first node of each of the layers that are one block here.
+ * @property {number} [folded] The layer in which they are; also of a block below.
  * @property {boolean} [isRest]
  * @property {boolean} [isOwn]
  */
 
+/** @typedef {{ nodes: number[], siblings: number[] }} Group */
+
 class Icicle {
-  // Calls page.zoom(node) on a click and page.hover(node) under the mouse.
+  // Calls page.zoom(node) on a click, and page.hover(node) under the mouse.
   /** @param {HTMLElement} box @param {Run} run @param {Page} page */
   constructor(box, run, page) {
     this.box = box;
     this.run = run;
+    this.page = page;
     this.rowHeight = ROW_HEIGHT;
-    box.addEventListener("click", (event) => {
-      const block = closest(event, ".block");
-      if (block) page.zoom(Number(block.dataset.node));
-    });
+    this.unfolds = false; // all layers are drawn apart
+    /** @type {Set<number>} */
+    this.open = new Set(); // layers whose equal children are drawn apart
+    this.folds = !run.data.comparison && run.children.some((children) => this.#groups([children]).length < children.length);
+    /** @type {Block[]} */
+    this.blocks = [];
+    this.tip = element("div", { class: "tip", hidden: true });
+    document.body.append(this.tip);
+    box.addEventListener("click", (event) => this.#click(this.#blockAt(event)));
     box.addEventListener("mouseover", (event) => {
-      const block = closest(event, ".block");
-      page.hover(block ? Number(block.dataset.node) : -1);
+      const block = this.#blockAt(event);
+      page.hover(block ? block.nodes[0] : -1);
     });
-    box.addEventListener("mouseleave", () => page.hover(-1));
+    box.addEventListener("mousemove", (event) => this.#showTip(event));
+    box.addEventListener("mouseleave", () => {
+      this.tip.hidden = true;
+      page.hover(-1);
+    });
+  }
+
+  /** @param {Event} event */
+  #blockAt(event) {
+    const made = closest(event, ".block");
+    return made ? this.blocks[Number(made.dataset.block)] : null;
+  }
+
+  /** @param {Block | null} block */
+  #click(block) {
+    this.tip.hidden = true;
+    if (block?.folded !== undefined) {
+      this.open.add(block.folded);
+      this.page.select(block.nodes[0]);
+    } else if (block) this.page.zoom(block.nodes[0]);
+  }
+
+  /** @param {MouseEvent} event */
+  #showTip(event) {
+    const block = this.#blockAt(event);
+    this.tip.hidden = !block;
+    if (!block) return;
+    const lines = block.isRest ? [`${block.hidden} smaller in ${this.run.path(block.nodes[0])}`] : this.page.about(block.nodes);
+    if (block.folded !== undefined) lines.push("A click draws them apart.");
+    this.tip.replaceChildren(...lines.map((line, at) => element("div", { class: at ? "" : "path" }, line)));
+    const { clientWidth, clientHeight } = document.documentElement;
+    this.tip.style.left = `${Math.max(Math.min(event.clientX + 14, clientWidth - this.tip.offsetWidth - 8), 4)}px`;
+    const below = event.clientY + 18;
+    this.tip.style.top = `${below + this.tip.offsetHeight < clientHeight ? below : event.clientY - this.tip.offsetHeight - 10}px`;
+  }
+
+  // The children of a layer, or of equal ones at once: equal ones in a row are a group.
+  /** @param {number[][]} children @returns {Group[]} */
+  #groups(children, isOpen = false) {
+    const { shapes } = this.run;
+    /** @type {Group[]} */
+    const groups = [];
+    const [of] = children;
+    for (let at = 0; at < of.length;) {
+      let end = at + 1;
+      if (!isOpen && this.run.isLayer(of[at])) while (end < of.length && this.run.isLayer(of[end]) && shapes[of[end]] === shapes[of[at]]) end++;
+      if (end - at < FEWEST_EQUAL) end = at + 1;
+      const siblings = of.slice(at, end);
+      groups.push({ nodes: children.flatMap((one) => one.slice(at, end)), siblings });
+      at = end;
+    }
+    return groups;
   }
 
   /** @param {IcicleDrawing} drawing */
-  draw({ root, selected, widths, own, showOwn, isMatch, change }) {
+  draw({ root, selected, widths, own, showOwn, byOwnTime, isMatch, change }) {
     const { run } = this;
     const width = this.box.clientWidth || 800;
     const whole = widths[root];
+    const total = widths[run.all];
     /** @type {Block[]} */
     const blocks = [];
     let rows = 1;
     let hottest = 0;
     const [low, high] = root === run.all ? [0, run.count + 2] : [root, run.end[root]];
     for (let node = low; node < high; node++) hottest = Math.max(hottest, own[node]);
-    /** @type {[node: number, left: number, part: number, row: number][]} */
-    const waiting = whole > 0 ? [[root, 0, 1, 0]] : [];
+    /** @param {number[]} nodes @param {Float64Array} figures */
+    const sum = (nodes, figures) => nodes.reduce((all, node) => all + Math.max(figures[node], 0), 0);
+    /** @type {Block[]} */
+    const waiting = whole > 0 ? [{ nodes: [root], left: 0, part: 1, row: 0, hidden: 0 }] : [];
     for (let next = waiting.pop(); next; next = waiting.pop()) {
-      const [node, left, part, row] = next;
+      const block = next;
+      const { nodes, left, row } = block;
+      const [node] = nodes;
       rows = Math.max(rows, row + 1);
-      blocks.push({ node, left, part, row, hidden: 0 });
+      blocks.push(block);
       if (row + 1 >= MOST_ROWS) {
-        if (run.children[node].length) blocks[blocks.length - 1].hidden = run.end[node] - node - 1;
+        if (run.children[node].length) block.hidden = nodes.length * (run.end[node] - node - 1);
         continue;
       }
       let at = left;
       /** @type {Block | null} */
       let small = null;
-      /** @param {number} child @param {number} share */
-      const place = (child, share) => {
+      /** @param {Group} group @param {number} share */
+      const place = ({ nodes: inside, siblings }, share) => {
         if (share * width >= LEAST_WIDTH) {
           small = null;
-          waiting.push([child, at, share, row + 1]);
+          const folded = block.folded ?? (siblings.length > 1 ? node : undefined);
+          waiting.push({ nodes: inside, left: at, part: share, row: row + 1, hidden: 0, siblings, folded });
         } else if (share > 0) {
           if (small === null) {
-            small = { node, left: at, part: 0, row: row + 1, hidden: 0, isRest: true };
+            small = { nodes: [node], left: at, part: 0, row: row + 1, hidden: 0, isRest: true };
             blocks.push(small);
           }
           small.part += share;
-          small.hidden += 1;
+          small.hidden += inside.length;
           rows = Math.max(rows, row + 2);
         }
         at += share;
       };
-      for (const child of run.children[node]) place(child, Math.max(widths[child], 0) / whole);
-      if (showOwn && run.children[node].some((child) => widths[child] > 0) && own[node] > 0) {
-        const share = own[node] / whole;
-        if (share * width >= LEAST_WIDTH) blocks.push({ node, left: at, part: share, row: row + 1, hidden: 0, isOwn: true });
+      const isOpen = this.unfolds || change !== null || this.open.has(node);
+      const groups = run.children[node].length ? this.#groups(nodes.map((one) => run.children[one]), isOpen) : [];
+      for (const group of groups) place(group, sum(group.nodes, widths) / whole);
+      if (showOwn && groups.some((group) => sum(group.nodes, widths) > 0) && sum(nodes, own) > 0) {
+        const share = sum(nodes, own) / whole;
+        if (share * width >= LEAST_WIDTH) blocks.push({ nodes, left: at, part: share, row: row + 1, hidden: 0, isOwn: true, folded: block.folded });
         rows = Math.max(rows, row + 2);
       }
     }
     this.rowHeight = Math.max(ROW_HEIGHT, Math.min(TALL_ROW, Math.floor(BOX_HEIGHT / rows)));
     this.box.style.height = `${Math.min(rows * this.rowHeight, BOX_HEIGHT)}px`;
     this.box.style.setProperty("--row", `${this.rowHeight}px`);
-    this.box.replaceChildren(...blocks.map((block) => this.#block(block, { width, hottest, own, selected, isMatch, change })));
+    this.blocks = blocks;
+    const made = blocks.map((block, number) => {
+      const { nodes, isRest } = block;
+      const one = this.#block(block, width, total > 0 ? (block.part * whole) / total : 0);
+      one.dataset.block = String(number);
+      if (!isRest && nodes.includes(selected)) one.classList.add("selected");
+      if (!isRest && isMatch) one.classList.add(nodes.some(isMatch) ? "match" : "dimmed");
+      if (!isRest) this.#color(one, nodes, { byOwnTime, heat: hottest ? Math.sqrt(sum(nodes, own) / nodes.length / hottest) : 0, change });
+      return one;
+    });
+    this.box.replaceChildren(...made);
     if (!blocks.length) this.box.append(element("p", { class: "empty" }, "Nothing was recorded for this choice."));
   }
 
-  /** @param {Block} block @param {Omit<IcicleDrawing, "root" | "widths" | "showOwn"> & { width: number, hottest: number }} drawing */
-  #block({ node, left, part, row, hidden, isRest, isOwn }, { width, hottest, own, selected, isMatch, change }) {
-    const name = isRest ? `${hidden} smaller` : isOwn ? `${this.run.name(node)} (self)` : this.run.name(node);
-    const classes = ["block"];
-    if (isRest) classes.push("rest");
-    if (isOwn) classes.push("own");
-    if (!isRest && node === selected) classes.push("selected");
-    if (!isRest && isMatch) classes.push(isMatch(node) ? "match" : "dimmed");
-    const made = element("div", { class: classes.join(" "), "data-node": node });
-    const heat = isRest || !hottest ? 0 : Math.sqrt(Math.max(own[node], 0) / hottest);
-    const style = made.style;
-    style.left = `${left * 100}%`;
-    style.width = `calc(${part * 100}% - 1px)`;
-    style.top = `${row * this.rowHeight}px`;
-    if (change && !isRest) {
+  /** @param {HTMLElement} made @param {number[]} nodes @param {{ byOwnTime: boolean, heat: number, change: IcicleDrawing["change"] }} drawing */
+  #color(made, [node], { byOwnTime, heat, change }) {
+    const { run } = this;
+    if (change) {
       const { kind, strength } = change(node);
       made.dataset.change = kind;
-      style.setProperty("--heat", String(strength));
+      made.style.setProperty("--heat", String(strength));
       if (strength > 0.55) made.classList.add("hot");
-    } else {
-      style.setProperty("--heat", String(heat));
+    } else if (byOwnTime) {
+      made.style.setProperty("--heat", String(heat));
       if (heat > 0.55) made.classList.add("hot");
+    } else {
+      const at = run.classes.indexOf(run.kind(node, this.page.source));
+      made.classList.add(run.isLayer(node) ? `class-${at < 0 ? run.classes.length : at}` : "no-class");
     }
-    if (part * width > 28) {
-      made.classList.add("named");
-      made.textContent = hidden && !isRest ? `${name} … ${hidden} below` : name;
-    }
+  }
+
+  // A block, with as much of its name, its class and its share of all as it has room for.
+  /** @param {Block} block @param {number} width @param {number} share */
+  #block({ nodes, left, part, row, hidden, siblings, isRest, isOwn }, width, share) {
+    const { run } = this;
+    const [node] = nodes;
+    const made = element("div", { class: isRest ? "block rest" : isOwn ? "block own" : "block", "data-node": node });
+    made.style.left = `${left * 100}%`;
+    made.style.width = `calc(${part * 100}% - 1px)`;
+    made.style.top = `${row * this.rowHeight}px`;
+    const room = (part * width - 10) / LETTER; // letters
+    if (part * width <= 28) return made;
+    made.classList.add("named");
+    const last = siblings && siblings.length > 1 ? `–${run.name(siblings[siblings.length - 1])}` : "";
+    const name = isRest ? `${hidden} smaller` : `${run.name(node)}${last}${isOwn ? " (self)" : ""}`;
+    made.append(element("bdi", {}, hidden && !isRest ? `${name} … ${hidden} below` : name));
+    if (isRest || isOwn) return made;
+    const count = nodes.length > 1 ? `${nodes.length} × ` : "";
+    const percent = `${count}${formatShare(share / nodes.length)}`;
+    const kind = run.kind(node, this.page.source);
+    if (room > name.length + percent.length + 1) made.append(element("span", { class: "share" }, percent));
+    if (kind && room > name.length + percent.length + kind.length + 2) made.querySelector("bdi")?.after(element("span", { class: "kind" }, kind));
     return made;
   }
 }

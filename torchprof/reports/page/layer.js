@@ -13,6 +13,7 @@ class LayerPanel {
   constructor(box, run) {
     this.box = box;
     this.run = run;
+    this.node = -1;
   }
 
   /** @param {PanelDrawing} drawing */
@@ -28,6 +29,8 @@ class LayerPanel {
       ...this.#launched(node, phases, source),
       ...this.#calls(node, source),
       ...this.#sources(node, phases, measure));
+    if (node !== this.node) this.box.scrollTop = 0;
+    this.node = node;
   }
 
   /** @param {number} node @param {number} source */

@@ -3,6 +3,14 @@
 /** @type {PageData} */
 let data;
 
+const STEPS = ["measure", "phase", "source", "zoom", "select"];
+
+// The name of a measure in the address: "cpu", "device", "flops".
+/** @param {PageData.Measure} measure */
+function nameOfMeasure({ field }) {
+  return field.replace(/_ns$/, "");
+}
+
 class Page {
   crumbs = element("nav", { class: "crumbs", "aria-label": "Parent layers" });
   status = element("p", { class: "status" });
@@ -12,14 +20,18 @@ class Page {
   ranksBox = element("div");
   searchBox = element("input", { type: "search", placeholder: "Search layers ( / )", "aria-label": "Search layers", oninput: () => this.#find() });
   found = element("span", { class: "found", role: "status" });
-  controls = element("div", { class: "controls" });
+  controls = element("div", { class: "controls chosen" });
+  caption = element("p", { class: "caption" });
+  legend = element("p", { class: "classes" });
+  flatBox = element("input", { type: "checkbox", class: "flat" });
   /** @type {Map<HTMLElement, string>} */
   drawnFor = new Map();
 
   constructor() {
     this.run = new Run(data);
     const { run } = this;
-    this.measure = data.measures.at(0) ?? null;
+    // The headline speaks of the device, if there is one.
+    this.measure = data.measures.find(({ field }) => field === "device_ns") ?? data.measures.at(0) ?? null;
     this.phase = "all";
     this.source = data.areRanks && data.sources.length > 1 ? -1 : 0;
     this.top = run.children[run.all].filter((node) => run.isLayer(node)).length === 1 && this.#nothingOutside() ? 0 : run.all;
@@ -27,13 +39,63 @@ class Page {
     this.selected = run.count ? 0 : run.all;
     this.search = "";
     this.showOwn = false;
+    this.byOwnTime = false;
     this.#followTheme();
     const tableBox = element("div");
     this.icicle = new Icicle(element("div", { class: "icicle", tabindex: "0", role: "group", "aria-label": "Icicle chart of the layers: the width is the share of the total" }), run, this);
     this.table = new TreeTable(tableBox, run, this);
     this.panel = new LayerPanel(element("aside", { class: "panel", "aria-label": "The selected layer" }), run);
     this.#build(tableBox);
+    this.atFirst = this.#chosen();
+    this.address = new Address((choices) => this.#choose(choices));
+    this.#choose(this.address.choices);
+  }
+
+  // What is chosen, as words for the address.
+  /** @returns {Choices} */
+  #chosen() {
+    const { run, table, measure, source } = this;
+    const flags = [this.showOwn && "self", this.byOwnTime && "time", this.icicle.unfolds && "unfolded", table.isFlat && "flat"];
+    return {
+      measure: measure ? nameOfMeasure(measure) : "",
+      phase: this.phase,
+      source: source < 0 ? "all" : data.sources[source].name,
+      zoom: run.path(this.root),
+      select: run.path(this.selected),
+      sort: table.order,
+      show: flags.filter((flag) => flag).join("."),
+      search: this.search,
+    };
+  }
+
+  // What the address does not name is as at first.
+  /** @param {Choices} choices */
+  #choose(choices) {
+    const { run } = this;
+    const { measure, phase, source, zoom, select, sort, show, search } = { ...this.atFirst, ...choices };
+    this.measure = data.measures.find((one) => nameOfMeasure(one) === measure) ?? this.measure;
+    this.phase = phase === "all" || data.phases.includes(phase) ? phase : "all";
+    const number = data.sources.findIndex(({ name }) => name === source);
+    this.source = number >= 0 ? number : data.areRanks && data.sources.length > 1 ? -1 : 0;
+    this.root = run.nodeOf(zoom) ?? this.top;
+    this.selected = run.nodeOf(select) ?? this.root;
+    const flags = show.split(".");
+    this.showOwn = flags.includes("self");
+    this.byOwnTime = flags.includes("time");
+    this.icicle.unfolds = flags.includes("unfolded");
+    this.table.isFlat = flags.includes("flat");
+    this.table.order = sort;
+    this.search = this.searchBox.value = search;
+    this.table.reveal(this.selected);
     this.draw();
+    this.table.scrollTo(this.selected);
+  }
+
+  // Writes what is chosen into the address. To search and to sort is no step that Back undoes.
+  #write() {
+    const chosen = this.#chosen();
+    const others = Object.entries(chosen).filter(([name, value]) => value !== this.atFirst[name]);
+    this.address.write(Object.fromEntries(others), (before) => STEPS.some((name) => (before[name] ?? this.atFirst[name]) !== chosen[name]));
   }
 
   #nothingOutside() {
@@ -51,13 +113,14 @@ class Page {
       this.#header(),
       element("main", {},
         element("h2", {}, data.comparison ? data.questions.changed : data.questions.time),
-        ...this.#answer(),
-        signs(data.legend),
+        ...this.#changes(),
         this.controls,
-        element("section", { class: "split" },
-          element("div", {}, this.crumbs, this.icicle.box, this.status, ...this.#legend()),
+        element("div", { class: "split" },
+          element("div", {},
+            this.crumbs, this.icicle.box, this.caption, this.status, this.legend,
+            element("section", { id: "layers" }, element("h3", {}, "Layers"), this.#tableTools(), tableBox, signs(data.legend))),
           this.panel.box),
-        element("section", { id: "layers" }, element("h3", {}, "Layers"), this.#tableTools(), tableBox),
+        ...this.#largest(),
         element("section", { id: "operators" }, element("h3", {}, "Operators"), this.operatorBox),
         ...this.#devices(),
         this.why,
@@ -95,11 +158,15 @@ class Page {
     return element("header", {}, ...parts);
   }
 
-  // What comes first: the largest places of a run, or what changed from one run to another.
-  #answer() {
+  // The largest places of a run.
+  #largest() {
+    return data.comparison ? [] : [element("div", { class: "largest" }, ...reportParts(data.largest, (node) => this.show(node)))];
+  }
+
+  // What changed from one run to another.
+  #changes() {
     /** @type {HTMLElement[]} */
     const parts = [];
-    if (!data.comparison) parts.push(element("div", { class: "largest" }, ...reportParts(data.largest, (node) => this.show(node))));
     if (data.comparison && data.comparison.whole.length) parts.push(element("p", {}, data.comparison.whole.join(" ")));
     if (data.comparison && data.comparison.layerChanges.length) {
       const items = data.comparison.layerChanges.map(([what, lines]) => element("li", {}, element("b", {}, what), ` ${lines.join(" · ")}`));
@@ -142,11 +209,12 @@ class Page {
     return element("div", { class: "choice", role: "group", "aria-label": label }, ...buttons);
   }
 
-  // In a comparison: what the colors mean.
-  #legend() {
-    if (!data.comparison) return [];
-    const names = [["less", "less than before"], ["same", "the same, or within noise"], ["more", "more than before"], ["unknown", "unknown"]];
-    return [element("p", {}, ...names.map(([kind, name]) => element("span", { class: `legend ${kind}` }, name)))];
+  // What the colors mean.
+  #drawLegend() {
+    const changes = [["less", "less than before"], ["same", "the same, or within noise"], ["more", "more than before"], ["unknown", "unknown"]];
+    const { classes } = this.run;
+    const names = data.comparison ? changes : this.byOwnTime ? [] : [...classes, ...(this.run.hasOtherClasses ? ["other"] : [])].map((name, at) => [`class-${at}`, name]);
+    this.legend.replaceChildren(...names.map(([kind, name]) => element("span", { class: `legend ${kind}` }, name)));
   }
 
   #drawControls() {
@@ -168,15 +236,23 @@ class Page {
       select.addEventListener("change", () => { this.source = Number(select.value); this.draw(); });
       parts.push(element("label", {}, data.areRanks ? "Rank " : "Run ", select));
     }
-    const own = element("input", { type: "checkbox", class: "own", checked: this.showOwn });
-    own.addEventListener("change", () => { this.showOwn = own.checked; this.draw(); });
-    parts.push(element("label", {}, own, " self as blocks"), this.searchBox, this.found);
+    parts.push(this.#box("own", "self as blocks", this.showOwn, (isOn) => { this.showOwn = isOn; }));
+    if (!data.comparison) parts.push(this.#box("time", "color by self", this.byOwnTime, (isOn) => { this.byOwnTime = isOn; }));
+    if (this.icicle.folds) parts.push(this.#box("unfolded", "each layer apart", this.icicle.unfolds, (isOn) => { this.icicle.unfolds = isOn; }));
+    parts.push(this.searchBox, this.found);
     keepingFocus(this.controls, () => this.controls.replaceChildren(...parts));
+  }
+
+  /** @param {string} name @param {string} label @param {boolean} isOn @param {(isOn: boolean) => void} choose */
+  #box(name, label, isOn, choose) {
+    const box = element("input", { type: "checkbox", class: name, checked: isOn });
+    box.addEventListener("change", () => { choose(box.checked); this.draw(); });
+    return element("label", {}, box, ` ${label}`);
   }
 
   #tableTools() {
     const copied = element("span", { class: "found", role: "status" });
-    const flat = element("input", { type: "checkbox", class: "flat" });
+    const flat = this.flatBox;
     flat.addEventListener("change", () => this.table.showFlat(flat.checked));
     return element("div", { class: "controls" },
       element("button", { type: "button", onclick: () => this.table.openAll(true) }, "Open all"),
@@ -261,7 +337,10 @@ class Page {
     this.#drawFound();
     const own = measure ? run.own(measure.field, phases, source) : new Float64Array(run.count + 4);
     const widths = measure ? run.total(measure.field, phases, source) : own;
-    this.icicle.draw({ root: this.root, selected: this.selected, widths, own, showOwn: this.showOwn, isMatch, change: this.change });
+    this.icicle.draw({ root: this.root, selected: this.selected, widths, own, showOwn: this.showOwn, byOwnTime: this.byOwnTime, isMatch, change: this.change });
+    this.#drawCaption(widths);
+    this.#drawLegend();
+    this.flatBox.checked = this.table.isFlat;
     this.table.draw({ columns: this.columns, source, selected: this.selected, isMatch });
     this.panel.draw({ node: this.selected, phases, source, measure });
     this.#drawOperators();
@@ -269,12 +348,30 @@ class Page {
     this.#drawRanks();
     this.#drawCrumbs();
     this.hover(-1);
+    this.#write();
   }
 
-  // The columns of the table of layers: those of the terminal's table; in a comparison, the changes of the chosen measure.
+  // What the widths in the icicle are.
+  /** @param {Float64Array} widths */
+  #drawCaption(widths) {
+    const { run, measure, phases } = this;
+    const names = phases.map((phase) => data.allPhases[phase]);
+    const whole = measure && widths[this.root] > 0 ? `; the whole is ${formatFigure(run.sum(measure.field, phases, this.source, this.root), measure.unit)}` : "";
+    const where = data.sources.length > 1 && this.source >= 0 ? ` on ${data.sources[this.source].name}` : "";
+    this.caption.textContent = measure ? `Width: ${measure.heading}${names.length ? `, ${names.join(" and ")}` : ""}${where}${whole}.` : "";
+  }
+
+  // The columns of the table of layers: those of the terminal's table, first those of the chosen measure and phases; in a
+  // comparison, the changes of these.
   /** @returns {Column[]} */
   get columns() {
-    if (!data.comparison) return this.run.figures.filter((column) => column.where === "tree");
+    const { measure, phases } = this;
+    if (!data.comparison) {
+      const all = this.run.figures.filter((column) => column.where === "tree");
+      /** @param {FigureColumn} column */
+      const isChosen = (column) => column.kind === "cost" && measure !== null && phases.includes(column.phase) && column.fields.some(([field]) => field === measure.field);
+      return [...all.filter(isChosen), ...all.filter((column) => !isChosen(column))];
+    }
     return this.#quantities(data.comparison).flatMap((quantity) => CHANGES.map((part) => changeColumn(quantity, part)));
   }
 
@@ -355,6 +452,28 @@ class Page {
     const share = totals[run.all] > 0 ? `, ${formatShare(totals[shown] / totals[run.all])} of the total` : "";
     const text = formatFigure(total, measure.unit) + (total.bound === BOUND.UNKNOWN ? "" : `${share}, self ${formatFigure(own, measure.unit)}`);
     this.status.textContent = `${run.path(shown)}: ${measure.heading} ${text}`;
+  }
+
+  // What a block of the icicle is, in lines: of one layer, or of equal ones.
+  /** @param {number[]} nodes */
+  about(nodes) {
+    const { run, measure, phases, source } = this;
+    const [node] = nodes;
+    const more = nodes.length > 1 ? ` and ${nodes.length - 1} like it` : "";
+    const lines = [`${run.path(node)}${more}`, run.isLayer(node) ? run.kind(node, source) : ""].filter((line) => line);
+    if (!measure) return lines;
+    const figures = nodes.map((one) => run.sum(measure.field, phases, source, one));
+    /** @param {number} value */
+    const written = (value) => formatFigure({ value, bound: Math.max(...figures.map(({ bound }) => bound)) }, measure.unit);
+    const values = figures.map(({ value }) => value);
+    const sum = values.reduce((all, value) => all + value, 0);
+    const whole = run.total(measure.field, phases, source)[run.all];
+    lines.push(`${measure.heading} ${written(sum)}${whole > 0 ? `, ${formatShare(sum / whole)} of the total` : ""}`);
+    if (nodes.length > 1) lines.push(`each ${written(Math.min(...values))} to ${written(Math.max(...values))}`);
+    else if (run.children[node].length) lines.push(`self ${formatFigure(run.sum(measure.field, phases, source, node, true), measure.unit)}`);
+    const calls = run.own("calls", [0], source)[node];
+    if (run.isLayer(node) && calls > 0) lines.push(`${formatCalls(calls)} ${calls === 1 ? "call" : `calls, ${written(values[0] / calls)} a call`}`);
+    return lines;
   }
 
   /** @param {number} node */

@@ -29,6 +29,8 @@
  * @property {number[]} distinct
  */
 
+const MOST_CLASSES = 7; // as many colors can be told apart
+
 class Run {
   /** @param {PageData} data */
   constructor(data) {
@@ -142,6 +144,46 @@ class Run {
   kind(node, source) {
     const found = this.description(node, source) ?? this.data.takes.map((take) => descriptionIn(take, node)).find((one) => one !== null);
     return found?.kind ?? "";
+  }
+
+  // The node with a path; undefined if there is none.
+  /** @param {string} path @returns {number | undefined} */
+  nodeOf(path) {
+    const nodes = this.#cached("nodes by path", () => new Map(Array.from({ length: this.nodes }, (_, node) => [this.path(node), node])));
+    return nodes.get(path);
+  }
+
+  // The classes with a color of their own: those of most of the time, without any measure those of most layers.
+  get classes() {
+    return this.#cached("classes", () => {
+      const { measures } = this.data;
+      const own = measures.length ? this.own(measures[0].field, [0, 1, 2], -1) : new Float64Array(this.count + 4).fill(1);
+      /** @type {Map<string, number>} */
+      const sums = new Map();
+      for (let node = 0; node < this.count; node++) sums.set(this.kind(node, 0), (sums.get(this.kind(node, 0)) ?? 0) + Math.max(own[node], 0));
+      sums.delete("");
+      return [...sums].sort((one, other) => other[1] - one[1]).slice(0, MOST_CLASSES).map(([kind]) => kind);
+    });
+  }
+
+  get hasOtherClasses() {
+    return this.#cached("has other classes", () => Array.from({ length: this.count }, (_, node) => node).some((node) => !this.classes.includes(this.kind(node, 0))));
+  }
+
+  // A number for each node: that of two layers is the same if they and all below them have the same classes and names.
+  get shapes() {
+    return this.#cached("shapes", () => {
+      /** @type {Map<string, number>} */
+      const known = new Map();
+      const shapes = new Int32Array(this.count + 4);
+      for (let node = this.count - 1; node >= 0; node--) {
+        const below = this.children[node].map((child) => `${this.name(child)} ${shapes[child]}`);
+        const text = `${this.kind(node, 0)}(${below.join(",")})`;
+        shapes[node] = known.get(text) ?? known.size + 1;
+        known.set(text, shapes[node]);
+      }
+      return shapes;
+    });
   }
 
   /** @param {number} node */

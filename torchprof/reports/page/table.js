@@ -12,6 +12,12 @@ const OPEN_AT_FIRST = 80;
  * @property {((node: number) => boolean) | null} isMatch
  */
 
+// The place of a column in the terminal's table.
+/** @param {Column} column */
+function placeOf(column) {
+  return column.kind === "change" ? 0 : column.number;
+}
+
 class TreeTable {
   // Calls page.select(node) on a click.
   /** @param {HTMLElement} box @param {Run} run @param {Page} page */
@@ -20,8 +26,7 @@ class TreeTable {
     this.page = page;
     this.open = new Uint8Array(run.nodes);
     this.#openAtFirst();
-    /** @type {number | null} */
-    this.by = null; // the index of the column that sorts the table
+    this.key = ""; // of the column that sorts the table
     this.descending = true;
     this.isFlat = false;
     /** @type {number[]} */
@@ -42,6 +47,23 @@ class TreeTable {
     this.body.addEventListener("click", (event) => this.#click(event));
   }
 
+  // The column that sorts the table, for the address: "" for the model's order, else its key, with "-" if the smallest
+  // figure is first.
+  get order() {
+    return this.key && (this.descending ? this.key : `-${this.key}`);
+  }
+
+  set order(order) {
+    this.descending = !order.startsWith("-");
+    this.key = order.replace(/^-/, "");
+  }
+
+  // The index of that column; null if it is not shown.
+  get by() {
+    const at = this.key ? this.columns.findIndex(({ key }) => key === this.key) : -1;
+    return at < 0 ? null : at;
+  }
+
   // Opens as many levels as give at most OPEN_AT_FIRST rows.
   #openAtFirst() {
     const { run } = this;
@@ -60,11 +82,6 @@ class TreeTable {
 
   /** @param {TableDrawing} drawing */
   draw({ columns, source, selected, isMatch }) {
-    if (this.by !== null) {
-      const { key } = this.columns[this.by];
-      const by = columns.findIndex((column) => column.key === key);
-      this.by = by < 0 ? null : by;
-    }
     this.columns = columns;
     const widths = columns.map((column) => Math.max(column.heading.length + 3, 13));
     this.box.style.setProperty("--columns", widths.map((width) => `${width}ch`).join(" "));
@@ -146,7 +163,7 @@ class TreeTable {
   #drawHead() {
     const headings = this.columns.map((column, number) => {
       const order = this.by !== number ? "none" : this.descending ? "descending" : "ascending";
-      return element("button", { type: "button", class: "cell", role: "columnheader", "aria-sort": order, onclick: () => this.#sortBy(number) }, column.heading);
+      return element("button", { type: "button", class: "cell", role: "columnheader", "aria-sort": order, "data-at": placeOf(column), onclick: () => this.#sortBy(number) }, column.heading);
     });
     keepingFocus(this.head, () => this.head.replaceChildren(element("span", { class: "cell name", role: "columnheader" }, "Module"), ...headings));
   }
@@ -154,9 +171,9 @@ class TreeTable {
   // Largest first, then smallest first, then in the model's order.
   /** @param {number} number */
   #sortBy(number) {
-    if (this.by !== number) [this.by, this.descending] = [number, true];
+    if (this.by !== number) [this.key, this.descending] = [this.columns[number].key, true];
     else if (this.descending) this.descending = false;
-    else this.by = null;
+    else [this.key, this.descending] = ["", true];
     this.page.draw();
   }
 
@@ -181,7 +198,7 @@ class TreeTable {
       const value = run.value(column, node, this.source);
       const isPart = column.kind !== "change" && node !== run.before && typeof value === "number" && value > 0;
       const share = isPart && this.wholes[number] > 0 ? Math.min(value / this.wholes[number], 1) : 0;
-      return element("span", { class: "cell number", role: "gridcell", "--share": share }, ...figure(run.text(column, node, this.source), column));
+      return element("span", { class: "cell number", role: "gridcell", "data-at": placeOf(column), "--share": share }, ...figure(run.text(column, node, this.source), column));
     });
     /** @type {Attributes} */
     const attributes = { class: node === this.selected ? "line selected" : run.isRange(node) ? "line range" : "line", role: "row", "data-node": node, "aria-rowindex": at + 2, "aria-level": depth + 1 };
@@ -249,14 +266,15 @@ class TreeTable {
   csv() {
     /** @param {string} text */
     const quoted = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
-    const headings = this.columns.map(({ heading, unit }) => heading + (["ns", "bytes"].includes(unit) ? ` (${unit})` : ""));
+    const columns = [...this.columns].sort((one, other) => placeOf(one) - placeOf(other));
+    const headings = columns.map(({ heading, unit }) => heading + (["ns", "bytes"].includes(unit) ? ` (${unit})` : ""));
     const lines = this.lines.map((node) => [
       this.run.path(node).replace(/^[=+\-@\t\r\n＝＋－＠']/, "'$&"), // a spreadsheet would read a formula; see exports.py
-      ...this.columns.map((column) => {
+      ...columns.map((column) => {
         const value = this.run.value(column, node, this.source);
         return value === null || value === undefined ? "" : String(value);
       }),
-      this.columns.filter((column) => this.run.isAtLeast(column, node, this.source)).map(({ heading }) => heading).join(", "),
+      columns.filter((column) => this.run.isAtLeast(column, node, this.source)).map(({ heading }) => heading).join(", "),
     ]);
     return [["Module", ...headings, "Lower bounds"], ...lines].map((line) => line.map(quoted).join(",")).join("\n") + "\n";
   }

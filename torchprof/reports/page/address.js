@@ -1,0 +1,37 @@
+// The choices of the reader in the address of the page, as #measure=cpu&zoom=Net.block: a reload, Back and a copied link
+// restore them.
+
+/** @typedef {Record<string, string>} Choices By name, without those that are as at first. */
+
+class Address {
+  // `read` is called when the address changes: by Back, or by hand.
+  /** @param {(choices: Choices) => void} read */
+  constructor(read) {
+    this.written = location.hash;
+    window.addEventListener("popstate", () => {
+      if (location.hash === this.written) return;
+      this.written = location.hash;
+      read(this.choices);
+    });
+  }
+
+  /** @returns {Choices} */
+  get choices() {
+    return Object.fromEntries(new URLSearchParams(this.written.slice(1)));
+  }
+
+  // `isStep`: Back leads to the choices before these; else these replace them.
+  /** @param {Choices} choices @param {(before: Choices) => boolean} isStep */
+  write(choices, isStep) {
+    const text = new URLSearchParams(choices).toString();
+    const hash = text && `#${text}`;
+    if (hash === this.written) return;
+    const change = isStep(this.choices) ? "pushState" : "replaceState";
+    this.written = hash;
+    try {
+      history[change](null, "", hash || location.pathname + location.search);
+    } catch {
+      // A page in a frame of a notebook has no address of its own.
+    }
+  }
+}
