@@ -52,9 +52,26 @@ interface PageData {
   devices: PageData.Device[];
   memory: PageData.Memory[];
   roofs: PageData.Roof[];
+  timeline: PageData.Timeline | null;
 }
 
 declare namespace PageData {
+  /** What ran when, by start, outer spans first. `start` has differences. `name`: index in `names`, -1 for a layer. */
+  interface Timeline {
+    source: number;
+    tracks: string[];
+    names: string[];
+    steps: number[];
+    start: Integers;
+    ns: Integers;
+    track: Integers;
+    node: Integers;
+    phase: Integers;
+    name: Integers;
+    leftOut: number;
+    dropped: number;
+  }
+
   /** A column of integers: an array of bytes in the page, a list in the test of these types. */
   type Integers = ArrayLike<number> & Iterable<number>;
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -207,17 +209,54 @@ def test_no_more_workers_than_processors(monkeypatch: pytest.MonkeyPatch) -> Non
     assert trial.why_not == "there are no more processors than the 1 workers of the loader"
 
 
+def test_what_would_take_hours_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass of 400 batches that take 20 ms each, with half a second for all trials."""
+    monkeypatch.setattr(trials, "clock_that_waits", lambda devices, clock: time.perf_counter)
+    model = Model()
+    with Profile(model) as prof:
+        batches = iter(DataLoader(Items(400, lambda: time.sleep(0.02)), 1, num_workers=1))
+        model(next(batches))
+        model(next(batches))
+    made = Trials(prof.run, model, prof._plan.modules_by_name, (torch.rand(2, 4),), {}, 0.5)
+    began = time.perf_counter()
+    [trial] = made.of([("waiting_for_data", (), KEEP)])
+    assert trial.why_not == "the time for trials is spent" and time.perf_counter() - began < 10
+    del batches
+
+
+def test_to_ask_does_not_fix_how_processes_start() -> None:
+    """``multiprocessing.set_start_method`` works only until a method was used."""
+    code = "import multiprocessing, torch\nfrom torchprof.profile import remedies\n"
+    code += "from torch.utils.data import DataLoader\nloader = iter(DataLoader(range(9)))\nnext(loader)\n"
+    code += f"remedies.remedy_to_try('waiting_for_data', {WORKERS!r})\nmultiprocessing.set_start_method('spawn')"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
 @pytest.mark.parametrize("most", ["_MOST_BYTES", "_MOST_OBJECTS"])
 def test_a_large_data_set_is_not_copied(monkeypatch: pytest.MonkeyPatch, most: str) -> None:
-    """It has 4 MiB in one tensor, and 2,000 strings."""
+    """It has a view of a tensor of 4 MiB, or 2,000 strings."""
     data = Items()
-    data.held = torch.zeros(1024, 1024), [str(number) for number in range(2000)]  # type: ignore[attr-defined]
+    held = torch.zeros(1024, 1024)[0]
+    data.held = held, [str(number) for number in range(2000)]  # type: ignore[attr-defined]
     monkeypatch.setattr(remedies, most, {"_MOST_BYTES": 2**22, "_MOST_OBJECTS": 2000}[most])
     assert tried(DataLoader(data, 4), WORKERS).why_not == "its data set is large"
 
 
+def test_loaders_whose_workers_do_not_fork_are_not_tried() -> None:
+    """The loader has a context of its own. Then nothing is started."""
+    loader = DataLoader(Slow(), 4, num_workers=1, multiprocessing_context="forkserver")
+    assert tried(loader, KEEP).why_not == "new workers would import the script again"
+
+
+def test_a_mapped_file_is_found_behind_a_view(tmp_path: Any) -> None:
+    mapped = np.memmap(tmp_path / "data", np.float32, "w+", shape=(8, 4))
+    data = Items()
+    data.rows = np.asarray(mapped)[2:]  # type: ignore[attr-defined]
+    assert tried(DataLoader(data, 4), WORKERS).why_not == "its data set maps a file to memory"
+
+
 def test_workers_that_would_import_the_script_are_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multiprocessing, "get_start_method", lambda: "spawn")
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: "spawn")
     assert tried(DataLoader(Items(), 4), WORKERS).why_not == "new workers would import the script again"
 
 

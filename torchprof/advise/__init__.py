@@ -19,6 +19,7 @@ from torchprof.analyze.report import Part, ReportTable, Section, TableRow, patte
 from torchprof.analyze.sentences import RECORDS, filled, not_shown, unrecorded
 from torchprof.errors import printable
 from torchprof.run.formats import UNKNOWN, Cell, ReportCell, format_memory, format_time
+from torchprof.run.groups import lists_by_key
 from torchprof.run.measures import Trial
 from torchprof.run.run import Run
 from torchprof.run.words import NOT_SELECTED, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME
@@ -257,9 +258,11 @@ def judge(run: Run) -> Judgement:
     findings = _without_overlap(sorted(findings, key=share, reverse=True), evidence)
     findings = _within_place(findings, evidence)
     worth_it = [advice for advice in findings if share(advice) < 0 or share(advice) >= WORTH]
-    trials = {(trial.rule, *sorted(trial.layers)): trial for trial in run.trials}
+    trials = lists_by_key(((trial.rule, *sorted(trial.layers)), trial) for trial in run.trials)
     for place, each in enumerate(worth_it):
-        if (trial := trials.get((each.rule, *sorted(each.layers)))) is not None:
+        by_how = sorted(trials.get((each.rule, *sorted(each.layers)), ()), key=lambda trial: not trial.how)
+        of_finding = (trial for trial in by_how if _is_of(trial, each))
+        if (trial := next(of_finding, None)) is not None:
             each = each._replace(details=f"{each.details} {trial.how_it_went}".lstrip(), trial=trial)
             if each.measured is not None:
                 each = each._replace(gain_ns=round(trial.gain * most_ns) if trial.has_gained else 0)
@@ -383,6 +386,12 @@ def findings_table(text: str, shown: Sequence[Advice]) -> ReportTable:
 
 
 _OF_TRIALS = ("Tried", "Measured gain", "At least", "At most", "Difference", "How")
+
+
+def _is_of(trial: Trial, advice: Advice) -> bool:
+    """Whether a trial is that of the remedy of a finding: one rule may find several loaders, with remedies of their
+    own, and the trial has the number of workers in it."""
+    return "DataLoader(" not in trial.how or trial.how.rpartition("=")[0] in advice.remedy
 
 
 def _cells_of(trial: Trial | None) -> list[Cell]:

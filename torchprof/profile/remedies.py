@@ -6,13 +6,16 @@ import copy
 import gc
 import multiprocessing
 import os
+import random
 import re
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from importlib import import_module
+from time import perf_counter
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -22,6 +25,7 @@ from torch.utils import checkpoint
 from torch.utils.data import BatchSampler, DataLoader, default_collate
 
 from torchprof.profile.benchmark import tensors_in
+from torchprof.profile.signals import DelayedSignals
 from torchprof.record.modules import instances_of
 from torchprof.record.peak import who_sees_calls
 from torchprof.record.torch_internals import optional, replaced
@@ -104,6 +108,46 @@ def copy_of(
                     if not str(getattr(hook, "__module__", "")).startswith("torch."):
                         del hooks[key]
     return copies
+
+
+_DRAWS_NOTHING = re.compile(r"QueueFeederThread|_pin_memory_loop|^torchprof")  # threads, by their names
+
+
+@contextmanager
+def as_before(cuda_devices: Sequence[int]) -> Iterator[None]:
+    """Afterwards the random states are as before: those of torch, and those of all generators in the process."""
+    states = [*_random_states()]
+    try:
+        with torch.random.fork_rng(devices=cuda_devices):
+            yield
+    finally:
+        with DelayedSignals():
+            for restore, state in states:
+                restore(state)
+
+
+def _random_states() -> Iterator[tuple[Callable[[Any], object], Any]]:
+    """The state of each generator of Python, NumPy and torch that anything refers to, with what sets it. Those of torch
+    are not known to the collector, but to what refers to them; after ``gc.freeze`` only modules are. While threads of
+    the user run, only the global ones."""
+    numpy: Any = sys.modules.get("numpy.random")
+    yield random.setstate, random.getstate()
+    if numpy is not None:
+        yield numpy.set_state, numpy.get_state()
+    others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
+    if not all(type(thread).__module__.startswith("tqdm") or _DRAWS_NOTHING.search(thread.name) for thread in others):
+        return  # what another thread draws meanwhile is not to be drawn again
+    modules = [vars(module) for module in [*sys.modules.values()] if isinstance(module, ModuleType)]
+    generators = torch.Generator, random.Random, *((numpy.RandomState, numpy.Generator) if numpy is not None else ())
+    referents = gc.get_referents(*gc.get_objects(), *modules)
+    kinds = {kind for kind in {*map(type, referents)} - {random.SystemRandom} if issubclass(kind, generators)}
+    for value in {id(value): value for value in referents if type(value) in kinds}.values():
+        if isinstance(value, random.Random):
+            yield value.setstate, value.getstate()
+        elif hasattr(value, "bit_generator"):
+            yield partial(setattr, value.bit_generator, "state"), value.bit_generator.state
+        else:
+            yield value.set_state, value.get_state()
 
 
 # Remedies
@@ -281,9 +325,13 @@ class Batches:
                 os.kill(worker.pid, getattr(signal, name))
 
     def close(self) -> None:
-        """End the workers."""
-        self.send("SIGCONT")
-        getattr(self._iterator, "_shutdown_workers", int)()
+        """End the workers, whatever happens meanwhile: a process that is stopped would not end with the script."""
+        try:
+            self.send("SIGCONT")
+            getattr(self._iterator, "_shutdown_workers", int)()
+        finally:
+            for worker in getattr(self._iterator, "_workers", ()):
+                worker.kill()
 
 
 class Loading(NamedTuple):
@@ -294,7 +342,27 @@ class Loading(NamedTuple):
     batches: int
 
 
-def remedy_of(rule: str, action: str) -> Remedy:
+def in_loop(step: Callable[[], Any], batches: Batches, count: int, loads: int, limit: float) -> Callable[[], Any]:
+    """A function that makes steps, each with batches, and returns what the last one does. Raises NotTried if a step
+    would begin after ``limit``, in seconds of ``perf_counter``."""
+
+    def steps() -> Any:
+        batches.send("SIGCONT")
+        try:
+            for _ in range(count):
+                if perf_counter() > limit:
+                    raise NotTried("the time for trials is spent")
+                for _ in range(loads):
+                    next(batches)
+                result = step()
+        finally:
+            batches.send("SIGSTOP")
+        return result
+
+    return steps
+
+
+def remedy_to_try(rule: str, action: str) -> Remedy:
     """How the remedy of a finding is carried out. ``action``: as the finding says it. Raises NotTried."""
     found = _IN_REMEDY.search(action) if rule in _OF_LOADERS else None
     if found is None and rule not in REMEDIES:
@@ -307,19 +375,24 @@ def _of_loader(how: str) -> Remedy:
     iterator = _iterator_in_use()
     workers = iterator._num_workers
     if "BatchSampler" in how:
+        if workers:
+            raise NotTried("the loop reads from another loader now")
         return Remedy(how, loading=partial(_loading, iterator, {}, by_index=True))
     if found := re.search(r"num_workers=(\d+)", how):
         options = {"num_workers": int(found[1]), "persistent_workers": True}
     elif "num_workers" in how:
         options = {"num_workers": min(2 * workers, usable_cpus())}
         how = how.replace("num_workers=…", f"num_workers={options['num_workers']}")
-        if options["num_workers"] <= workers:
+        if workers and options["num_workers"] <= workers:
             raise NotTried(f"there are no more processors than the {workers} workers of the loader")
     else:
         options = {"persistent_workers": True}
     if (workers > 0) == bool(found) or (workers and iterator._persistent_workers and "persistent" in how):
         raise NotTried("the loop reads from another loader now")
-    if not hasattr(signal, "SIGSTOP") or multiprocessing.get_start_method() != "fork":
+    own = getattr(iterator, "_workers", ())
+    method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    kinds = {type(worker).__name__ for worker in own}  # "SpawnProcess", of the context of the loader
+    if not hasattr(signal, "SIGSTOP") or method != "fork" or kinds & {"SpawnProcess", "ForkServerProcess"}:
         raise NotTried("new workers would import the script again")
     return Remedy(how, loading=partial(_loading, iterator, options, passes="num_workers" not in options))
 
@@ -360,7 +433,7 @@ def _loader_of(
         few = next(iter(indices))
         if not _are_equal(default_collate([data[index] for index in few]), data[few]):
             raise NotTried("data[indices] are not the same batch")
-        return DataLoader(data, sampler=indices, batch_size=None)
+        return DataLoader(data, sampler=indices, batch_size=None, pin_memory=iterator._pin_memory)
     if not iterator._auto_collation:
         settings["batch_size"] = None
     if iterator._num_workers:
@@ -368,7 +441,9 @@ def _loader_of(
         settings["prefetch_factor"] = iterator._prefetch_factor
         settings["persistent_workers"] = iterator._persistent_workers
     settings |= {"num_workers": iterator._num_workers, "pin_memory": iterator._pin_memory, **options}
-    return DataLoader(data, collate_fn=collate, timeout=_MOST_SECONDS * bool(settings["num_workers"]), **settings)
+    if settings["num_workers"]:  # to use the default context would fix how the script starts processes
+        settings |= {"timeout": _MOST_SECONDS, "multiprocessing_context": multiprocessing.get_context("fork")}
+    return DataLoader(data, collate_fn=collate, **settings)
 
 
 def _are_equal(one: Any, other: Any) -> bool:
@@ -385,9 +460,15 @@ def _refuse_large(parts: object) -> None:
         if id(each) in seen or isinstance(each, _SHARED):
             continue
         seen.add(id(each))
-        if type(each).__name__ == "memmap":
+        if type(each).__name__ in ("memmap", "mmap"):
             raise NotTried("its data set maps a file to memory")
-        size += each.nbytes if isinstance(each, torch.Tensor) else sys.getsizeof(each)
+        if isinstance(each, torch.Tensor) and each.layout == torch.strided:
+            size += each.untyped_storage().nbytes()  # a copy of a view has all of it
+            if getattr(each.untyped_storage(), "filename", None):
+                raise NotTried("its data set maps a file to memory")
+        else:  # NumPy's arrays say how large they are, and of what they are views
+            size += max(sys.getsizeof(each), int(getattr(each, "nbytes", 0)))
+            left.append(getattr(each, "base", None))
         if size > _MOST_BYTES or len(seen) > _MOST_OBJECTS:
             raise NotTried("its data set is large")
         left += gc.get_referents(each)

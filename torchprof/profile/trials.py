@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import gc
-import random
-import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from statistics import median
 from threading import get_ident
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -23,11 +19,21 @@ from torchprof.errors import TorchprofError
 from torchprof.profile.benchmark import loss_of, shown_progress, tensors_in
 from torchprof.profile.passes import FIRST, CycleKind, PassKind
 from torchprof.profile.program import Program
-from torchprof.profile.remedies import OF_OPTIMIZERS, Batches, NotTried, Remedy, ToTry, copy_of, remedy_of, stop
+from torchprof.profile.remedies import (
+    OF_OPTIMIZERS,
+    NotTried,
+    Remedy,
+    ToTry,
+    as_before,
+    copy_of,
+    in_loop,
+    remedy_to_try,
+    stop,
+)
 from torchprof.record.modules import first_line, instances_of
 from torchprof.record.peak import clock_that_waits, with_ordinary_times, without_modes
 from torchprof.record.plan import Plan
-from torchprof.record.ranges import OptimizerMarks, SplitRanges
+from torchprof.record.ranges import EngineRanges, OptimizerMarks, SplitRanges
 from torchprof.record.session import refuse_if_profiled
 from torchprof.record.torch_internals import needed
 from torchprof.run.measures import COMBINED, FEWEST_PAIRS, Trial, median_interval
@@ -118,11 +124,13 @@ class TryingProgram(Program):
         if model is None or all(modules.get(run.layers[root].name) is not model for root in run.layers.roots):
             return
         self._is_trying = True
-        entered = SplitRanges.entered.copy()
+        entered, told = SplitRanges.entered.copy(), EngineRanges.after.copy()
+        EngineRanges.after.clear()  # backward passes of trials are none of the loop
         self._passes.lines.off()
         try:
             args, kwargs = self._outermost.arguments
-            with suppress(Exception), shown_progress() as show:  # what is tried must not end the program
+            # What is tried must not end the program, nor Ctrl-C meanwhile.
+            with suppress(Exception, KeyboardInterrupt), shown_progress() as show:
                 run = with_ordinary_times(run, self._plan.products)
                 self._tried_model = next(
                     run.layers[root].name for root in run.layers.roots if modules.get(run.layers[root].name) is model
@@ -135,6 +143,7 @@ class TryingProgram(Program):
             self._is_trying = False
             SplitRanges.entered.clear()
             SplitRanges.entered.update(entered)
+            EngineRanges.after.extend(told)
             self._passes.lines.on(get_ident(), self._plan.layer_with_id)
 
     def _add_warnings(self, why: RunWarning | None) -> None:
@@ -177,12 +186,14 @@ class Trials:
             return ()  # waiting for the device would end the capture
         wanted, gained = [*findings], list[ToTry]()
         self._zeroes = any(rule == "gradients_zeroed" for rule, _, _ in wanted)
-        with _as_before(self._cuda_devices), without_modes():
+        with as_before(self._cuda_devices), without_modes():
             for number, finding in enumerate(wanted):
                 self._parts_left = len(wanted) - number + (len(wanted) > 1)
                 if self._end:
-                    trials.append(self._tried([finding], Trial(self.run.meta.rank, *finding[:2])))
-                    gained += [finding] if trials[-1].has_gained else []
+                    trial = self._tried([finding], Trial(self.run.meta.rank, *finding[:2]))
+                    is_new = "DataLoader(" not in trial.how or all(trial.how != other.how for other in trials)
+                    gained += [finding] if trial.has_gained and is_new else []
+                    trials.append(trial)
             if len(gained) > 1 and self._end:
                 self._parts_left = 1
                 names = tuple(dict.fromkeys(name for _, layers, _ in gained for name in layers))
@@ -199,7 +210,7 @@ class Trials:
         layers_of: defaultdict[Remedy, tuple[str, ...]] = defaultdict(tuple)
         try:
             for rule, layers, action in findings:  # of one rule there may be several findings
-                layers_of[remedy_of(rule, action)] += layers
+                layers_of[remedy_to_try(rule, action)] += layers
             return self._with_remedies(layers_of, trial)
         except NotTried as why:
             return replace(trial, why_not=str(why))
@@ -222,18 +233,20 @@ class Trials:
         if trial.rule != OF_OPTIMIZERS:  # else parameters are compared after a step
             stop([old, new])
         steps = self._step(before, old), self._step(after, new, remedies)
-        load = next((remedy.loading for remedy in remedies if remedy.loading), None)
-        if load is None:
+        loads_with = [remedy.loading for remedy in remedies if remedy.loading]
+        if not loads_with:
             return self._compared(replace(trial, how=how), *steps, [old, new])
-        loading = load()
+        if len(loads_with) > 1:
+            raise NotTried("they change one loader in two ways")
+        loading = loads_with[0]()
         each, loads = (loading.before, loading.after), self._loads_per_step
         count = max(loading.batches // loads, 1)
-        try:
-            old_loop, new_loop = (_in_loop(step, batches, count, loads) for step, batches in zip(steps, each))
-            done = self._compared(replace(trial, how=how), old_loop, new_loop, [old, new])
-        finally:
+        with ExitStack() as stack:  # both end, whatever one of them raises
             for batches in each:
-                batches.close()
+                stack.callback(batches.close)
+            limit = self._end + _SECONDS[0]
+            old_loop, new_loop = (in_loop(step, batches, count, loads, limit) for step, batches in zip(steps, each))
+            done = self._compared(replace(trial, how=how), old_loop, new_loop, [old, new])
         return replace(done, before_ns=done.before_ns // count, after_ns=done.after_ns // count)
 
     @property
@@ -330,7 +343,6 @@ class Trials:
                     output = call()
                 if optimizer is not None:
                     optimizer.step()
-            torch.clear_autocast_cache()  # as at the end of the block of autocast around a step
             return output, [*model.parameters()]
 
         return step
@@ -459,51 +471,3 @@ def _is_load(frame: Any) -> bool:
 
 def _is_loading(chain: Sequence[Any]) -> bool:
     return any(map(_is_load, chain[-1:]))
-
-
-def _in_loop(step: Callable[[], Any], batches: Batches, count: int, loads: int) -> Callable[[], Any]:
-    """A function that makes steps, each with batches, and returns what the last one does."""
-
-    def steps() -> Any:
-        batches.send("SIGCONT")
-        try:
-            for _ in range(count):
-                for _ in range(loads):
-                    next(batches)
-                result = step()
-        finally:
-            batches.send("SIGSTOP")
-        return result
-
-    return steps
-
-
-@contextmanager
-def _as_before(cuda_devices: Sequence[int]) -> Iterator[None]:
-    """Afterwards the random states are as before: those of torch, and those of all generators in the process."""
-    states = [*_random_states()]
-    try:
-        with torch.random.fork_rng(devices=cuda_devices):
-            yield
-    finally:
-        for restore, state in states:
-            restore(state)
-
-
-def _random_states() -> Iterator[tuple[Callable[[Any], object], Any]]:
-    """The state of each generator of Python, NumPy and torch that anything refers to, with what sets it. Those of torch
-    are not known to the collector, but to what refers to them; after ``gc.freeze`` only modules are."""
-    numpy: Any = sys.modules.get("numpy.random")
-    yield random.setstate, random.getstate()
-    if numpy is not None:
-        yield numpy.set_state, numpy.get_state()
-    modules = [vars(module) for module in [*sys.modules.values()] if isinstance(module, ModuleType)]
-    kinds = {torch.Generator, random.Random, *((numpy.RandomState, numpy.Generator) if numpy is not None else ())}
-    referents = gc.get_referents(*gc.get_objects(), *modules)
-    for value in {id(value): value for value in referents if type(value) in kinds}.values():
-        if isinstance(value, random.Random):
-            yield value.setstate, value.getstate()
-        elif hasattr(value, "bit_generator"):
-            yield partial(setattr, value.bit_generator, "state"), value.bit_generator.state
-        else:
-            yield value.set_state, value.get_state()

@@ -208,10 +208,16 @@ def who_sees_calls() -> str:
 
 @contextmanager
 def without_modes() -> Iterator[None]:
-    """With gradients, and without a counter of FLOPs, fake tensors, or another mode that sees operators."""
+    """With gradients, and without a counter of FLOPs, fake tensors, or another mode that sees operators. Under autocast
+    without its cache, which has the user's casts, and is emptied only at the end of the user's block."""
     disabled = optional("torch.utils._python_dispatch._disable_current_modes", nullcontext)
+    caches = torch.is_autocast_cache_enabled()
     with torch.inference_mode(False), torch.enable_grad(), disabled():
-        yield
+        torch.set_autocast_cache_enabled(caches and not any(map(torch.is_autocast_enabled, ("cpu", "cuda"))))
+        try:
+            yield
+        finally:
+            torch.set_autocast_cache_enabled(caches)
 
 
 def with_ordinary_times(run: Run, products: Mapping[tuple[str, ...], Product]) -> Run:
@@ -345,10 +351,10 @@ def _times_at(product: Product, end: float) -> _Times:
                 raise TimeoutError
             with torch.set_grad_enabled(inputs.requires_grad):
                 start = perf_counter_ns()
-                with torch.autocast("cpu", torch.bfloat16, enabled=measure == "bfloat16_ns"):
+                # With its cache, the next call would not cast the weight.
+                with torch.autocast("cpu", torch.bfloat16, measure == "bfloat16_ns", cache_enabled=False):
                     output = layer.forward(inputs)
                 times[FORWARD, measure].append(perf_counter_ns() - start)
-            torch.clear_autocast_cache()  # else the next call would not cast the weight
             if inputs.requires_grad:
                 params = [param for param in layer._parameters.values() if param is not None and param.requires_grad]
                 gradient = torch.full_like(output, 0.5)

@@ -54,8 +54,9 @@ def _us(ns: int) -> str:
     return f"{ns / 1000:.3f}"
 
 
-def _numbers_of_tracks(spans: Spans) -> dict[tuple[int, int], int]:
-    """The track number of each (lane, phase), in the order of display. On a device, all phases share one track."""
+def tracks_of(spans: Spans) -> tuple[dict[tuple[int, int], int], list[str]]:
+    """The number of the track of each (lane, phase), in the order of display, and the names of the tracks. On a device,
+    all phases share one track."""
 
     def order(lane: Lane) -> tuple[bool, str, int, int]:
         """Threads before devices; lanes of one stream are adjacent."""
@@ -65,10 +66,15 @@ def _numbers_of_tracks(spans: Spans) -> dict[tuple[int, int], int]:
     keys = sorted(seen, key=lambda key: (*order(spans.lanes[key[0]]), key[1]))
     tracks: dict[tuple[int, int], int] = {}
     numbers: dict[tuple[int, int], int] = {}
+    names: dict[int, str] = {}
     for lane, phase in keys:
-        track = (lane, phase if spans.lanes[lane].device == "cpu" else 0)
-        numbers[lane, phase] = tracks.setdefault(track, _STEPS_TRACK + 1 + len(tracks))
-    return numbers
+        device, number, stream = spans.lanes[lane]
+        track = tracks.setdefault((lane, phase if device == "cpu" else 0), len(tracks))
+        numbers[lane, phase] = track
+        of_stream = "" if stream is None else f", stream {stream}"
+        beside = "" if number == 1 else f", at the same time ({number})"
+        names[track] = f"{PHASES[phase]}, thread {number}" if device == "cpu" else f"{device}{of_stream}{beside}"
+    return numbers, [*names.values()]
 
 
 def _tracks(run: Run, spans: Spans) -> Iterator[str]:
@@ -82,14 +88,7 @@ def _tracks(run: Run, spans: Spans) -> Iterator[str]:
     yield about("process_name", 0, name=f"rank {run.meta.rank}{models}")
     yield about("process_sort_index", 0, sort_index=run.meta.rank)
     names = {_STEPS_TRACK: "steps"} if spans.steps else {}
-    for (lane, phase), track in _numbers_of_tracks(spans).items():
-        device, number, stream = spans.lanes[lane]
-        if device == "cpu":
-            names[track] = f"{PHASES[phase]}, thread {number}"
-        else:
-            of_stream = "" if stream is None else f", stream {stream}"
-            beside = "" if number == 1 else f", at the same time ({number})"
-            names[track] = f"{device}{of_stream}{beside}"
+    names |= dict(enumerate(tracks_of(spans)[1], _STEPS_TRACK + 1))
     for track, name in names.items():
         yield about("thread_name", track, name=name)
         yield about("thread_sort_index", track, sort_index=track)
@@ -106,7 +105,7 @@ def _ranges(run: Run, spans: Spans) -> Iterator[str]:
     for number, (start, end) in enumerate(zip(spans.steps, spans.steps[1:]), 1):
         step = text("step", f"step {number}", {})
         yield f'{step}, "tid": {_STEPS_TRACK}, "ts": {_us(start)}, "dur": {_us(end - start)}}}'
-    tracks = _numbers_of_tracks(spans)
+    tracks = {key: _STEPS_TRACK + 1 + track for key, track in tracks_of(spans)[0].items()}
     texts: dict[tuple[int, int, int, bool], str] = {}
     for start, end, lane, layer, phase, name in zip(*(spans.columns[name] for name in Spans.COLUMNS)):
         is_thread = spans.lanes[lane].device == "cpu"

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from math import inf
-from operator import sub
 from typing import Any, NamedTuple
 
 from torchprof.analyze.columns import MEASURE_OF, Column, columns_of
@@ -27,10 +26,12 @@ from torchprof.reports.page.tables import (
     calls_over_time,
     common,
     compared_ranks,
+    differences,
     memory_of,
     pipelines_of_page,
     report_data,
     sum_of_ranks,
+    timeline_of,
 )
 from torchprof.run.formats import Unit
 from torchprof.run.measures import FIELDS, SampleKey, Spread
@@ -104,6 +105,7 @@ def page_data(takes: Sequence[Take], compared: Run | None = None) -> dict[str, A
         "rows": rows,
         **_per_call(takes, tree, sources),
         **_of_devices(takes, tree, sources),
+        "timeline": _timeline(takes, tree, sources),
     }
 
 
@@ -167,6 +169,14 @@ def _per_call(takes: Sequence[Take], tree: Tree, sources: _Sources) -> dict[str,
         ],
         "peaks": _peaks([*samples(("peak_bytes",))]),
     }
+
+
+def _timeline(takes: Sequence[Take], tree: Tree, sources: _Sources) -> dict[str, Any] | None:
+    """The timeline of the only run."""
+    run = takes[0].run
+    if len(takes) > 1 or run.timeline is None or (timeline := timeline_of(run, tree.nodes[0])) is None:
+        return None
+    return {"source": sources.of(0, run.timeline.rank), **timeline}
 
 
 def _figures(spread: Spread) -> tuple[Any, ...]:
@@ -335,8 +345,3 @@ def rows_of(
     joined["node"] = differences(joined["node"])
     used = {name: column for name, column in joined.items() if name in ("node", "chain") or any(column)}
     return used, {"frames": [*names], "chains": [*numbers], "within": [*surroundings]}
-
-
-def differences(values: Sequence[int]) -> array[int]:
-    """Each value minus the one before it. Most of these are small or equal, so they are written in few bytes."""
-    return array("q", map(sub, values, chain((0,), values)))

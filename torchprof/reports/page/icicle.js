@@ -38,6 +38,14 @@ const LETTER = 6.6; // pixels, on average
 
 /** @typedef {{ nodes: number[], siblings: number[] }} Group */
 
+// The CSS class of the color of a layer's class.
+/** @param {Run} run @param {number} node @param {number} source */
+function colorOf(run, node, source) {
+  if (!run.isLayer(node)) return "no-class";
+  const at = run.classes.indexOf(run.kind(node, source));
+  return `class-${at < 0 ? run.classes.length : at}`;
+}
+
 class Icicle {
   // Calls page.zoom(node) on a click, and page.hover(node) under the mouse.
   /** @param {HTMLElement} box @param {Run} run @param {Page} page */
@@ -52,16 +60,14 @@ class Icicle {
     this.folds = !run.data.comparison && run.children.some((children) => this.#groups([children]).length < children.length);
     /** @type {Block[]} */
     this.blocks = [];
-    this.tip = element("div", { class: "tip", hidden: true });
-    document.body.append(this.tip);
     box.addEventListener("click", (event) => this.#click(this.#blockAt(event)));
     box.addEventListener("mouseover", (event) => {
       const block = this.#blockAt(event);
       page.hover(block ? block.nodes[0] : -1);
     });
-    box.addEventListener("mousemove", (event) => this.#showTip(event));
+    box.addEventListener("mousemove", (event) => showTip(page.tip, this.#about(this.#blockAt(event)), event));
     box.addEventListener("mouseleave", () => {
-      this.tip.hidden = true;
+      page.tip.hidden = true;
       page.hover(-1);
     });
   }
@@ -74,25 +80,19 @@ class Icicle {
 
   /** @param {Block | null} block */
   #click(block) {
-    this.tip.hidden = true;
+    this.page.tip.hidden = true;
     if (block?.folded !== undefined) {
       this.open.add(block.folded);
       this.page.select(block.nodes[0]);
     } else if (block) this.page.zoom(block.nodes[0]);
   }
 
-  /** @param {MouseEvent} event */
-  #showTip(event) {
-    const block = this.#blockAt(event);
-    this.tip.hidden = !block;
-    if (!block) return;
+  // What a block is, in lines.
+  /** @param {Block | null} block */
+  #about(block) {
+    if (!block) return [];
     const lines = block.isRest ? [`${block.hidden} smaller in ${this.run.path(block.nodes[0])}`] : this.page.about(block.nodes);
-    if (block.folded !== undefined) lines.push("A click draws them apart.");
-    this.tip.replaceChildren(...lines.map((line, at) => element("div", { class: at ? "" : "path" }, line)));
-    const { clientWidth, clientHeight } = document.documentElement;
-    this.tip.style.left = `${Math.max(Math.min(event.clientX + 14, clientWidth - this.tip.offsetWidth - 8), 4)}px`;
-    const below = event.clientY + 18;
-    this.tip.style.top = `${below + this.tip.offsetHeight < clientHeight ? below : event.clientY - this.tip.offsetHeight - 10}px`;
+    return block.folded === undefined ? lines : [...lines, "A click draws them apart."];
   }
 
   // The children of a layer, or of equal ones at once: equal ones in a row are a group.
@@ -197,8 +197,7 @@ class Icicle {
       made.style.setProperty("--heat", String(heat));
       if (heat > 0.55) made.classList.add("hot");
     } else {
-      const at = run.classes.indexOf(run.kind(node, this.page.source));
-      made.classList.add(run.isLayer(node) ? `class-${at < 0 ? run.classes.length : at}` : "no-class");
+      made.classList.add(colorOf(run, node, this.page.source));
     }
   }
 

@@ -3,7 +3,7 @@
 /** @type {PageData} */
 let data;
 
-const STEPS = ["measure", "phase", "source", "zoom", "select"];
+const STEPS = ["measure", "phase", "source", "zoom", "select", "time"];
 
 // The name of a measure in the address: "cpu", "device", "flops".
 /** @param {PageData.Measure} measure */
@@ -21,6 +21,7 @@ class Page {
   searchBox = element("input", { type: "search", placeholder: "Search layers ( / )", "aria-label": "Search layers", oninput: () => this.#find() });
   found = element("span", { class: "found", role: "status" });
   controls = element("div", { class: "controls chosen" });
+  tip = element("div", { class: "tip", hidden: true });
   caption = element("p", { class: "caption" });
   legend = element("p", { class: "classes" });
   flatBox = element("input", { type: "checkbox", class: "flat" });
@@ -44,6 +45,7 @@ class Page {
     const tableBox = element("div");
     this.icicle = new Icicle(element("div", { class: "icicle", tabindex: "0", role: "group", "aria-label": "Icicle chart of the layers: the width is the share of the total" }), run, this);
     this.table = new TreeTable(tableBox, run, this);
+    this.timeline = data.timeline ? new TimelineView(run, data.timeline, this) : null;
     this.panel = new LayerPanel(element("aside", { class: "panel", "aria-label": "The selected layer" }), run);
     this.#build(tableBox);
     this.atFirst = this.#chosen();
@@ -63,6 +65,7 @@ class Page {
       zoom: run.path(this.root),
       select: run.path(this.selected),
       sort: table.order,
+      time: this.timeline?.range ?? "",
       show: flags.filter((flag) => flag).join("."),
       search: this.search,
     };
@@ -72,7 +75,7 @@ class Page {
   /** @param {Choices} choices */
   #choose(choices) {
     const { run } = this;
-    const { measure, phase, source, zoom, select, sort, show, search } = { ...this.atFirst, ...choices };
+    const { measure, phase, source, zoom, select, sort, time, show, search } = { ...this.atFirst, ...choices };
     this.measure = data.measures.find((one) => nameOfMeasure(one) === measure) ?? this.measure;
     this.phase = phase === "all" || data.phases.includes(phase) ? phase : "all";
     const number = data.sources.findIndex(({ name }) => name === source);
@@ -85,6 +88,7 @@ class Page {
     this.icicle.unfolds = flags.includes("unfolded");
     this.table.isFlat = flags.includes("flat");
     this.table.order = sort;
+    if (this.timeline) this.timeline.range = time;
     this.search = this.searchBox.value = search;
     this.table.reveal(this.selected);
     this.draw();
@@ -120,12 +124,14 @@ class Page {
             this.crumbs, this.icicle.box, this.caption, this.status, this.legend,
             element("section", { id: "layers" }, element("h3", {}, "Layers"), this.#tableTools(), tableBox, signs(data.legend))),
           this.panel.box),
+        ...this.#times(),
         ...this.#largest(),
         element("section", { id: "operators" }, element("h3", {}, "Operators"), this.operatorBox),
         ...this.#devices(),
         this.why,
         ...this.#memory(),
         ...this.#waits()),
+      this.tip,
       element("footer", {}, `Made by torchprof ${data.version}. Everything on this page is in this file.`));
     document.addEventListener("keydown", (event) => this.#key(event));
     let waiting = 0;
@@ -156,6 +162,15 @@ class Page {
     if (warnings.length) parts.push(element("details", { class: "warnings", open: warnings.length <= 3 }, element("summary", {}, "Warnings"), element("ul", {}, ...warnings.map((sentence) => element("li", {}, sentence)))));
     parts.push(element("details", { class: "about" }, element("summary", {}, "Environment"), element("dl", { class: "facts" }, ...facts)));
     return element("header", {}, ...parts);
+  }
+
+  // What ran when. Of a run without it, how to record it.
+  #times() {
+    if (data.comparison || data.sources.length > 1 && !this.timeline) return [];
+    const hint = "To see what ran when, record with Profile(..., with_timeline=True).";
+    const inside = this.timeline ? [this.timeline.box, this.timeline.status] : [element("p", { class: "hint" }, hint)];
+    const of = data.timeline && data.sources.length > 1 ? ` of ${data.sources[data.timeline.source].name}` : "";
+    return [element("section", { id: "timeline" }, element("h3", {}, `Timeline${of}`), ...inside)];
   }
 
   // The largest places of a run.
@@ -342,6 +357,7 @@ class Page {
     this.#drawLegend();
     this.flatBox.checked = this.table.isFlat;
     this.table.draw({ columns: this.columns, source, selected: this.selected, isMatch });
+    this.timeline?.draw(this.selected, isMatch);
     this.panel.draw({ node: this.selected, phases, source, measure });
     this.#drawOperators();
     this.#drawRoofline();

@@ -6,8 +6,8 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
-from operator import attrgetter
+from itertools import chain, groupby
+from operator import attrgetter, sub
 from typing import Any
 
 from torchprof.analyze.memory import about_peak, samples_by_device
@@ -20,6 +20,7 @@ from torchprof.ranks.pipeline_bubble import judged_pipelines
 from torchprof.ranks.pipeline_report import section_of_replicas
 from torchprof.ranks.report import table_of_ranks
 from torchprof.ranks.sentences import name_of, sentences, unit_of
+from torchprof.reports.viewers import tracks_of
 from torchprof.run.formats import FORMATS, Cell, ReportCell, format_number, format_share, format_time, ranks_in_words
 from torchprof.run.groups import lists_by_key
 from torchprof.run.measures import SampleKey, Spread, quantile
@@ -30,6 +31,11 @@ from torchprof.run.words import FORWARD, NO_LAYERS, PHASES
 
 _USUAL = {**{unit.value: text_of for unit, text_of in FORMATS.items()}, "share": format_share}
 """The format of each unit that the page's script has, too."""
+
+
+def differences(values: Sequence[int]) -> array[int]:
+    """Each value minus the one before it. Most of these are small or equal, so they are written in few bytes."""
+    return array("q", map(sub, values, chain((0,), values)))
 
 
 def report_data(content: Part, nodes: Mapping[int, int | None]) -> list[str | dict[str, Any]]:
@@ -75,6 +81,7 @@ def _cell(cell: Cell) -> Any:
 
 _CALLS = 100  # the most calls that are shown for a layer
 _LIVE_SHOWN = 200  # the most rows of what was live at the peak; the last row is the sum of all others
+_MOST_SPANS = 200_000  # of the timeline
 _INTERVALS = 600  # the equal intervals into which memory over time is divided
 
 
@@ -95,6 +102,34 @@ def calls_over_time(run: Run, nodes: Mapping[int, int]) -> Iterator[tuple[int, i
         if len(values) > 1:
             every = -(-len(values) // _CALLS)
             yield nodes[layer], every, values[::every]
+
+
+def timeline_of(run: Run, nodes: Mapping[int, int]) -> dict[str, Any] | None:
+    """What ran when in the last cycle, as columns, by start, outer spans first. ``ns``: how long each took; ``node``:
+    its layer; ``name``: index in ``names``, which has labels and kernels, -1 for a call of the layer. ``leftOut``: how
+    many of the shortest spans are not on the page, and ``dropped``: how many were not recorded."""
+    if run.timeline is None or run.timeline.spans is None or not len(run.timeline.spans):
+        return None
+    spans = run.timeline.spans
+    tracks, names = tracks_of(spans)
+    columns = [*zip(*(spans.columns[name] for name in spans.COLUMNS))]
+    kept = sorted(
+        sorted(columns, key=lambda span: span[0] - span[1])[:_MOST_SPANS], key=lambda span: (span[0], -span[1])
+    )
+    start, end, lane, layer, phase, name = (array("q", column) for column in zip(*kept))
+    return {
+        "tracks": names,
+        "names": spans.names,
+        "steps": spans.steps,
+        "start": differences(start),
+        "ns": array("q", map(sub, end, start)),
+        "track": array("q", [tracks[key] for key in zip(lane, phase)]),
+        "node": array("q", [nodes[index] for index in layer]),
+        "phase": phase,
+        "name": name,
+        "leftOut": len(columns) - len(kept),
+        "dropped": spans.dropped,
+    }
 
 
 def memory_of(run: Run, nodes: Mapping[int, int]) -> Iterator[tuple[Memory, dict[str, Any]]]:
