@@ -163,6 +163,19 @@ def test_equal_layers_in_a_row_are_one_block_until_it_is_clicked(look: Callable[
     assert state(page)["selected"] == "Net.0" and page.locator(".tip").is_hidden()
 
 
+def test_what_is_unknown_of_a_block_has_no_share(look: Callable[..., Page]) -> None:
+    """FLOPs of one of four equal layers could not be counted: the figure of all is a lower bound."""
+    layers = [Layer(("Net",), "Net"), *(Layer(("Net", str(at)), "Linear") for at in range(4))]
+    measures = ("cpu_ns", "flops", "uncounted")
+    rows = [row(0, calls=1), *(row(at, op("aten::mm"), calls=1, cpu_ns=9, flops=100) for at in range(1, 5))]
+    rows += [row(4, op("mine::op"), calls=1, cpu_ns=9, uncounted=1)]
+    page = look(run_of(rows, layers=layers, requested=measures, measured=measures))
+    choice(page, "FLOPs").click()
+    page.locator(".icicle .block", has_text="0–3").hover()
+    tip = page.locator(".tip").inner_text()
+    assert "FLOPs ≥ 400" in tip and "each ≥ 100 to ≥ 100" in tip
+
+
 def test_each_layer_apart(look: Callable[..., Page]) -> None:
     page = look(four_blocks())
     page.get_by_label("each layer apart").check()

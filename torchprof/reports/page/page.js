@@ -479,12 +479,14 @@ class Page {
     const lines = [`${run.path(node)}${more}`, run.isLayer(node) ? run.kind(node, source) : ""].filter((line) => line);
     if (!measure) return lines;
     const figures = nodes.map((one) => run.sum(measure.field, phases, source, one));
+    const bound = Math.max(...figures.map((figure) => figure.bound));
+    if (bound === BOUND.BLANK) return [...lines, "not selected"];
     /** @param {number} value */
-    const written = (value) => formatFigure({ value, bound: Math.max(...figures.map(({ bound }) => bound)) }, measure.unit);
+    const written = (value) => formatFigure({ value, bound }, measure.unit);
     const values = figures.map(({ value }) => value);
     const sum = values.reduce((all, value) => all + value, 0);
     const whole = run.total(measure.field, phases, source)[run.all];
-    lines.push(`${measure.heading} ${written(sum)}${whole > 0 ? `, ${formatShare(sum / whole)} of the total` : ""}`);
+    lines.push(`${measure.heading} ${written(sum)}${whole > 0 && bound < BOUND.UNKNOWN ? `, ${formatShare(sum / whole)} of the total` : ""}`);
     if (nodes.length > 1) lines.push(`each ${written(Math.min(...values))} to ${written(Math.max(...values))}`);
     else if (run.children[node].length) lines.push(`self ${formatFigure(run.sum(measure.field, phases, source, node, true), measure.unit)}`);
     const calls = run.own("calls", [0], source)[node];
