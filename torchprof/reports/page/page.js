@@ -196,7 +196,7 @@ class Page {
     const count = items.length === 1 ? "1 finding" : `${items.length} findings`;
     const more = data.moreFindings ? `, ${data.moreFindings} more in run.report("advice")` : "";
     const title = element("summary", {}, count, data.comparison ? " in the run after" : "", more);
-    return [element("details", { class: "findings", open: items.length <= 3 }, title, element("ul", {}, ...items))];
+    return [element("details", { class: "findings", open: Boolean(data.comparison) && items.length <= 3 }, title, element("ul", {}, ...items))];
   }
 
   // Light or dark as the system is, also when the system changes.
