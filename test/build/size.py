@@ -116,7 +116,7 @@ FEATURES = {
     "page": Feature(
         "the HTML page",
         "reports/html reports/page/",
-        "reports/test_html reports/test_page_script build/browser build/page build/colors",
+        "reports/test_html reports/test_page_ build/browser build/page build/colors",
         "html",
     ),
     "exports": Feature(
