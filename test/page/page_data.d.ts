@@ -14,6 +14,8 @@ interface PageData {
   facts: [name: string, value: string][];
   findings: PageData.Finding[];
   moreFindings: number;
+  /** The field of the measure of which the headline speaks. */
+  mainField: string;
   comparison?: PageData.Comparison;
   /** The recorded phases. The number of a phase is its index in `allPhases`. */
   phases: string[];

@@ -627,11 +627,11 @@ def test_modes_and_hooks_of_the_user_do_not_see_copies() -> None:
     with Mine():
         called.clear()
         trial = tried(prof, "double_precision", (), inputs)
-    assert trial.why_not == "a mode of yours sees all calls"
+    assert trial.why_not == "a TorchFunctionMode of yours is active"
     if RELEASE >= (2, 6):
         with torch.autograd.graph.saved_tensors_hooks(called.append, lambda saved: saved):
             trial = tried(prof, "double_precision", (), inputs)
-        assert trial.why_not == "hooks of yours see all saved tensors"
+        assert trial.why_not == "hooks of yours on saved tensors are active"
     assert nn.functional.linear not in called and not any(isinstance(each, Tensor) for each in called)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,21 +23,31 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.browser
 
-NAMES = ["Net", *(f"Net.{at}{inner}" for at in range(4) for inner in ("", ".up", ".down")), "Net.head"]
-KINDS = {"Net": "Net", "up": "Linear", "down": "Linear", "head": "Conv1d"}
+NAMES = ["Net", "Net.h", *(f"Net.h.{at}{inner}" for at in range(4) for inner in ("", ".up", ".down")), "Net.head"]
+KINDS = {"Net": "Net", "h": "ModuleList", "up": "Linear", "down": "Linear", "head": "Conv1d"}
+WHOLE, BLOCKS, UP, DOWN = 142, (19, 21, 23, 25), (8, 10, 12, 14), 10
+"""In us, of ``four_blocks``, in both phases."""
 
 
 def four_blocks(**meta: Any) -> Run:
-    """Four equal blocks of two layers, of 10, 11, 12 and 13 us, with as much again in backward; and a head of 54 us."""
+    """Four blocks of two layers, ``up`` of 4 to 7 us and ``down`` of 5 us, with as much again in backward, and 1 us of
+    their own; and a head of 54 us in forward."""
     layers = [Layer(tuple(name.split(".")), KINDS.get(name.rpartition(".")[2], "Block")) for name in NAMES]
-    rows = [row(0, calls=2)]
+    rows = [row(0, calls=2), row(14, calls=2, cpu_ns=54_000)]
     for at in range(4):
-        rows += [row(3 * at + 1, calls=2, cpu_ns=1000)]
-        for inner, ns in ((2, 4000 + 1000 * at), (3, 5000)):
-            rows += [row(3 * at + 1 + inner - 1, calls=2), row(3 * at + inner, op("aten::mm"), calls=2, cpu_ns=ns)]
-            rows += [row(3 * at + inner, op("aten::mm"), phase=BACKWARD, cpu_ns=ns)]
-    rows += [row(13, calls=2, cpu_ns=54_000)]
+        rows += [row(3 * at + 2, calls=2, cpu_ns=1000)]
+        for layer, ns in ((3 * at + 3, 4000 + 1000 * at), (3 * at + 4, 5000)):
+            rows += [row(layer, calls=2), row(layer, op("aten::mm"), calls=2, cpu_ns=ns)]
+            rows += [row(layer, op("aten::mm"), phase=BACKWARD, cpu_ns=ns)]
     return run_of(rows, layers=layers, **meta)
+
+
+def equal_layers(*us: int, **meta: Any) -> Run:
+    """Linear layers in ``Net.h`` that take so long; those that take nothing were never called."""
+    layers = [Layer(("Net",), "Net"), Layer(("Net", "h"), "ModuleList")]
+    layers += [Layer(("Net", "h", str(at)), "Linear") for at in range(len(us))]
+    rows = [row(0, calls=1), *(row(at, calls=1, cpu_ns=1000 * time) for at, time in enumerate(us, 2) if time)]
+    return run_of([*rows, row(0, op("aten::add"), cpu_ns=1)], layers=layers, **meta)
 
 
 def state(page: Page) -> dict[str, Any]:
@@ -64,14 +76,16 @@ def test_what_is_chosen_is_in_the_address(look: Callable[..., Page]) -> None:
     page = look(four_blocks())
     assert "#" not in page.url, "at first, nothing is chosen"
     choice(page, "backward").click()
-    page.get_by_label("each layer apart").check()
+    page.get_by_label("group equal layers").uncheck()
     block(page, "1").click()
     page.get_by_label("as a flat list").check()
     page.locator(".head").get_by_text("Self CPU total", exact=True).click()
     page.get_by_label("Search layers").fill("down")
     chosen = state(page)
-    assert chosen["pressed"] == ["backward"] and chosen["crumbs"] == ["Net", "1"] and chosen["selected"] == "Net.1"
-    assert {*chosen["checked"]} == {"unfolded", "flat"} and chosen["sorted"] == [["Self CPU total", "descending"]]
+    assert (
+        chosen["pressed"] == ["backward"] and chosen["crumbs"] == ["Net", "h", "1"] and chosen["selected"] == "Net.h.1"
+    )
+    assert {*chosen["checked"]} == {"flat"} and chosen["sorted"] == [["Self CPU total", "descending"]]
     assert chosen["search"] == "down"
     page.reload()
     page.locator("main").wait_for()
@@ -112,6 +126,21 @@ def test_an_address_that_names_what_is_not_there_opens_the_page(
     four_blocks().export(tmp_path / "page.html")
     tab = open_tab(tmp_path / "page.html", fragment=fragment)
     assert tab.errors == [] and state(tab.page)["crumbs"] == ["Net"]
+    assert "nothing" not in tab.page.url and "sideways" not in tab.page.url
+    entries = tab.page.evaluate("history.length")
+    tab.page.reload()
+    tab.page.locator("main").wait_for()
+    assert tab.page.evaluate("history.length") == entries, "Back leads away from it"
+
+
+def test_keys_are_no_steps_that_back_has_to_undo(look: Callable[..., Page]) -> None:
+    page = look(four_blocks())
+    entries = page.evaluate("history.length")
+    page.locator(".icicle").focus()
+    for key in ("ArrowDown", "ArrowRight", "ArrowLeft"):
+        page.keyboard.press(key)
+    assert state(page)["selected"] == "Net.h" and "select=Net.h" in page.url
+    assert page.evaluate("history.length") == entries
 
 
 def test_ranks_and_other_runs_are_in_the_address_by_name(look: Callable[..., Page]) -> None:
@@ -136,71 +165,128 @@ def texts(page: Page) -> list[str]:
     return found
 
 
+def share(us: float) -> str:
+    return f"{us / WHOLE:.1%}"
+
+
+def shares(us: Sequence[float]) -> str:
+    return f"4 × {share(us[0])[:-1]}–{share(us[-1])}"
+
+
 def test_equal_layers_in_a_row_are_one_block_until_it_is_clicked(look: Callable[..., Page]) -> None:
-    """46 of 146 us in forward and 92 in both phases: 146 us with the head. By hand: 4 × (1 + 2 × 9) + 12 = 88 ns."""
+    """Its share is that of each: from the smallest to the largest."""
     page = look(four_blocks())
-    whole = 4 * 1000 + 2 * (4000 + 5000 + 6000 + 7000 + 4 * 5000) + 54_000
-    folded = whole - 54_000
     assert texts(page) == [
         "Net Net 100.0%",
-        f"0–3 Block 4 × {folded / whole / 4:.1%}",
-        f"head Conv1d {54_000 / whole:.1%}",
-        f"up Linear 4 × {2 * 22_000 / whole / 4:.1%}",
-        f"down Linear 4 × {2 * 20_000 / whole / 4:.1%}",
+        f"h ModuleList {share(sum(BLOCKS))}",
+        f"head Conv1d {share(54)}",
+        f"0–3 Block {shares(BLOCKS)}",
+        f"up Linear {shares(UP)}",
+        f"down Linear 4 × {share(DOWN)}",
     ]
     page.locator(".icicle .block", has_text="0–3").hover()
-    tip = page.locator(".tip").inner_text().splitlines()
-    assert tip == [
-        "Net.0 and 3 like it",
+    assert page.locator(".tip").inner_text().splitlines() == [
+        "Net.h.0 and 3 like it",
         "Block",
-        f"CPU time 88.000us, {folded / whole:.1%} of the total",
+        f"CPU time 88.000us, {share(88)} of the total",
         "each 19.000us to 25.000us",
-        "2 calls, 9.500us a call",
-        "A click draws them apart.",
+        "8 calls, 11.000us a call",
+        "Click to see each of them.",
     ]
+    assert page.inner_text(".icicle ~ .status").startswith("Net.h.0 and 3 like it: CPU time 88.000us, ")
     page.locator(".icicle .block", has_text="0–3").click()
-    assert [text.split()[0] for text in texts(page)][1:6] == ["0", "1", "2", "3", "head"]
-    assert state(page)["selected"] == "Net.0" and page.locator(".tip").is_hidden()
+    assert [text.split()[0] for text in texts(page)][:5] == ["h", "0", "1", "2", "3"]
+    assert state(page)["selected"] == "Net.h"
+    page.go_back()
+    page.wait_for_function("location.hash === ''")
+    assert [text.split()[0] for text in texts(page)][3] == "0–3"
 
 
-def test_what_is_unknown_of_a_block_has_no_share(look: Callable[..., Page]) -> None:
-    """FLOPs of one of four equal layers could not be counted: the figure of all is a lower bound."""
-    layers = [Layer(("Net",), "Net"), *(Layer(("Net", str(at)), "Linear") for at in range(4))]
-    measures = ("cpu_ns", "flops", "uncounted")
-    rows = [row(0, calls=1), *(row(at, op("aten::mm"), calls=1, cpu_ns=9, flops=100) for at in range(1, 5))]
-    rows += [row(4, op("mine::op"), calls=1, cpu_ns=9, uncounted=1)]
-    page = look(run_of(rows, layers=layers, requested=measures, measured=measures))
-    choice(page, "FLOPs").click()
-    page.locator(".icicle .block", has_text="0–3").hover()
-    tip = page.locator(".tip").inner_text()
-    assert "FLOPs ≥ 400" in tip and "each ≥ 100 to ≥ 100" in tip
-
-
-def test_each_layer_apart(look: Callable[..., Page]) -> None:
+def test_equal_layers_one_by_one(look: Callable[..., Page]) -> None:
     page = look(four_blocks())
-    page.get_by_label("each layer apart").check()
+    page.get_by_label("group equal layers").uncheck()
     names = [text.split()[0] for text in texts(page)]
-    assert names == ["Net", "0", "1", "2", "3", "head", *["up", "down"] * 4]
-    page.get_by_label("each layer apart").uncheck()
+    assert names == ["Net", "h", "head", "0", "1", "2", "3", *["up", "down"] * 4]
+    page.get_by_label("group equal layers").check()
     assert "0–3" in [text.split()[0] for text in texts(page)]
 
 
-def test_layers_that_only_look_alike_are_apart(look: Callable[..., Page]) -> None:
-    """One of the four has a layer of another class; and a model without equal layers has no switch."""
-    run = four_blocks()
-    layers = [*run.layers]
-    layers[8] = Layer(layers[8].path, "Conv1d")
-    rows = [row(at, calls=1, cpu_ns=1000) for at in range(len(layers))]
-    page = look(run_of(rows, layers=layers))
-    assert not [text for text in texts(page) if "–" in text]
-    assert page.get_by_label("each layer apart").count() == 0
+@pytest.mark.parametrize(
+    ("us", "names"),
+    [
+        ((10, 10, 97, 10, 10, 10), ["0", "1", "2", "3–5"]),  # one takes longer than its equals
+        ((10, 10, 10, 0, 10, 10, 10), ["0–2", "4–6"]),  # one was never called
+        ((10, 10, 0, 10, 10), ["0", "1", "3", "4"]),
+        ((10, 11, 12, 13, 14, 15, 16, 17), ["0–5", "6", "7"]),  # at most half as long again
+    ],
+)
+def test_only_layers_that_take_about_as_long_are_one_block(
+    us: tuple[int, ...], names: list[str], look: Callable[..., Page]
+) -> None:
+    assert [text.split()[0] for text in texts(look(equal_layers(*us)))][2:] == names
+
+
+@pytest.mark.parametrize("change", [{"kind": "Conv1d"}, {"settings": "in_features=3"}, {"params": 5}])
+def test_layers_that_differ_are_no_group(change: dict[str, Any], look: Callable[..., Page]) -> None:
+    run = equal_layers(10, 10, 10)
+    layers = (*run.layers[:3], replace(run.layers[3], **change), *run.layers[4:])
+    page = look(replace(run, layers=layers, rows=replace(run.rows, layers=layers)))
+    assert not [text for text in texts(page) if text.startswith("0–")]
+    assert page.get_by_label("group equal layers").count() == 0
+
+
+def test_a_group_has_the_layers_of_the_chosen_rank(look: Callable[..., Page]) -> None:
+    """Of eight layers, each of two ranks has four, as in a pipeline."""
+    run = equal_layers(*[10] * 8)
+    ranks = array("q", [int(layer >= 6) for layer in run.rows.columns["layer"]])
+    rows = replace(run.rows, columns={**run.rows.columns, "rank": ranks})
+    page = look(replace(run, rows=rows, metas=(run.meta, replace(run.meta, rank=1))))
+    assert [text.split()[0] for text in texts(page)][-1] == "0–7"
+    for rank, name in (("rank 0", "0–3"), ("rank 1", "4–7")):
+        page.get_by_label("Rank").select_option(rank)
+        group = page.locator(".icicle .block", has_text=name)
+        assert group.inner_text().split()[-3:] == ["4", "×", "25.0%"]
+        group.hover()
+        assert "CPU time 40.000us, 100.0% of the total" in page.locator(".tip").inner_text()
+
+
+def test_children_of_the_whole_chart_are_drawn_one_by_one_where_there_is_room(look: Callable[..., Page]) -> None:
+    page = look(equal_layers(*[10] * 500))
+    page.locator(".icicle .block", has_text="0–499").click()  # each is 2 pixels wide
+    assert state(page)["crumbs"] == ["Net", "h"] and [text.split()[0] for text in texts(page)] == ["h", "0–499"]
+    page.locator(".icicle .block", has_text="0–499").hover()
+    assert "Click" not in page.locator(".tip").inner_text()
+    page.locator(".icicle .block", has_text="0–499").click()
+    assert state(page)["selected"] == "Net.h.0"
+
+
+def test_the_sum_of_a_group_is_a_lower_bound_if_that_of_one_layer_is(look: Callable[..., Page]) -> None:
+    """FLOPs of one of four equal layers could not be counted."""
+    run = equal_layers(10, 10, 10, 10)
+    measures = ("cpu_ns", "flops", "uncounted")
+    rows = [row(0, calls=1), *(row(at, op("aten::mm"), calls=1, cpu_ns=9, flops=100) for at in range(2, 6))]
+    rows += [row(5, op("mine::op"), calls=1, cpu_ns=9, uncounted=1)]
+    page = look(run_of(rows, layers=run.layers, requested=measures, measured=measures))
+    choice(page, "FLOPs").click()
+    page.locator(".icicle .block", has_text="0–3").hover()
+    tip = page.locator(".tip").inner_text().splitlines()
+    assert tip[2].startswith("FLOPs ≥ 400, ") and tip[3] == "each 100 to ≥ 100"
+    assert not any("a call" in line for line in tip)
+
+
+def test_the_self_of_a_layer_as_a_block_has_its_figures(look: Callable[..., Page]) -> None:
+    page = look(four_blocks())
+    page.get_by_label("self as blocks").check()
+    page.get_by_label("group equal layers").uncheck()
+    page.locator(".icicle .block.own").nth(1).hover()
+    assert page.locator(".tip").inner_text().splitlines()[2] == f"self CPU time 1.000us, {share(1)} of the total"
 
 
 def test_the_selected_layer_is_marked_in_the_block_that_has_it(look: Callable[..., Page]) -> None:
     page = look(four_blocks())
     button(page, "Open all").click()
-    page.locator('.lines .line[data-node="7"] .number').first.click()
-    assert state(page)["selected"] == "Net.2"
+    page.locator('.lines .line[data-node="8"] .number').first.click()
+    assert state(page)["selected"] == "Net.h.2"
     assert [text.split()[0] for text in page.locator(".block.selected").all_inner_texts()] == ["0–3"]
 
 
@@ -210,14 +296,16 @@ def test_the_selected_layer_is_marked_in_the_block_that_has_it(look: Callable[..
 def test_blocks_have_the_color_of_their_class(look: Callable[..., Page]) -> None:
     page = look(four_blocks())
     legend = page.locator(".classes .legend").all_inner_texts()
-    assert {*legend} == {"Net", "Block", "Linear", "Conv1d"} and legend[0] == "Linear", "the most time first"
+    assert legend == ["Linear", "Conv1d", "Block", "Net", "ModuleList"], "the most time first"
     colors = page.evaluate(
         """() => Object.fromEntries([...document.querySelectorAll(".icicle .block.named")].map((one) =>
             [one.querySelector("bdi").textContent, getComputedStyle(one).backgroundColor]))"""
     )
-    assert colors["up"] == colors["down"] and len({*colors.values()}) == 4
+    assert colors["up"] == colors["down"] and len({*colors.values()}) == 5
+    chip = "getComputedStyle(document.querySelector('.classes .legend'), '::before').backgroundColor"
+    assert page.evaluate(chip) == colors["up"], "the legend has the color of the blocks"
     page.get_by_label("color by self").check()
-    assert page.locator(".classes .legend").count() == 0
+    assert page.inner_text(".classes") == "The darker, the larger the self of the layer."
     assert page.locator('.block[class*="class-"]').count() == 0
 
 
@@ -238,7 +326,7 @@ def test_the_columns_of_what_was_chosen_come_first(look: Callable[..., Page]) ->
         return page.locator(".head .number, .head button").all_inner_texts()
 
     every = headings()
-    assert every[:4] == ["Self CPU total", "CPU total", "Backward CPU total", "Number of Calls"] or "CPU" in every[0]
+    assert every[:3] == ["Self CPU total", "CPU total", "Backward CPU total"]
     choice(page, "CPU memory allocated").click()
     choice(page, "backward").click()
     first = headings()
@@ -246,11 +334,14 @@ def test_the_columns_of_what_was_chosen_come_first(look: Callable[..., Page]) ->
     assert sorted(first) == sorted(every), "all columns of the terminal's table are there"
 
 
-def test_a_run_on_a_device_opens_on_its_time(look: Callable[..., Page]) -> None:
+@pytest.mark.parametrize(("device_ns", "opens"), [(5000, "CUDA time"), (0, "CPU time")])
+def test_a_run_opens_with_the_measure_of_its_headline(device_ns: int, opens: str, look: Callable[..., Page]) -> None:
     both = ("cpu_ns", "device_ns")
-    rows = [row(0, op("aten::mm"), calls=1, cpu_ns=1000), row(0, op("aten::mm"), device="cuda:0", device_ns=5000)]
+    rows = [row(0, op("aten::mm"), calls=1, cpu_ns=1000), row(0, op("aten::mm"), device="cuda:0", device_ns=device_ns)]
     page = look(run_of(rows, device="cuda", requested=both, measured=both))
-    assert page.locator(".choice[aria-label=Width] [aria-pressed=true]").inner_text() == "CUDA time"
+    assert page.locator(".choice[aria-label=Width] [aria-pressed=true]").inner_text() == opens
+    assert page.locator(".icicle .block").count()
+    assert ("Nothing ran on CUDA" in page.inner_text("header")) == (opens == "CPU time")
 
 
 def test_the_panel_starts_at_its_top_when_another_layer_is_selected(look: Callable[..., Page]) -> None:

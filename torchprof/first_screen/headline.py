@@ -148,6 +148,11 @@ def _about_phase(run: Run, measured: _Measured, phase: str, parts: Parts, everyt
         yield f"The largest {which} is `{_name(run, largest)}`, with {_share(tree.totals[largest], whole)}."
 
 
+def main_field(run: Run) -> str:
+    """The field of ``Cost`` of which the headline speaks."""
+    return _subject(run)[1].field
+
+
 def _subject(run: Run) -> tuple[str, _Measured]:
     """A first sentence about an idle device, or "", and the measure for the other sentences."""
     meta = run.meta

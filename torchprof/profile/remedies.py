@@ -393,7 +393,7 @@ def _of_loader(how: str) -> Remedy:
     method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     kinds = {type(worker).__name__ for worker in own}  # "SpawnProcess", of the context of the loader
     if not hasattr(signal, "SIGSTOP") or method != "fork" or kinds & {"SpawnProcess", "ForkServerProcess"}:
-        raise NotTried("new workers would import the script again")
+        raise NotTried("new workers would run the script again, since they do not start by fork")
     return Remedy(how, loading=partial(_loading, iterator, options, passes="num_workers" not in options))
 
 
@@ -460,15 +460,17 @@ def _refuse_large(parts: object) -> None:
         if id(each) in seen or isinstance(each, _SHARED):
             continue
         seen.add(id(each))
-        if type(each).__name__ in ("memmap", "mmap"):
-            raise NotTried("its data set maps a file to memory")
+        is_mapped = type(each).__name__ in ("memmap", "mmap")
         if isinstance(each, torch.Tensor) and each.layout == torch.strided:
             size += each.untyped_storage().nbytes()  # a copy of a view has all of it
-            if getattr(each.untyped_storage(), "filename", None):
-                raise NotTried("its data set maps a file to memory")
+            is_mapped = bool(getattr(each.untyped_storage(), "filename", None))
         else:  # NumPy's arrays say how large they are, and of what they are views
             size += max(sys.getsizeof(each), int(getattr(each, "nbytes", 0)))
             left.append(getattr(each, "base", None))
+        if is_mapped:
+            raise NotTried("its data set maps a file to memory")
         if size > _MOST_BYTES or len(seen) > _MOST_OBJECTS:
-            raise NotTried("its data set is large")
+            raise NotTried(
+                f"its data set has more than {format_memory(_MOST_BYTES)}, or than {_MOST_OBJECTS:,} objects"
+            )
         left += gc.get_referents(each)

@@ -237,7 +237,7 @@ class Trials:
         if not loads_with:
             return self._compared(replace(trial, how=how), *steps, [old, new])
         if len(loads_with) > 1:
-            raise NotTried("they change one loader in two ways")
+            raise NotTried("two of these remedies change the same loader")
         loading = loads_with[0]()
         each, loads = (loading.before, loading.after), self._loads_per_step
         count = max(loading.batches // loads, 1)

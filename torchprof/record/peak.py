@@ -196,14 +196,14 @@ _known: dict[tuple[object, ...], _Times] = {}  # by the key of a product
 
 
 def who_sees_calls() -> str:
-    """What of the user's sees what this thread computes even ``without_modes``, as the end of a sentence; "" if
-    nothing does. In another thread nothing would, but that has threads of OpenMP of its own: on two processors, these
-    and those of this thread make a product of 80 us take 1.7 times as long."""
+    """What of the user's is called for what this thread computes, also ``without_modes``, as the end of a sentence; ""
+    if nothing is. Another thread would not help: it has OpenMP threads of its own, and with two processors a product of
+    80 us then takes 1.7 times as long."""
     modes = optional("torch.overrides._get_current_function_mode_stack", list)()
     if any(not type(mode).__module__.startswith("torch.") for mode in modes):
-        return "a mode of yours sees all calls"
+        return "a TorchFunctionMode of yours is active"
     hooks = optional("torch._C._autograd._top_saved_tensors_default_hooks", lambda _: None)(True)
-    return "" if hooks is None else "hooks of yours see all saved tensors"
+    return "" if hooks is None else "hooks of yours on saved tensors are active"
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from torchprof.comparison.diff import Diff
 from torchprof.comparison.layers import MOVED
 from torchprof.comparison.table import changes_of_layers, changes_of_run, diff_headline
 from torchprof.errors import TorchprofError
-from torchprof.first_screen.headline import headline
+from torchprof.first_screen.headline import headline, main_field
 from torchprof.first_screen.verdict import first_findings, in_short, lines_of_run
 from torchprof.ranks.sentences import MOST_WHOLE_RANKS, run_of_chosen
 from torchprof.reports.page.data import page_data
@@ -99,6 +99,7 @@ def page(takes: Sequence[Take], more: Mapping[str, Any], compared: Run | None = 
             }
             for finding in findings[:_FINDINGS_SHOWN]
         ],
+        "mainField": main_field(run),
         "moreFindings": max(len(findings) - _FINDINGS_SHOWN, 0),
         "ran": [],
         "help": [(*in_short(finding, evidence), _measured(finding)) for finding in first_findings(evidence, findings)],

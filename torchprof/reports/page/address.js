@@ -21,15 +21,14 @@ class Address {
   }
 
   // `isStep`: Back leads to the choices before these; else these replace them.
-  /** @param {Choices} choices @param {(before: Choices) => boolean} isStep */
+  /** @param {Choices} choices @param {boolean} isStep */
   write(choices, isStep) {
     const text = new URLSearchParams(choices).toString();
     const hash = text && `#${text}`;
     if (hash === this.written) return;
-    const change = isStep(this.choices) ? "pushState" : "replaceState";
-    this.written = hash;
     try {
-      history[change](null, "", hash || location.pathname + location.search);
+      history[isStep ? "pushState" : "replaceState"](null, "", hash || location.href.split("#")[0]);
+      this.written = hash;
     } catch {
       // A page in a frame of a notebook has no address of its own.
     }

@@ -15,6 +15,15 @@ function boundOfSum(value, isComplete) {
   return isComplete ? BOUND.EXACT : value ? BOUND.AT_LEAST : BOUND.UNKNOWN;
 }
 
+// The sum of figures. What is blank adds nothing; what is unknown makes the sum a lower bound.
+/** @param {Figure[]} figures @returns {Figure} */
+function sumOf(figures) {
+  const shown = figures.filter(({ bound }) => bound < BOUND.BLANK);
+  if (!shown.length) return { value: 0, bound: BOUND.BLANK };
+  const value = shown.reduce((sum, figure) => sum + (figure.bound < BOUND.UNKNOWN ? figure.value : 0), 0);
+  return { value, bound: boundOfSum(value, shown.every(({ bound }) => bound === BOUND.EXACT)) };
+}
+
 // A figure as a cell, with its unit.
 /** @param {Figure} figure @param {Unit} unit */
 function formatFigure({ value, bound }, unit) {

@@ -1,5 +1,5 @@
 // The icicle chart: the width of a block is the layer's share of the shown whole; the blocks of its children are below it.
-// Three or more equal layers in a row are one block, as twelve blocks of a transformer.
+// Three or more layers in a row that are equal and take about as long are one block, as twelve blocks of a transformer.
 
 const ROW_HEIGHT = 26;
 const TALL_ROW = 42; // if there are few rows
@@ -7,6 +7,8 @@ const BOX_HEIGHT = 420;
 const MOST_ROWS = 60;
 const LEAST_WIDTH = 2; // pixels; smaller neighbors are drawn as one block
 const FEWEST_EQUAL = 3;
+const ALIKE = 1.5; // times: the largest of equal layers, the smallest
+const READABLE = 8; // pixels: children of the whole chart that are wider are drawn one by one
 const LETTER = 6.6; // pixels, on average
 
 /**
@@ -31,12 +33,12 @@ const LETTER = 6.6; // pixels, on average
  * @property {number} row
  * @property {number} hidden The number of layers that are in this block and not drawn themselves.
  * @property {number[]} [siblings] The first node of each of the layers that are one block here.
- * @property {number} [folded] The layer in which they are; also of a block below.
+ * @property {number} [grouped] The layer in which they are; also of a block below.
  * @property {boolean} [isRest]
  * @property {boolean} [isOwn]
  */
 
-/** @typedef {{ nodes: number[], siblings: number[] }} Group */
+/** @typedef {{ nodes: number[], siblings: number[], sum: number }} Group Equal layers, with the sum of their figures. */
 
 // The CSS class of the color of a layer's class.
 /** @param {Run} run @param {number} node @param {number} source */
@@ -44,6 +46,18 @@ function colorOf(run, node, source) {
   if (!run.isLayer(node)) return "no-class";
   const at = run.classes.indexOf(run.kind(node, source));
   return `class-${at < 0 ? run.classes.length : at}`;
+}
+
+// The largest of some numbers.
+/** @param {number[]} numbers */
+function largest(numbers) {
+  return numbers.reduce((most, one) => Math.max(most, one), -Infinity);
+}
+
+// The path of a layer, or that of the first of several equal ones.
+/** @param {Run} run @param {number[]} nodes */
+function pathOf(run, nodes) {
+  return `${run.path(nodes[0])}${nodes.length > 1 ? ` and ${nodes.length - 1} like it` : ""}`;
 }
 
 class Icicle {
@@ -54,21 +68,22 @@ class Icicle {
     this.run = run;
     this.page = page;
     this.rowHeight = ROW_HEIGHT;
-    this.unfolds = false; // all layers are drawn apart
-    /** @type {Set<number>} */
-    this.open = new Set(); // layers whose equal children are drawn apart
-    this.folds = !run.data.comparison && run.children.some((children) => this.#groups([children]).length < children.length);
+    this.root = -1;
+    this.groups = true; // equal layers in a row are one block
+    const shapes = run.shapes(0);
+    this.hasGroups = !run.data.comparison && run.children.some((children) => children.some((node, at) => at > 1 && run.isLayer(node) && shapes[node] === shapes[children[at - 1]] && shapes[node] === shapes[children[at - 2]]));
     /** @type {Block[]} */
     this.blocks = [];
     box.addEventListener("click", (event) => this.#click(this.#blockAt(event)));
     box.addEventListener("mouseover", (event) => {
       const block = this.#blockAt(event);
-      page.hover(block ? block.nodes[0] : -1);
+      showTip(page.tip, this.#about(block), event);
+      page.hover(block?.nodes ?? []);
     });
-    box.addEventListener("mousemove", (event) => showTip(page.tip, this.#about(this.#blockAt(event)), event));
+    box.addEventListener("mousemove", (event) => placeTip(page.tip, event));
     box.addEventListener("mouseleave", () => {
       page.tip.hidden = true;
-      page.hover(-1);
+      page.hover([]);
     });
   }
 
@@ -80,34 +95,46 @@ class Icicle {
 
   /** @param {Block | null} block */
   #click(block) {
-    this.page.tip.hidden = true;
-    if (block?.folded !== undefined) {
-      this.open.add(block.folded);
-      this.page.select(block.nodes[0]);
-    } else if (block) this.page.zoom(block.nodes[0]);
+    if (block) this.page.zoom(this.#opens(block) ?? block.nodes[0]);
+  }
+
+  // The layer in which the layers of a block are drawn one by one after a zoom; undefined if the block is one layer, or
+  // if they are too many for that.
+  /** @param {Block} block */
+  #opens({ grouped }) {
+    return grouped === this.root ? undefined : grouped;
   }
 
   // What a block is, in lines.
   /** @param {Block | null} block */
   #about(block) {
     if (!block) return [];
-    const lines = block.isRest ? [`${block.hidden} smaller in ${this.run.path(block.nodes[0])}`] : this.page.about(block.nodes);
-    return block.folded === undefined ? lines : [...lines, "A click draws them apart."];
+    if (block.isRest) return [`${block.hidden} smaller layers in ${pathOf(this.run, block.nodes)}`];
+    const lines = this.page.about(block.nodes, block.isOwn);
+    return this.#opens(block) === undefined ? lines : [...lines, "Click to see each of them."];
   }
 
-  // The children of a layer, or of equal ones at once: equal ones in a row are a group.
-  /** @param {number[][]} children @returns {Group[]} */
-  #groups(children, isOpen = false) {
-    const { shapes } = this.run;
+  // The children of a layer, or of equal ones at once. Neighbors that are equal, and whose figures differ by less than
+  // `ALIKE`, are one group: so a layer that takes longer than its equals, and one that did not run, is on its own.
+  /** @param {number[][]} children @param {Float64Array} widths @param {boolean} isOne Each is a group of its own. @returns {Group[]} */
+  #groups(children, widths, isOne) {
+    const { run } = this;
+    const shapes = run.shapes(this.page.source);
+    const [of] = children;
+    const sums = of.map((_, at) => children.reduce((sum, one) => sum + Math.max(widths[one[at]], 0), 0));
     /** @type {Group[]} */
     const groups = [];
-    const [of] = children;
     for (let at = 0; at < of.length;) {
       let end = at + 1;
-      if (!isOpen && this.run.isLayer(of[at])) while (end < of.length && this.run.isLayer(of[end]) && shapes[of[end]] === shapes[of[at]]) end++;
+      let [least, most] = [sums[at], sums[at]];
+      while (!isOne && end < of.length && run.isLayer(of[end]) && shapes[of[end]] === shapes[of[at]]) {
+        [least, most] = [Math.min(least, sums[end]), Math.max(most, sums[end])];
+        if (!(least > 0 && most <= ALIKE * least)) break;
+        end++;
+      }
       if (end - at < FEWEST_EQUAL) end = at + 1;
-      const siblings = of.slice(at, end);
-      groups.push({ nodes: children.flatMap((one) => one.slice(at, end)), siblings });
+      const sum = sums.slice(at, end).reduce((one, other) => one + other, 0);
+      groups.push({ nodes: children.flatMap((one) => one.slice(at, end)), siblings: of.slice(at, end), sum });
       at = end;
     }
     return groups;
@@ -116,6 +143,7 @@ class Icicle {
   /** @param {IcicleDrawing} drawing */
   draw({ root, selected, widths, own, showOwn, byOwnTime, isMatch, change }) {
     const { run } = this;
+    this.root = root;
     const width = this.box.clientWidth || 800;
     const whole = widths[root];
     const total = widths[run.all];
@@ -142,15 +170,16 @@ class Icicle {
       let at = left;
       /** @type {Block | null} */
       let small = null;
-      /** @param {Group} group @param {number} share */
-      const place = ({ nodes: inside, siblings }, share) => {
+      /** @param {Group} group */
+      const place = ({ nodes: inside, siblings, sum: figure }) => {
+        const share = figure / whole;
         if (share * width >= LEAST_WIDTH) {
           small = null;
-          const folded = block.folded ?? (siblings.length > 1 ? node : undefined);
-          waiting.push({ nodes: inside, left: at, part: share, row: row + 1, hidden: 0, siblings, folded });
+          const grouped = block.grouped ?? (siblings.length > 1 ? node : undefined);
+          waiting.push({ nodes: inside, left: at, part: share, row: row + 1, hidden: 0, siblings, grouped });
         } else if (share > 0) {
           if (small === null) {
-            small = { nodes: [node], left: at, part: 0, row: row + 1, hidden: 0, isRest: true };
+            small = { nodes, left: at, part: 0, row: row + 1, hidden: 0, isRest: true };
             blocks.push(small);
           }
           small.part += share;
@@ -159,12 +188,13 @@ class Icicle {
         }
         at += share;
       };
-      const isOpen = this.unfolds || change !== null || this.open.has(node);
-      const groups = run.children[node].length ? this.#groups(nodes.map((one) => run.children[one]), isOpen) : [];
-      for (const group of groups) place(group, sum(group.nodes, widths) / whole);
-      if (showOwn && groups.some((group) => sum(group.nodes, widths) > 0) && sum(nodes, own) > 0) {
+      const inside = nodes.map((one) => run.children[one]);
+      const haveRoom = node === root && (block.part * width) / inside[0].length >= READABLE;
+      const groups = this.#groups(inside, widths, !this.groups || change !== null || haveRoom);
+      groups.forEach(place);
+      if (showOwn && groups.some((group) => group.sum > 0) && sum(nodes, own) > 0) {
         const share = sum(nodes, own) / whole;
-        if (share * width >= LEAST_WIDTH) blocks.push({ nodes, left: at, part: share, row: row + 1, hidden: 0, isOwn: true, folded: block.folded });
+        if (share * width >= LEAST_WIDTH) blocks.push({ ...block, left: at, part: share, row: row + 1, isOwn: true });
         rows = Math.max(rows, row + 2);
       }
     }
@@ -174,11 +204,11 @@ class Icicle {
     this.blocks = blocks;
     const made = blocks.map((block, number) => {
       const { nodes, isRest } = block;
-      const one = this.#block(block, width, total > 0 ? (block.part * whole) / total : 0);
+      const one = this.#block(block, width, nodes.map((node) => (total > 0 ? widths[node] / total : 0)));
       one.dataset.block = String(number);
       if (!isRest && nodes.includes(selected)) one.classList.add("selected");
       if (!isRest && isMatch) one.classList.add(nodes.some(isMatch) ? "match" : "dimmed");
-      if (!isRest) this.#color(one, nodes, { byOwnTime, heat: hottest ? Math.sqrt(sum(nodes, own) / nodes.length / hottest) : 0, change });
+      if (!isRest) this.#color(one, nodes, { byOwnTime, heat: hottest ? Math.sqrt(largest(nodes.map((node) => own[node])) / hottest) : 0, change });
       return one;
     });
     this.box.replaceChildren(...made);
@@ -202,8 +232,8 @@ class Icicle {
   }
 
   // A block, with as much of its name, its class and its share of all as it has room for.
-  /** @param {Block} block @param {number} width @param {number} share */
-  #block({ nodes, left, part, row, hidden, siblings, isRest, isOwn }, width, share) {
+  /** @param {Block} block @param {number} width @param {number[]} shares Of each of its nodes. */
+  #block({ nodes, left, part, row, hidden, siblings, isRest, isOwn }, width, shares) {
     const { run } = this;
     const [node] = nodes;
     const made = element("div", { class: isRest ? "block rest" : isOwn ? "block own" : "block", "data-node": node });
@@ -217,8 +247,8 @@ class Icicle {
     const name = isRest ? `${hidden} smaller` : `${run.name(node)}${last}${isOwn ? " (self)" : ""}`;
     made.append(element("bdi", {}, hidden && !isRest ? `${name} … ${hidden} below` : name));
     if (isRest || isOwn) return made;
-    const count = nodes.length > 1 ? `${nodes.length} × ` : "";
-    const percent = `${count}${formatShare(share / nodes.length)}`;
+    const [least, most] = [-largest(shares.map((share) => -share)), largest(shares)].map(formatShare);
+    const percent = nodes.length > 1 ? `${nodes.length} × ${least === most ? most : `${least.slice(0, -1)}–${most}`}` : most;
     const kind = run.kind(node, this.page.source);
     if (room > name.length + percent.length + 1) made.append(element("span", { class: "share" }, percent));
     if (kind && room > name.length + percent.length + kind.length + 2) made.querySelector("bdi")?.after(element("span", { class: "kind" }, kind));

@@ -11,6 +11,13 @@ function nameOfMeasure({ field }) {
   return field.replace(/_ns$/, "");
 }
 
+// The name of a source in the address; its number, if a source before it has the same name.
+/** @param {number} source */
+function nameOfSource(source) {
+  const { name } = data.sources[source];
+  return data.sources.findIndex((one) => one.name === name) === source ? name : String(source);
+}
+
 class Page {
   crumbs = element("nav", { class: "crumbs", "aria-label": "Parent layers" });
   status = element("p", { class: "status" });
@@ -31,16 +38,16 @@ class Page {
   constructor() {
     this.run = new Run(data);
     const { run } = this;
-    // The headline speaks of the device, if there is one.
-    this.measure = data.measures.find(({ field }) => field === "device_ns") ?? data.measures.at(0) ?? null;
     this.phase = "all";
     this.source = data.areRanks && data.sources.length > 1 ? -1 : 0;
+    this.measure = run.mainMeasure(this.source);
     this.top = run.children[run.all].filter((node) => run.isLayer(node)).length === 1 && this.#nothingOutside() ? 0 : run.all;
     this.root = this.top;
     this.selected = run.count ? 0 : run.all;
     this.search = "";
     this.showOwn = false;
     this.byOwnTime = false;
+    this.isQuiet = false;
     this.#followTheme();
     const tableBox = element("div");
     this.icicle = new Icicle(element("div", { class: "icicle", tabindex: "0", role: "group", "aria-label": "Icicle chart of the layers: the width is the share of the total" }), run, this);
@@ -57,11 +64,11 @@ class Page {
   /** @returns {Choices} */
   #chosen() {
     const { run, table, measure, source } = this;
-    const flags = [this.showOwn && "self", this.byOwnTime && "time", this.icicle.unfolds && "unfolded", table.isFlat && "flat"];
+    const flags = [this.showOwn && "self", this.byOwnTime && "time", !this.icicle.groups && "ungrouped", table.isFlat && "flat"];
     return {
       measure: measure ? nameOfMeasure(measure) : "",
       phase: this.phase,
-      source: source < 0 ? "all" : data.sources[source].name,
+      source: source < 0 ? "all" : nameOfSource(source),
       zoom: run.path(this.root),
       select: run.path(this.selected),
       sort: table.order,
@@ -78,28 +85,41 @@ class Page {
     const { measure, phase, source, zoom, select, sort, time, show, search } = { ...this.atFirst, ...choices };
     this.measure = data.measures.find((one) => nameOfMeasure(one) === measure) ?? this.measure;
     this.phase = phase === "all" || data.phases.includes(phase) ? phase : "all";
-    const number = data.sources.findIndex(({ name }) => name === source);
+    const number = data.sources.findIndex((_, at) => nameOfSource(at) === source);
     this.source = number >= 0 ? number : data.areRanks && data.sources.length > 1 ? -1 : 0;
-    this.root = run.nodeOf(zoom) ?? this.top;
-    this.selected = run.nodeOf(select) ?? this.root;
+    this.root = (zoom === this.atFirst.zoom ? undefined : run.nodeOf(zoom)) ?? this.top;
+    this.selected = (select === this.atFirst.select ? undefined : run.nodeOf(select)) ?? (run.count ? 0 : run.all);
     const flags = show.split(".");
     this.showOwn = flags.includes("self");
     this.byOwnTime = flags.includes("time");
-    this.icicle.unfolds = flags.includes("unfolded");
+    this.icicle.groups = !flags.includes("ungrouped");
     this.table.isFlat = flags.includes("flat");
     this.table.order = sort;
     if (this.timeline) this.timeline.range = time;
     this.search = this.searchBox.value = search;
     this.table.reveal(this.selected);
-    this.draw();
+    this.quietly(() => this.draw());
     this.table.scrollTo(this.selected);
   }
 
-  // Writes what is chosen into the address. To search and to sort is no step that Back undoes.
+  // Does something that is no step of its own for Back: what is chosen then replaces the last step in the address.
+  /** @param {() => void} change */
+  quietly(change) {
+    this.isQuiet = true;
+    try {
+      change();
+    } finally {
+      this.isQuiet = false;
+    }
+  }
+
+  // Writes what is chosen into the address. Back undoes a click, but not a search, the order of the table, or a key.
   #write() {
     const chosen = this.#chosen();
     const others = Object.entries(chosen).filter(([name, value]) => value !== this.atFirst[name]);
-    this.address.write(Object.fromEntries(others), (before) => STEPS.some((name) => (before[name] ?? this.atFirst[name]) !== chosen[name]));
+    const { choices } = this.address;
+    const isStep = !this.isQuiet && STEPS.some((name) => (choices[name] ?? this.atFirst[name]) !== chosen[name]);
+    this.address.write(Object.fromEntries(others), isStep);
   }
 
   #nothingOutside() {
@@ -120,10 +140,9 @@ class Page {
         ...this.#changes(),
         this.controls,
         element("div", { class: "split" },
-          element("div", {},
-            this.crumbs, this.icicle.box, this.caption, this.status, this.legend,
-            element("section", { id: "layers" }, element("h3", {}, "Layers"), this.#tableTools(), tableBox, signs(data.legend))),
-          this.panel.box),
+          element("div", { class: "chart-of-layers" }, this.crumbs, this.icicle.box, this.caption, this.status, this.legend),
+          this.panel.box,
+          element("section", { id: "layers" }, element("h3", {}, "Layers"), this.#tableTools(), tableBox, signs(data.legend))),
         ...this.#times(),
         ...this.#largest(),
         element("section", { id: "operators" }, element("h3", {}, "Operators"), this.operatorBox),
@@ -228,7 +247,11 @@ class Page {
   #drawLegend() {
     const changes = [["less", "less than before"], ["same", "the same, or within noise"], ["more", "more than before"], ["unknown", "unknown"]];
     const { classes } = this.run;
-    const names = data.comparison ? changes : this.byOwnTime ? [] : [...classes, ...(this.run.hasOtherClasses ? ["other"] : [])].map((name, at) => [`class-${at}`, name]);
+    if (!data.comparison && this.byOwnTime) {
+      this.legend.replaceChildren("The darker, the larger the self of the layer.");
+      return;
+    }
+    const names = data.comparison ? changes : [...classes, ...(this.run.hasOtherClasses ? ["other"] : [])].map((name, at) => [`class-${at}`, name]);
     this.legend.replaceChildren(...names.map(([kind, name]) => element("span", { class: `legend ${kind}` }, name)));
   }
 
@@ -253,7 +276,7 @@ class Page {
     }
     parts.push(this.#box("own", "self as blocks", this.showOwn, (isOn) => { this.showOwn = isOn; }));
     if (!data.comparison) parts.push(this.#box("time", "color by self", this.byOwnTime, (isOn) => { this.byOwnTime = isOn; }));
-    if (this.icicle.folds) parts.push(this.#box("unfolded", "each layer apart", this.icicle.unfolds, (isOn) => { this.icicle.unfolds = isOn; }));
+    if (this.icicle.hasGroups) parts.push(this.#box("grouped", "group equal layers", this.icicle.groups, (isOn) => { this.icicle.groups = isOn; }));
     parts.push(this.searchBox, this.found);
     keepingFocus(this.controls, () => this.controls.replaceChildren(...parts));
   }
@@ -315,7 +338,10 @@ class Page {
     const { run } = this;
     /** @param {string} name */
     const isIn = (name) => name.toLowerCase().includes(text);
-    return (node) => (run.isRange(node) ? isIn(run.name(node)) : run.isLayer(node) && (isIn(run.path(node)) || isIn(run.kind(node, this.source))));
+    /** @param {number} node */
+    const isMatch = (node) => (run.isRange(node) ? isIn(run.name(node)) : run.isLayer(node) && (isIn(run.path(node)) || isIn(run.kind(node, this.source))));
+    const matches = Uint8Array.from({ length: run.nodes }, (_, node) => Number(isMatch(node)));
+    return (node) => matches[node] === 1;
   }
 
   #find() {
@@ -324,8 +350,9 @@ class Page {
   }
 
   // How many layers match, and their share of the whole. The share of a match inside another match counts once.
-  #drawFound() {
-    const { isMatch, run, measure } = this;
+  /** @param {((node: number) => boolean) | null} isMatch */
+  #drawFound(isMatch) {
+    const { run, measure } = this;
     if (!isMatch) {
       this.found.textContent = "";
       return;
@@ -349,7 +376,7 @@ class Page {
   draw() {
     const { run, phases, source, measure, isMatch } = this;
     this.#drawControls();
-    this.#drawFound();
+    this.#drawFound(isMatch);
     const own = measure ? run.own(measure.field, phases, source) : new Float64Array(run.count + 4);
     const widths = measure ? run.total(measure.field, phases, source) : own;
     this.icicle.draw({ root: this.root, selected: this.selected, widths, own, showOwn: this.showOwn, byOwnTime: this.byOwnTime, isMatch, change: this.change });
@@ -363,7 +390,8 @@ class Page {
     this.#drawRoofline();
     this.#drawRanks();
     this.#drawCrumbs();
-    this.hover(-1);
+    this.hover([]);
+    this.tip.hidden = true; // its figures were of the choice before
     this.#write();
   }
 
@@ -454,44 +482,57 @@ class Page {
     this.crumbs.replaceChildren(...links);
   }
 
-  /** @param {number} node */
-  hover(node) {
+  // The line under the icicle: the figures of the layers under the mouse, else of the selected one.
+  /** @param {number[]} nodes */
+  hover(nodes) {
     const { run, measure } = this;
-    const shown = node < 0 ? this.selected : node;
+    const shown = nodes.length ? nodes : [this.selected];
     if (!measure) return;
-    const totals = run.total(measure.field, this.phases, this.source);
-    const [total, own] = [false, true].map((isSelf) => run.sum(measure.field, this.phases, this.source, shown, isSelf));
-    if (total.bound === BOUND.BLANK) {
-      this.status.textContent = `${run.path(shown)}: not selected`;
-      return;
-    }
-    const share = totals[run.all] > 0 ? `, ${formatShare(totals[shown] / totals[run.all])} of the total` : "";
-    const text = formatFigure(total, measure.unit) + (total.bound === BOUND.UNKNOWN ? "" : `${share}, self ${formatFigure(own, measure.unit)}`);
-    this.status.textContent = `${run.path(shown)}: ${measure.heading} ${text}`;
+    const total = this.#figureOf(shown);
+    const self = total.bound < BOUND.UNKNOWN ? `, self ${formatFigure(this.#figureOf(shown, true), measure.unit)}` : "";
+    const text = total.bound >= BOUND.BLANK ? "not selected" : `${measure.heading} ${this.#withShare(total)}${self}`;
+    this.status.textContent = `${pathOf(run, shown)}: ${text}`;
+  }
+
+  // The chosen figure of a layer, or its sum over several: those that were not selected, or are not there, add nothing.
+  /** @param {number[]} nodes @returns {Figure} */
+  #figureOf(nodes, isSelf = false) {
+    const { run, measure, phases, source } = this;
+    if (!measure) return { value: 0, bound: BOUND.BLANK };
+    return sumOf(nodes.map((node) => run.sum(measure.field, phases, source, node, isSelf)));
+  }
+
+  /** @param {Figure} figure */
+  #withShare(figure) {
+    const { run, measure, phases, source } = this;
+    if (!measure) return "";
+    const whole = run.total(measure.field, phases, source)[run.all];
+    const share = whole > 0 && figure.bound < BOUND.UNKNOWN ? `, ${formatShare(figure.value / whole)} of the total` : "";
+    return `${formatFigure(figure, measure.unit)}${share}`;
   }
 
   // What a block of the icicle is, in lines: of one layer, or of equal ones.
   /** @param {number[]} nodes */
-  about(nodes) {
+  about(nodes, isSelf = false) {
     const { run, measure, phases, source } = this;
     const [node] = nodes;
-    const more = nodes.length > 1 ? ` and ${nodes.length - 1} like it` : "";
-    const lines = [`${run.path(node)}${more}`, run.isLayer(node) ? run.kind(node, source) : ""].filter((line) => line);
+    const lines = [pathOf(run, nodes), run.isLayer(node) ? run.kind(node, source) : ""].filter((line) => line);
     if (!measure) return lines;
-    const figures = nodes.map((one) => run.sum(measure.field, phases, source, one));
-    const bound = Math.max(...figures.map((figure) => figure.bound));
-    if (bound === BOUND.BLANK) return [...lines, "not selected"];
-    /** @param {number} value */
-    const written = (value) => formatFigure({ value, bound }, measure.unit);
-    const values = figures.map(({ value }) => value);
-    const sum = values.reduce((all, value) => all + value, 0);
-    const whole = run.total(measure.field, phases, source)[run.all];
-    lines.push(`${measure.heading} ${written(sum)}${whole > 0 && bound < BOUND.UNKNOWN ? `, ${formatShare(sum / whole)} of the total` : ""}`);
-    if (nodes.length > 1) lines.push(`each ${written(Math.min(...values))} to ${written(Math.max(...values))}`);
-    else if (run.children[node].length) lines.push(`self ${formatFigure(run.sum(measure.field, phases, source, node, true), measure.unit)}`);
-    const calls = run.own("calls", [0], source)[node];
-    if (run.isLayer(node) && calls > 0) lines.push(`${formatCalls(calls)} ${calls === 1 ? "call" : `calls, ${written(values[0] / calls)} a call`}`);
-    return lines;
+    const figure = this.#figureOf(nodes, isSelf);
+    if (figure.bound >= BOUND.BLANK) return [...lines, "not selected"];
+    lines.push(`${isSelf ? "self " : ""}${measure.heading} ${this.#withShare(figure)}`);
+    if (nodes.length > 1) {
+      const known = nodes.map((one) => run.sum(measure.field, phases, source, one, isSelf)).filter(({ bound }) => bound < BOUND.UNKNOWN);
+      known.sort((one, other) => one.value - other.value);
+      if (known.length) lines.push(`each ${formatFigure(known[0], measure.unit)} to ${formatFigure(known[known.length - 1], measure.unit)}`);
+    } else if (!isSelf && run.children[node].length) lines.push(`self ${formatFigure(this.#figureOf(nodes, true), measure.unit)}`);
+    const column = run.figures.find(({ kind }) => kind === "calls");
+    if (!column || !run.isLayer(node)) return lines;
+    const calls = sumOf(nodes.map((one) => ({ value: Number(run.value(column, one, source) ?? 0), bound: run.bounds(column, source)[one] })));
+    if (calls.bound >= BOUND.UNKNOWN || !calls.value) return lines;
+    const isKnown = calls.bound === BOUND.EXACT && figure.bound === BOUND.EXACT && calls.value > 1;
+    const each = isKnown ? `, ${formatFigure({ value: figure.value / calls.value, bound: BOUND.EXACT }, measure.unit)} a call` : "";
+    return [...lines, `${formatFigure(calls, "calls")} ${calls.value === 1 ? "call" : "calls"}${each}`];
   }
 
   /** @param {number} node */
@@ -546,7 +587,7 @@ class Page {
     const moved = this.#neighbor(event.key);
     if (moved === undefined) return;
     event.preventDefault();
-    if (moved !== null) this.select(moved);
+    if (moved !== null) this.quietly(() => this.select(moved));
   }
 
   // The layer that a key selects: null if there is none in that direction, undefined for keys without a meaning.

@@ -146,18 +146,26 @@ class Run {
     return found?.kind ?? "";
   }
 
-  // The node with a path; undefined if there is none.
+  // The layer, or the work of no layer, with a path; undefined if there is none.
   /** @param {string} path @returns {number | undefined} */
   nodeOf(path) {
-    const nodes = this.#cached("nodes by path", () => new Map(Array.from({ length: this.nodes }, (_, node) => [this.path(node), node])));
-    return nodes.get(path);
+    for (let node = 0; node <= this.all; node++) if (this.path(node) === path) return node;
+    return undefined;
+  }
+
+  // The measure of which the headline speaks; another one if the shown run does not have it, as another run on the page.
+  /** @param {number} source @returns {PageData.Measure | null} */
+  mainMeasure(source) {
+    const { measures, mainField } = this.data;
+    const isMain = (/** @type {PageData.Measure} */ { field }) => field === mainField && this.isMeasured([field], source);
+    return measures.find(isMain) ?? measures.find(({ field }) => this.isMeasured([field], source)) ?? null;
   }
 
   // The classes with a color of their own: those of most of the time, without any measure those of most layers.
   get classes() {
     return this.#cached("classes", () => {
-      const { measures } = this.data;
-      const own = measures.length ? this.own(measures[0].field, [0, 1, 2], -1) : new Float64Array(this.count + 4).fill(1);
+      const measure = this.mainMeasure(0);
+      const own = measure ? this.own(measure.field, [0, 1, 2], -1) : new Float64Array(this.count + 4).fill(1);
       /** @type {Map<string, number>} */
       const sums = new Map();
       for (let node = 0; node < this.count; node++) sums.set(this.kind(node, 0), (sums.get(this.kind(node, 0)) ?? 0) + Math.max(own[node], 0));
@@ -167,18 +175,23 @@ class Run {
   }
 
   get hasOtherClasses() {
-    return this.#cached("has other classes", () => Array.from({ length: this.count }, (_, node) => node).some((node) => !this.classes.includes(this.kind(node, 0))));
+    const others = (/** @type {PageData.Take} */ take) => take.described.some((layer) => layer !== null && !this.classes.includes(layer.kind));
+    return this.#cached("has other classes", () => this.data.takes.some(others));
   }
 
-  // A number for each node: that of two layers is the same if they and all below them have the same classes and names.
-  get shapes() {
-    return this.#cached("shapes", () => {
+  // A number for each node of the run of a source: that of two layers is the same if they, and all below them by name,
+  // have the same classes, settings and parameters.
+  /** @param {number} source */
+  shapes(source) {
+    const take = this.take(source);
+    return this.#cached(`shapes ${this.data.takes.indexOf(take)}`, () => {
       /** @type {Map<string, number>} */
       const known = new Map();
       const shapes = new Int32Array(this.count + 4);
       for (let node = this.count - 1; node >= 0; node--) {
         const below = this.children[node].map((child) => `${this.name(child)} ${shapes[child]}`);
-        const text = `${this.kind(node, 0)}(${below.join(",")})`;
+        const layer = descriptionIn(take, node);
+        const text = layer === null ? `no layer ${node}` : `${layer.kind}(${layer.settings}) ${take.params[node]} (${below.join(",")})`;
         shapes[node] = known.get(text) ?? known.size + 1;
         known.set(text, shapes[node]);
       }

@@ -30,7 +30,7 @@ class TimelineView {
     this.end = Math.max(last, this.memory?.course?.lastNs ?? 0, data.steps[data.steps.length - 1] ?? 0);
     /** @type {Stretch} */
     this.shown = { from: 0, to: this.end };
-    this.selected = -1;
+    this.wasDragged = false;
     /** @type {number[]} */
     this.drawn = []; // the spans of the elements
     this.axis = element("div", { class: "axis-line" });
@@ -99,6 +99,7 @@ class TimelineView {
     /** @type {{ x: number, ns: number } | null} */
     let began = null;
     lines.addEventListener("pointerdown", (event) => {
+      this.wasDragged = false;
       if (event.button === 0) began = { x: event.clientX, ns: timeAt(event) };
     });
     window.addEventListener("pointermove", (event) => {
@@ -123,18 +124,18 @@ class TimelineView {
     lines.addEventListener("click", (event) => {
       const made = closest(event, ".span");
       if (made && !this.wasDragged) this.page.select(this.data.node[this.drawn[Number(made.dataset.span)]]);
-      this.wasDragged = false;
     });
     lines.addEventListener("dblclick", () => this.#show(0, this.end));
-    lines.addEventListener("mousemove", (event) => {
+    lines.addEventListener("mouseover", (event) => {
       const made = closest(event, ".span");
       showTip(this.page.tip, made ? this.#about(this.drawn[Number(made.dataset.span)]) : [], event);
     });
+    lines.addEventListener("mousemove", (event) => placeTip(this.page.tip, event));
     lines.addEventListener("mouseleave", () => { this.page.tip.hidden = true; });
     box.addEventListener("wheel", (event) => {
       if (!event.ctrlKey) return;
       event.preventDefault();
-      this.#zoom(event.deltaY < 0 ? ZOOM : 1 / ZOOM, timeAt(event));
+      this.page.quietly(() => this.#zoom(event.deltaY < 0 ? ZOOM : 1 / ZOOM, timeAt(event)));
     }, { passive: false });
     map.addEventListener("click", (event) => {
       const { from, to } = this.shown;
@@ -160,7 +161,7 @@ class TimelineView {
     if (!keys[event.key]) return;
     event.preventDefault();
     event.stopPropagation();
-    keys[event.key]();
+    this.page.quietly(keys[event.key]);
   }
 
   // What a span is, in lines.
@@ -181,12 +182,12 @@ class TimelineView {
     const width = this.lines.clientWidth || 900;
     this.drawn = [];
     const tracks = this.tracks.map((track) => this.#track(track, width, selected, isMatch));
-    this.lines.replaceChildren(...tracks.filter((one) => one !== null), ...this.#memory(width), ...this.#stepMarks());
+    this.lines.replaceChildren(...tracks, ...this.#memory(width), ...this.#stepMarks());
     const marks = ticks(from, to, Math.max(Math.floor(width / 110), 2));
     this.axis.replaceChildren(...marks.map((ns) => element("span", { "--at": (ns - from) / (to - from) }, shortTime(ns))));
     this.map.replaceChildren(element("div", { class: "window", "--at": from / this.end, "--part": Math.max((to - from) / this.end, 0.002) }));
-    const left = [this.data.leftOut && `The ${this.data.leftOut} shortest are not shown.`, this.data.dropped && `The last ${this.data.dropped} were not recorded.`].filter((text) => text);
-    this.status.textContent = [`${formatTime(to - from)} from ${formatTime(from)} on.`, ...left].join(" ");
+    const left = [this.data.leftOut && `The ${this.data.leftOut} shortest spans are not on this page.`, this.data.dropped && `The last ${this.data.dropped} spans were not recorded.`].filter((text) => text);
+    this.status.textContent = [`Shown: ${formatTime(to - from)}, from ${formatTime(from)} to ${formatTime(to)}.`, ...left].join(" ");
   }
 
   // A track with the spans that are in sight. Of those narrower than a pixel one is drawn for each pixel.
@@ -290,6 +291,12 @@ function showTip(tip, lines, event) {
   tip.hidden = !lines.length;
   if (tip.hidden) return;
   tip.replaceChildren(...lines.map((line, at) => element("div", { class: at ? "" : "path" }, line)));
+  placeTip(tip, event);
+}
+
+/** @param {HTMLElement} tip @param {MouseEvent} event */
+function placeTip(tip, event) {
+  if (tip.hidden) return;
   const { clientWidth, clientHeight } = document.documentElement;
   tip.style.left = `${Math.max(Math.min(event.clientX + 14, clientWidth - tip.offsetWidth - 8), 4)}px`;
   const below = event.clientY + 18;
