@@ -62,7 +62,7 @@ def test_a_class_is_the_sum_of_its_layers_and_what_is_nested_in_itself_counts_on
         "Linear": (106, 106, 4),
     }
     assert figures(groups, BACKWARD)["Linear"] == (7, 7, 4)
-    assert [len(one.members) for one in groups] == [1, 3, 3, 4]
+    assert [one.layers for one in groups] == [1, 3, 3, 4]
 
 
 def test_a_pattern_is_the_same_layer_of_every_block() -> None:
@@ -107,7 +107,7 @@ def test_the_calls_of_layers_inside_compiled_code_are_unknown_together_too() -> 
 
 def test_layers_of_a_trace_without_classes_are_one_group() -> None:
     run = run_of([row(1, cpu_ns=5)], layers=[Layer(("a",), ""), Layer(("a", "b"), "")])
-    assert [(one.name, len(one.members)) for one in by_class(run)] == [(UNKNOWN_CLASS, 2)]
+    assert [(one.name, one.layers) for one in by_class(run)] == [(UNKNOWN_CLASS, 2)]
 
 
 def test_classes_of_a_recorded_model_by_torchs_own_count() -> None:
@@ -117,4 +117,4 @@ def test_classes_of_a_recorded_model_by_torchs_own_count() -> None:
     groups = {one.name: one for one in by_class(prof.run)}
     for kind in ("Linear", "BatchNorm1d", "ReLU"):
         count = sum(type(module).__name__ == kind for module in model.modules())
-        assert (len(groups[kind].members), groups[kind].figures.calls) == (count, count)
+        assert (groups[kind].layers, groups[kind].figures.calls) == (count, count)

@@ -36,17 +36,15 @@ interface PageData {
   layers: { parent: PageData.Integers; name: string[] };
   takes: PageData.Take[];
   columns: PageData.Column[];
-  /** `values` by source and column. If sources are ranks, the last one is all ranks together. */
-  ranges: { parent: number[]; name: string[]; values: number[][][] };
-  /** `of`: the index of a vector, by source and column. */
-  bounds: { of: number[][]; vectors: [bound: number, nodes: number][][] };
+  ranges: { parent: number[]; name: string[] };
+  /** `values` and `bounds`: the index of a vector, by source and column. If sources are ranks, the last one is all ranks
+   * together. */
+  figures: { values: number[][]; vectors: PageData.Integers[]; bounds: number[][]; boundVectors: [bound: number, nodes: number][][] };
   measures: PageData.Measure[];
-  fields: string[];
-  frames: [kind: string, name: string][];
-  chains: number[][];
-  within: [node: number, phase: number, chain: number][][];
-  /** `node` has differences, each to the value before it. */
-  rows: { node: PageData.Integers; chain: PageData.Integers; [column: string]: PageData.Integers };
+  /** The classes that have a color of their own. */
+  classes: string[];
+  operators: PageData.Operators;
+  reports: PageData.Reports;
   samples: PageData.Samples;
   calls: [source: number, node: number, every: number, ns: number[]][];
   /** The largest peak of memory in a call. `node` has differences, `device` indices in `devices`. */
@@ -137,7 +135,7 @@ declare namespace PageData {
   interface AnyColumn {
     heading: string;
     key: string;
-    where: "tree" | "panel" | "line";
+    where: "tree" | "panel" | "chart";
   }
 
   interface CostColumn extends AnyColumn {
@@ -145,7 +143,8 @@ declare namespace PageData {
     phase: number;
     self: boolean;
     unit: Unit;
-    fields: [field: string, sign: number][];
+    /** The field of `Cost` of its measure; of memory, that of the allocated bytes. */
+    field: string;
   }
 
   interface RateColumn extends AnyColumn {
@@ -173,6 +172,31 @@ declare namespace PageData {
     unit: Unit;
     /** The field of `Cost` that counts what the measure lacks: where it is not 0, the measure is a lower bound. */
     lowerBoundIf: string | null;
+  }
+
+  /** What ran in each layer and all below it, by phase (-1: several), as columns; those of a layer are in a row.
+   * `node` has differences. */
+  interface Operators {
+    /** So many of the largest layers have them. */
+    layers: number;
+    names: [kind: string, name: string][];
+    source: Integers;
+    node: Integers;
+    phase: Integers;
+    name: Integers;
+    calls: Integers;
+    isPart: Integers;
+    /** Of all phases, whether of one phase or not. */
+    isAll: Integers;
+    self: Record<string, Integers>;
+    /** The total without the self. */
+    inside: Record<string, Integers>;
+  }
+
+  /** `of`: by source, the indices in `contents` for each phase and for all phases, or only one index. */
+  interface Reports {
+    tabs: { title: string; of: (number | null)[][] }[];
+    contents: ReportPart[][];
   }
 
   type SampleMeasure = "cpu_ns" | "step_cpu_ns" | "step_device_ns";

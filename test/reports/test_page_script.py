@@ -104,7 +104,8 @@ def test_the_data_of_the_page_has_the_types_of_page_data_d_ts(tmp_path: Path) ->
         "peaks.nbytes",
         "samples.points",
         "roofs",
-        "within",
+        "operators.inside.cpu_ns",
+        "reports.contents.rows",
         "devices.report.rows",
         "ranks.work",
         "ranks.report.rows",
@@ -115,7 +116,8 @@ def test_the_data_of_the_page_has_the_types_of_page_data_d_ts(tmp_path: Path) ->
         "comparison.layerChanges",
         "comparison.pairs.differs",
         "comparison.pairs.changes.cpu_total",
-        "ranges.values",
+        "figures.vectors",
+        "figures.boundVectors",
     ]
     assert {f".{name}" for name in whole} - reached == set()  # no type is right only because its list is empty
     # Checks the test: each missing name and each additional name is an error.

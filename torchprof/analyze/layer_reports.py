@@ -26,6 +26,7 @@ from torchprof.analyze.report import (
     Section,
     TableRow,
     branches,
+    kept_with_run,
     name_of_layer,
     report,
     spaced,
@@ -139,8 +140,8 @@ def types(run: Run, *, sort_by: str | None = None, top: int | None = None, phase
     phases = run.phases() if phase is None else [phase]
     columns = figure_columns(run)
     lines = [
-        line_of_figures({"Type": [printable(name)], "Layers": [format_number(len(members))]}, figures, phases)
-        for name, figures, members in by_class(run)
+        line_of_figures({"Type": [printable(name)], "Layers": [format_number(layers)]}, figures, phases)
+        for name, figures, layers in by_class(run)
     ]
     own = sum((line.cost(SUM_OF_PHASES, is_self=True) for line in lines), Cost())
     texts = ["Type", "Layers"] if lines else ["Type"]
@@ -153,14 +154,15 @@ UNKNOWN_CLASS = "(unknown)"
 
 
 class Group(NamedTuple):
-    """Layers of one class (``UNKNOWN_CLASS`` in a trace without a model), the sum of their figures, and the figures of
-    each by its path. Self costs add up; a total counts a layer only if no other of the group is above it."""
+    """Layers of one class (``UNKNOWN_CLASS`` in a trace without a model), the sum of their figures, and how many they
+    are. Self costs add up; a total counts a layer only if no other of the group is above it."""
 
     name: str
     figures: Figures
-    members: Mapping[tuple[str, ...], Figures]
+    layers: int
 
 
+@kept_with_run
 def by_class(run: Run) -> list[Group]:
     """A group for each class of layers, in the order of the model."""
     groups: dict[str, dict[tuple[str, ...], Figures]] = {}
@@ -168,7 +170,9 @@ def by_class(run: Run) -> list[Group]:
         if figures.total:  # blank for layers that were not selected
             kind = run.layers[run.layers.index_of[path]].kind or UNKNOWN_CLASS
             groups.setdefault(kind, {})[path] = figures
-    return [Group(kind, summed_figures([*members.values()], [*members]), members) for kind, members in groups.items()]
+    return [
+        Group(kind, summed_figures([*members.values()], [*members]), len(members)) for kind, members in groups.items()
+    ]
 
 
 # The summary

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Set
-from functools import cache
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from functools import cache, reduce
+from itertools import chain as chained
 from typing import Any, NamedTuple, TypeVar
 
-from torchprof.analyze.report import check_device
+from torchprof.analyze.report import check_device, kept_with_run
 from torchprof.errors import TorchprofError, suggest
 from torchprof.run.layers import find
 from torchprof.run.measures import Cost
-from torchprof.run.operators import RowKey, Sums, Way, is_kernel, sum_operators
+from torchprof.run.operators import RowKey, Sums, Way, added, is_kernel, sum_operators
 from torchprof.run.rows import Rows
 from torchprof.run.run import Run
 from torchprof.run.torch_names import NO_TENSORS
-from torchprof.run.words import BETWEEN_OPS, NOT_SELECTED_NAME, PHASES, Frame, FrameKind, Signature, phase_of
+from torchprof.run.words import BETWEEN_OPS, NO_LAYERS, NOT_SELECTED_NAME, PHASES, Frame, FrameKind, Signature, phase_of
 
 _OWN_TIME = (Frame(FrameKind.OP, BETWEEN_OPS),)
 
@@ -66,6 +68,8 @@ def operators(
 
     Raises TorchprofError for an unknown layer, and if shapes or source lines were not recorded.
     """
+    if layer is None and not group_by_input_shape and not group_by_stack_n:
+        return _of_whole_run(run).get(phase, {})
     layers = None if layer is None else _at_or_below(run, layer)
     flags = dict(run.meta.flags)
     for is_asked, flag, name in (
@@ -75,16 +79,97 @@ def operators(
         if is_asked and not flags.get(flag):
             raise TorchprofError(f"This run holds no {name}: record them with Profile(model, {flag}=True).")
 
-    def is_selected(of_layer: int, of_phase: str) -> bool | None:
-        return ((layers is None or of_layer in layers) and phase in (None, of_phase)) or None
+    def selected(of_layer: int, of_phase: str) -> tuple[()] | tuple[None]:
+        return (None,) if (layers is None or of_layer in layers) and phase in (None, of_phase) else ()
 
-    def operator(scope: bool, frame: Frame) -> Operator:
+    def operator(scope: None, frame: Frame) -> Operator:
         signature = frame.signature or Signature((), ())
         inputs = zip(signature.shapes, signature.dtypes) if group_by_input_shape else ()
         shapes = tuple(shape for shape, dtype in inputs if dtype not in NO_TENSORS or shape)
         return Operator(frame.name, frame.kind, shapes, signature.stack[:group_by_stack_n])
 
-    return _summed(run.rows, is_selected, operator)
+    return _summed(run.rows, selected, operator)
+
+
+@kept_with_run
+def _of_whole_run(run: Run) -> dict[str | None, dict[Operator, Sums]]:
+    """The sums of each operator by phase and in all phases: several reports ask for these."""
+    sums_of: dict[str | None, dict[Operator, Sums]] = {}
+    found = _summed(run.rows, lambda _, phase: [(0, phase), (0, None)], _operator_in)
+    for (_, phase, operator), sums in found.items():
+        sums_of.setdefault(phase, {})[operator] = sums
+    return sums_of
+
+
+_Place = tuple[int, str | None, Operator]
+"""A layer by its index (negative: no layer), a phase (None: all phases), and what ran there."""
+
+
+def operators_below(run: Run, layers: Set[int]) -> dict[_Place, Sums]:
+    """What ran in each of some layers (by index, negative: of no layer) and in all layers below it: operators, labels,
+    kernels, and the source lines that were sampled between operators, by phase and in all phases.
+
+    A kernel has its device time as its cost; its launch is a part of an operator. A source line has only calls: its
+    samples. Work that was launched before the recording is left out.
+    """
+    rows = run.rows.of_recording
+    lineages = {index: run.layers.lineage(index) for index in (*range(len(run.layers)), *NO_LAYERS)}
+    nearest = {  # the innermost of these layers that each layer is in
+        index: next((above for above in reversed(lineage) if above in layers), None)
+        for index, lineage in lineages.items()
+    }
+
+    def own_scope(layer: int, phase: str) -> list[tuple[int, str]]:
+        above = nearest[layer]
+        return [] if above is None else [(above, phase)]
+
+    def scopes_around(layer: int, phase: str) -> list[tuple[int, str | None]]:
+        return [(above, of_phase) for above in lineages[layer] if above in layers for of_phase in (phase, None)]
+
+    # Most rows are in no operator of another layer: they count for the layers above as they do for their own.
+    own = _summed(rows.only(within=lambda around: not around), own_scope, _operator_in)
+    for (layer, phase, operator), sums in _sums_of_inner(rows).items():
+        if (above := nearest[layer]) is not None:
+            place = above, phase, operator
+            own[place] = added(own[place], sums) if place in own else sums
+    found = {place: sums for place, sums in _rolled_up(run, own).items() if place[0] in layers}
+    of_phases: defaultdict[_Place, list[Sums]] = defaultdict(list)
+    for (layer, _, operator), sums in found.items():
+        of_phases[layer, None, operator].append(sums)
+    found |= {place: reduce(added, sums) for place, sums in of_phases.items()}
+    for place, sums in _summed(rows.only(within=bool), scopes_around, _operator_in).items():
+        found[place] = added(found[place], sums) if place in found else sums
+    return found
+
+
+def _sums_of_inner(rows: Rows) -> dict[_Place, Sums]:
+    """The sums of kernels and of sampled source lines in each layer and phase."""
+    sums_of: dict[_Place, Sums] = {}
+    inner = {FrameKind.KERNEL, FrameKind.PYTHON}
+    by = ("layer", "phase", "frames")
+    values = rows.summed(by, Rows.VALUES, frames=lambda frames: bool(frames) and frames[-1].kind in inner)
+    for (layer, phase, frames), (calls, *costs) in values.items():
+        frame, cost = rows.frames[frames][-1], Cost(*costs)
+        place, sums = (layer, PHASES[phase], Operator(frame.name, frame.kind)), Sums(calls, 0, cost, cost)
+        sums_of[place] = added(sums_of[place], sums) if place in sums_of else sums
+    return sums_of
+
+
+def _rolled_up(run: Run, own: Mapping[_Place, Sums]) -> dict[_Place, Sums]:
+    """The sums in each layer and all layers below it, from those in each layer alone."""
+    by_layer: defaultdict[int, dict[tuple[str | None, Operator], Sums]] = defaultdict(dict)
+    for (layer, phase, operator), sums in own.items():
+        by_layer[layer][phase, operator] = sums
+    for index in range(len(run.layers) - 1, -1, -1):  # children come after their parents
+        if (above := run.layers.parent[index]) >= 0:
+            of_above = by_layer[above]
+            for key, sums in by_layer[index].items():
+                of_above[key] = added(of_above[key], sums) if key in of_above else sums
+    return {(layer, *key): sums for layer, of_layer in by_layer.items() for key, sums in of_layer.items()}
+
+
+def _operator_in(scope: tuple[int, str | None], frame: Frame) -> _Place:
+    return (*scope, Operator(frame.name, frame.kind))
 
 
 def layers_of_operator(run: Run, op: str, *, phase: str | None = None) -> dict[str, Sums]:
@@ -94,8 +179,8 @@ def layers_of_operator(run: Run, op: str, *, phase: str | None = None) -> dict[s
     run.
     """
 
-    def layer(of_layer: int, of_phase: str) -> str | None:
-        return run.layers.name_of(of_layer) if phase in (None, of_phase) else None
+    def layer(of_layer: int, of_phase: str) -> list[str]:
+        return [run.layers.name_of(of_layer)] if phase in (None, of_phase) else []
 
     sums_of = _summed(run.rows, layer, lambda name, frame: name if frame.name == op else None)
     if not sums_of:
@@ -128,76 +213,69 @@ def kernels(run: Run, *, layer: Any = None, phase: str | None = None) -> dict[Ke
 
 
 def _summed(
-    rows: Rows, scope_of: Callable[[int, str], _Scope | None], key_of: Callable[[_Scope, Frame], _Key | None]
+    rows: Rows, scopes_of: Callable[[int, str], Sequence[_Scope]], key_of: Callable[[_Scope, Frame], _Key | None]
 ) -> dict[_Key, Sums]:
     """The sums of rows by a key of the ops and labels around them.
 
-    ``scope_of`` gives the scope of a layer (by index) and a phase, ``key_of`` the key of a frame in a scope. The self
-    of a row goes to its innermost key, its total once to each key around it: so the total of a key is that of its
-    outermost occurrences. Rows whose scope or key is None are left out.
+    ``scopes_of`` gives the scopes of a layer (by index) and a phase, ``key_of`` the key of a frame in a scope. In each
+    scope the self of a row goes to its innermost key, its total once to each key around it: so the total of a key is
+    that of its outermost occurrences. Rows without a scope, and keys that are None, are left out.
 
     Example: with names as keys, a row ``label > aten::linear > aten::addmm`` adds to the self of ``aten::addmm``, and
     to the totals of all three.
     """
     numbers: dict[_Key, int] = {}
-    ways: dict[tuple[_Scope | None, int], Way] = {}  # the cached ways of rows without surroundings: most rows
+    places: dict[tuple[tuple[_Scope, ...], int], tuple[int, int]] = {}
+    ways: dict[tuple[tuple[_Scope, ...], int], Way] = {}  # the cached ways of rows without surroundings: most rows
 
     @cache
-    def scope_at(layer: int, phase: int) -> _Scope | None:
-        return scope_of(layer, PHASES[phase])
+    def scopes_at(layer: int, phase: int) -> tuple[_Scope, ...]:
+        return tuple(scopes_of(layer, PHASES[phase]))
 
     @cache
-    def number_of(scope: _Scope | None, frame: Frame) -> int | None:
-        key = None if scope is None else key_of(scope, frame)
-        return None if key is None else numbers.setdefault(key, len(numbers))
+    def numbers_of(scopes: tuple[_Scope, ...], frame: Frame) -> tuple[int, ...]:
+        keys = (key_of(scope, frame) for scope in scopes)
+        return tuple(numbers.setdefault(key, len(numbers)) for key in keys if key is not None)
+
+    @cache
+    def place_of(layer: int, phase: int) -> tuple[int, int]:
+        return places.setdefault((scopes_at(layer, phase), phase), (layer, phase))
 
     def way_of(key: RowKey) -> Way:
-        scope = scope_at(key.layer, key.phase)
+        scopes = scopes_at(key.layer, key.phase)
         if rows.within[key.within]:
-            return way_from(scope, key)
-        if (scope, key.frames) not in ways:
-            ways[scope, key.frames] = way_from(scope, key)
-        return ways[scope, key.frames]
+            return way_from(scopes, key)
+        if (scopes, key.frames) not in ways:
+            ways[scopes, key.frames] = way_from(scopes, key)
+        return ways[scopes, key.frames]
 
-    def way_from(scope: _Scope | None, key: RowKey) -> Way:
+    def way_from(scopes: tuple[_Scope, ...], key: RowKey) -> Way:
         """The keys around a row. A label has no phase: one around a whole step holds forward and backward work."""
-        inward: list[int | None] = []
+        inward: list[tuple[int, ...]] = []
         for around in rows.within[key.within]:
             for frame in around.frames:
                 phase = key.phase if frame.kind == FrameKind.LABEL else PHASES.index(around.phase)
-                inward.append(number_of(scope_at(around.layer, phase), frame))
+                inward.append(numbers_of(scopes_at(around.layer, phase), frame))
         frames = rows.frames[key.frames]
-        inward += [number_of(scope, frame) for frame in (frames[:-1] if is_kernel(frames) else frames) or _OWN_TIME]
-        inner = inward[-1]
-        totals = tuple(dict.fromkeys(number for number in inward if number is not None))
-        return Way(totals, -1 if inner is None else inner)
+        inward += [numbers_of(scopes, frame) for frame in (frames[:-1] if is_kernel(frames) else frames) or _OWN_TIME]
+        return Way(tuple(dict.fromkeys(chained.from_iterable(inward))), inward[-1])
 
-    sums = sum_operators(rows, way_of, _is_part(rows))
+    sums = sum_operators(rows, way_of, _is_part(rows), place_of)
     return {key: sums[number] if number < len(sums) else Sums() for key, number in numbers.items()}
 
 
-def parts_of_operators(rows: Rows) -> list[int]:
-    """For each row, how many of its calls ran inside an op whose FLOPs are counted: those include the calls."""
-    if rows.nonzero.isdisjoint(("macs", "flops")):
-        return [0] * len(rows)
-    columns = rows.columns
-    is_part = _is_part(rows)
-    keys = zip(columns["layer"], columns["phase"], columns["within"], columns["frames"])
-    return [calls * (calls > 0 and is_part(place)) for calls, place in zip(columns["calls"], keys)]
-
-
-def _is_part(rows: Rows) -> Callable[[tuple[int, int, int, int]], bool]:
+def _is_part(rows: Rows) -> Callable[[int, int, int, int], bool]:
     """A predicate of rows, by (layer, phase, within, frames): whether it is inside an op whose FLOPs are counted."""
     index_of = {frames: chain for chain, frames in reversed([*enumerate(rows.frames)])}  # one may be listed twice
     outer_chains = [
         [index_of[frames[:depth]] for depth in range(1, len(frames)) if frames[:depth] in index_of]
         for frames in rows.frames
     ]
-    counts = rows.summed(("layer", "phase", "within", "frames"), ("macs", "flops"))
-    counted = {(*place, index_of[rows.frames[chain]]) for (*place, chain), count in counts.items() if any(count)}
+    same = [index_of[frames] for frames in rows.frames]
+    by = ("layer", "phase", "within", "frames")
+    counted = {(*place, same[chain]) for of in ("macs", "flops") for *place, chain in rows.summed(by, of)}
 
-    def is_part(place: tuple[int, int, int, int]) -> bool:
-        layer, phase, within, chain = place
+    def is_part(layer: int, phase: int, within: int, chain: int) -> bool:
         outers = outer_chains[chain]
         return bool(outers) and any((layer, phase, within, outer) in counted for outer in outers)
 

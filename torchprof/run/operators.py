@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import compress
+from itertools import compress, repeat
 from typing import NamedTuple
 
 from torchprof.run.measures import FIELDS, NO_COST, Cost
@@ -24,11 +24,12 @@ class RowKey(NamedTuple):
 
 class Way(NamedTuple):
     """The operators of a view that a row counts for, by number: for the total of each of ``totals``, and for the self
-    and the calls of ``inner`` (negative: of none). In a view by name with the numbers 0 for "aten::linear" and 1 for
-    "aten::addmm", rows with these two frames have ``Way((0, 1), 1)``."""
+    and the calls of each of ``inner``. In a view by name with the numbers 0 for "aten::linear" and 1 for
+    "aten::addmm", rows with these two frames have ``Way((0, 1), (1,))``. If layers are a part of the view, there is an
+    inner one for each layer around the row."""
 
     totals: tuple[int, ...]
-    inner: int
+    inner: tuple[int, ...]
 
 
 @dataclass
@@ -46,34 +47,51 @@ class Sums:
     total: Cost = field(default_factory=Cost)
 
 
+def added(one: Sums, other: Sums) -> Sums:
+    """The sums of two operators, or of one at two places, as a new value."""
+    self = one.self + other.self
+    is_alone = one.total is one.self and other.total is other.self
+    return Sums(one.calls + other.calls, one.parts + other.parts, self, self if is_alone else one.total + other.total)
+
+
 def sum_operators(
     rows: Rows,
     way_of: Callable[[RowKey], Way | None],
-    is_part: Callable[[tuple[int, int, int, int]], bool] | None = None,
+    is_part: Callable[[int, int, int, int], bool] | None = None,
+    place_of: Callable[[int, int], tuple[int, int]] | None = None,
 ) -> list[Sums]:
     """The sums of each numbered operator over all rows, without rows of Python source lines, which are not work.
     ``way_of`` is called once for each key of the rows; rows for which it returns None are left out. ``is_part``:
-    whether the calls of rows with a key were made inside an operator whose MACs and FLOPs include theirs."""
+    whether the calls of rows with a key were made inside an operator whose MACs and FLOPs include theirs.
+
+    ``place_of``: for a layer and a phase, those whose rows count for the same operators. It saves time."""
     measures = tuple(name for name in FIELDS if name in rows.nonzero)
-    of = ("calls", *measures)
-    lines = rows.summed(RowKey._fields, of, frames=lambda frames: not frames or frames[-1].kind != FrameKind.PYTHON)
-    ways = {key: way for key in map(RowKey._make, lines) if (way := way_of(key)) is not None}
-    size = 1 + max((number for way in ways.values() for number in (*way.totals, way.inner)), default=-1)
+    columns = [rows.columns[name] for name in RowKey._fields]
+    parts_of_rows = repeat(False) if is_part is None else map(is_part, *columns)
+    places = zip(*columns[:2]) if place_of is None else map(place_of, *columns[:2])
+    lines = rows.summed_by(
+        zip(places, *columns[2:], parts_of_rows),
+        ("calls", *measures),
+        frames=lambda frames: not frames or frames[-1].kind != FrameKind.PYTHON,
+    )
+    ways = [way_of(RowKey(place[0], place[1], within, frames)) for place, within, frames, _ in lines]
+    size = 1 + max((number for way in ways if way for number in (*way.totals, *way.inner)), default=-1)
     is_call = [bool(frames) and not is_kernel(frames) for frames in rows.frames]
     calls, parts = [0] * size, [0] * size
     selves, totals = [[0] * size for _ in measures], [[0] * size for _ in measures]
-    for key, way in ways.items():
-        called, *values = lines[key]
-        if way.inner >= 0 and is_call[key.frames]:
-            calls[way.inner] += called
-            if is_part is not None and is_part(key):
-                parts[way.inner] += called
+    for ((_, _, frames, is_in_part), (called, *values)), way in zip(lines.items(), ways):
+        if way is None:
+            continue
+        if called and is_call[frames]:
+            for number in way.inner:
+                calls[number] += called
+                parts[number] += called if is_in_part else 0
         for total, own, value in zip(totals, selves, values):
             if value:
                 for number in way.totals:
                     total[number] += value
-                if way.inner >= 0:
-                    own[way.inner] += value
+                for number in way.inner:
+                    own[number] += value
     return [*map(Sums, calls, parts, _costs(measures, selves, size), _costs(measures, totals, size))]
 
 
@@ -145,7 +163,7 @@ def operators_of_layers(rows: Rows, phase: str | None) -> dict[int, list[Op]]:
             return None
         outer = [*ops_around(is_wanted, within)]
         inner = ops.on_path(key.layer, names[key.frames]) if is_wanted else []
-        return Way(tuple(dict.fromkeys(outer + inner)), inner[-1] if inner else -1)
+        return Way(tuple(dict.fromkeys(outer + inner)), tuple(inner[-1:]))
 
     for op, sums in zip(ops.all, sum_operators(rows, way_of)):
         op.calls, op.self, op.total = sums.calls, sums.self, sums.total

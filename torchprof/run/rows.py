@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import compress, count, groupby, product
@@ -235,17 +235,22 @@ class Rows(Sequence[Row]):
         ``frames=is_left_over``. A predicate is called once for each value, not for each row. Work of no layer has the
         phase "forward" here, unless it is backward.
         """
+        if isinstance(of, str) and of not in self.nonzero:
+            return {}
+        keys = self.columns[by] if isinstance(by, str) else zip(*(self.columns[name] for name in by))
+        return self.summed_by(keys, of, **where)
+
+    def summed_by(self, keys: Iterable[Hashable], of: str | tuple[str, ...], **where: Any) -> dict[Any, Any]:
+        """``summed`` by any keys, of which there is one for each row."""
         chosen = self._chosen(where)
         if isinstance(of, str):
-            if of not in self.nonzero:
-                return {}
             values = self.columns[of]
             chosen = [*values] if chosen is None else [value and is_chosen for value, is_chosen in zip(values, chosen)]
 
         def column(name: str) -> Iterable[int]:
             return self.columns[name] if chosen is None else compress(self.columns[name], chosen)
 
-        keys: list[Any] = list(column(by) if isinstance(by, str) else zip(*map(column, by)))
+        keys = [*(keys if chosen is None else compress(keys, chosen))]
         numbers = dict(zip(dict.fromkeys(keys), count()))
         groups = [*map(numbers.__getitem__, keys)]
         sums = []

@@ -1,13 +1,12 @@
 """The data of the HTML page as JSON: one or several runs over one tree of layers.
 
-The page sums the rows itself, by layer, phase, operator and rank, as all reports do, so its sums are the same.
+The page's script sums nothing: every figure comes from the rows of the terminal's tables.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from math import inf
 from typing import Any, NamedTuple
@@ -15,30 +14,30 @@ from typing import Any, NamedTuple
 from torchprof.analyze.columns import MEASURE_OF, Column, columns_of
 from torchprof.analyze.device import about_device
 from torchprof.analyze.lines import largest_lines
-from torchprof.analyze.operators import parts_of_operators
+from torchprof.analyze.ops import SUM_OF_PHASES
 from torchprof.analyze.ratios import unusual_ratios
 from torchprof.analyze.report import spaced, stacked
 from torchprof.analyze.sentences import about_flops, about_times, other_warnings_of
 from torchprof.analyze.top import largest_parts
+from torchprof.first_screen.headline import main_field
 from torchprof.ranks.sentences import MOST_WHOLE_RANKS
-from torchprof.reports.page.layers import LEFT_OVER, Take, Tree, cells, layer_data
+from torchprof.reports.page.layers import ALL_PHASES, FiguresOfPage, Take, Tree, differences, layer_data
 from torchprof.reports.page.tables import (
     calls_over_time,
     common,
     compared_ranks,
-    differences,
     memory_of,
     pipelines_of_page,
     report_data,
     sum_of_ranks,
+    tabs_of_page,
     timeline_of,
 )
-from torchprof.run.formats import Unit
-from torchprof.run.measures import FIELDS, SampleKey, Spread
+from torchprof.run.measures import Measure, SampleKey, Spread
 from torchprof.run.meta import Meta, Peak
 from torchprof.run.run import Run
 from torchprof.run.timeline import KINDS, DeviceTime
-from torchprof.run.words import LAUNCHED_BEFORE, NOT_SELECTED_NAME, OUTSIDE_NAME, PHASES, Frame, is_left_over
+from torchprof.run.words import LAUNCHED_BEFORE, NOT_SELECTED_NAME, OUTSIDE_NAME, PHASES
 
 _POINTS = 24  # values that show the distribution of a layer's calls
 _PLACES = 5  # as many as the report "overview" shows
@@ -71,8 +70,6 @@ def page_data(takes: Sequence[Take], compared: Run | None = None) -> dict[str, A
         takes = [take._replace(run=sum_of_ranks(take.run)) for take in takes]
     tree = Tree.of(takes)
     sources = _Sources(takes)
-    rows, names = rows_of(takes, tree, sources.numbers)
-    columns = columns_shown(takes)
     first = spaced([*largest_lines(shown_first), *largest_parts(shown_first, _PLACES)])
     shown = []  # each rank if ranks are sources, then all ranks together
     for take, nodes in zip(takes, tree.nodes):
@@ -80,8 +77,11 @@ def page_data(takes: Sequence[Take], compared: Run | None = None) -> dict[str, A
         ranks = take.run.of_ranks([meta.rank for meta in metas]) if sources.are_ranks and len(metas) > 1 else ()
         nodes_of = {path: nodes[index] for path, index in take.run.layers.index_of.items()}
         shown += [(run, nodes_of) for run in (*ranks, take.run)]
+    figures = FiguresOfPage(shown, tree, are_ranks=sources.are_ranks)
+    measures = measures_shown(takes)
+    columns = columns_shown(takes, measures, figures.phases)
     return {
-        "phases": [phase for phase in PHASES if any(phase in take.run.phases() for take in takes)],
+        "phases": figures.phases,
         "allPhases": PHASES,
         "names": [OUTSIDE_NAME, NOT_SELECTED_NAME, LAUNCHED_BEFORE],
         "kinds": KINDS,
@@ -98,11 +98,12 @@ def page_data(takes: Sequence[Take], compared: Run | None = None) -> dict[str, A
         "layers": {"parent": array("q", tree.parents), "name": tree.names},
         "takes": [layer_data(take.run, tree, number) for number, take in enumerate(takes)],
         "columns": [column_data(column, where) for column, where in columns],
-        **cells(shown, len(tree.layers), [column for column, _ in columns], are_ranks=sources.are_ranks),
-        "measures": measures_shown(takes),
-        "fields": [name for name in FIELDS if name in rows],
-        **names,
-        "rows": rows,
+        "ranges": figures.range_data(),
+        "figures": figures.of_columns([column for column, _ in columns]),
+        "measures": [measure_data(measure) for measure in measures],
+        "reports": tabs_of_page(shown, figures.phases),
+        "classes": figures.classes(main_field(shown_first)),
+        "operators": figures.operators(main_field(shown_first), [*map(field_of, measures), "uncounted"]),
         **_per_call(takes, tree, sources),
         **_of_devices(takes, tree, sources),
         "timeline": _timeline(takes, tree, sources),
@@ -266,82 +267,53 @@ def _last(peaks: Iterable[Peak]) -> list[Peak]:
     return list({(peak.device, peak.dtype): peak for peak in drawn}.values())
 
 
-def columns_shown(takes: Sequence[Take]) -> list[tuple[Column, str]]:
-    """Every column of the page with its place. "tree": the tree table; "panel": only the panel of a layer; "line": only
-    the line below the icicle, which also has the self of counts."""
+def columns_shown(
+    takes: Sequence[Take], measures: Sequence[Measure], phases: Sequence[str]
+) -> list[tuple[Column, str]]:
+    """Every column of the page with its place. "tree": the tree table; "panel": only the panel of a layer; "chart": the
+    measures of the page by phase and in all phases, total and self: the widths of blocks, and the line below them."""
     shown: dict[str, tuple[Column, str]] = {}
     for take in takes:
         in_tree = {column.heading for column in columns_of(take.run)}
         for column in columns_of(take.run, show_events=True):
             shown.setdefault(column.heading, (column, "tree" if column.heading in in_tree else "panel"))
-    for column, _ in list(shown.values()):
-        if column.what == "cost" and column.unit is Unit.COUNT:
-            of_self = replace(column, heading=f"{column.heading} (self)", is_self=True)
-            shown.setdefault(of_self.heading, (of_self, "line"))
-    return list(shown.values())
+    return [*shown.values()] + [
+        (Column(measure.heading, "cost", phase, measure, is_self=is_self), "chart")
+        for measure in measures
+        for phase in (*phases, SUM_OF_PHASES)
+        for is_self in (False, True)
+    ]
 
 
 def column_data(column: Column, where: str) -> dict[str, Any]:
-    """A column for the page's script. ``kind`` says how its figures are computed from rows."""
+    """A column for the page's script."""
     unit = "calls" if column.what == "calls" else column.unit.value
-    data = {"heading": column.heading, "key": column.key, "where": where, "kind": column.what}
-    phase = PHASES.index(column.phase)
+    data = {"heading": column.heading, "key": column.key, "where": where, "kind": column.what, "unit": unit}
+    phase = ALL_PHASES if column.phase == SUM_OF_PHASES else PHASES.index(column.phase)
     if column.measure is not None:
-        return {**data, "phase": phase, "self": column.is_self, "unit": unit, "fields": column.measure.fields}
-    if column.what == "rate":
-        return {**data, "phase": phase, "onDevice": column.on_device, "unit": unit}
-    return {**data, "unit": unit}
+        return {**data, "phase": phase, "self": column.is_self, "field": field_of(column.measure)}
+    return {**data, "phase": phase, "onDevice": column.on_device} if column.what == "rate" else data
 
 
-def measures_shown(takes: Sequence[Take]) -> list[dict[str, Any]]:
-    """The measures for widths: the field of ``Cost`` that each sums, and its heading. For memory these are the
-    allocated bytes, because a width cannot be negative."""
+def measures_shown(takes: Sequence[Take]) -> list[Measure]:
+    """The measures for widths. For memory these are the allocated bytes, because a width cannot be negative."""
     measured = {name for take in takes for meta in take.run.metas for name in meta.measured}
     device = next((meta.device for take in takes for meta in take.run.metas if meta.device), None) or "device"
     measures = []
     for field, measure in MEASURE_OF.items():
         heading = {"cpu_ns": "CPU time", "device_ns": "{device} time"}.get(field, measure.heading)
         heading = heading.replace(" Mem", " memory allocated").format(device=device.upper())
-        about = {"heading": heading, "field": field, "unit": measure.unit.value, "lowerBoundIf": measure.lower_bound_if}
-        measures += [about] if field in measured else []
+        of_field = Measure(heading, measure.unit, ((field, 1),), measure.lower_bound_if)
+        measures += [of_field] if field in measured else []
     return measures
 
 
-def rows_of(
-    takes: Sequence[Take], tree: Tree, source_of: Mapping[tuple[int, int | None], int]
-) -> tuple[dict[str, array[int]], dict[str, Any]]:
-    """The rows of all takes as columns, without columns of zeros, in which ``node`` has differences; and the tables
-    that they index, of frames, chains of frames without signatures, and surroundings, each once."""
-    names: dict[tuple[str, str], int] = {}
-    numbers: dict[tuple[int, ...], int] = {}
-    surroundings: dict[tuple[Any, ...], int] = {(): 0}
+def measure_data(measure: Measure) -> dict[str, Any]:
+    """A measure for the page's script."""
+    about = {"heading": measure.heading, "field": field_of(measure), "unit": measure.unit.value}
+    return {**about, "lowerBoundIf": measure.lower_bound_if}
 
-    def chain_of(frames: Sequence[Frame]) -> int:
-        key = tuple(names.setdefault((kind, name), len(names)) for kind, name, _ in frames)
-        return numbers.setdefault(key, len(numbers))
 
-    joined: dict[str, array[int]] = {
-        name: array("q") for name in ("node", "phase", "source", "chain", "within", "calls", "parts", *FIELDS)
-    }
-    for number, take in enumerate(takes):
-        rows, nodes = take.run.rows, tree.nodes[number]
-        chains = [*map(chain_of, rows.frames)]
-        within = []
-        for step in rows.within:
-            key = tuple((nodes[around.layer], PHASES.index(around.phase), chain_of(around.frames)) for around in step)
-            within.append(surroundings.setdefault(key, len(surroundings)))
-        columns = rows.columns
-        left_over = [*map(is_left_over, rows.frames)]
-        joined["node"].extend(
-            nodes[LEFT_OVER if left_over[chain] else layer] for layer, chain in zip(columns["layer"], columns["frames"])
-        )
-        sources = {rank: source_of.get((number, rank), number) for rank in dict.fromkeys(columns["rank"])}
-        joined["source"].extend(map(sources.__getitem__, columns["rank"]))
-        joined["chain"].extend(map(chains.__getitem__, columns["frames"]))
-        joined["within"].extend(map(within.__getitem__, columns["within"]))
-        joined["parts"].extend(parts_of_operators(rows))
-        for name in ("phase", "calls", *FIELDS):
-            joined[name].extend(columns[name])
-    joined["node"] = differences(joined["node"])
-    used = {name: column for name, column in joined.items() if name in ("node", "chain") or any(column)}
-    return used, {"frames": [*names], "chains": [*numbers], "within": [*surroundings]}
+def field_of(measure: Measure) -> str:
+    """The field of ``Cost`` by which the page's script knows a measure."""
+    return measure.fields[0][0]

@@ -15,8 +15,8 @@ const LETTER = 6.6; // pixels, on average
  * @typedef {object} IcicleDrawing
  * @property {number} root
  * @property {number} selected
- * @property {Float64Array} widths A figure of each node.
- * @property {Float64Array} own The same, self only: for the colors.
+ * @property {PageData.Integers} widths A figure of each node.
+ * @property {PageData.Integers} own The same, self only: for the colors.
  * @property {boolean} showOwn
  * @property {boolean} byOwnTime Colors are those of the self of a layer, else of its class.
  * @property {((node: number) => boolean) | null} isMatch
@@ -44,8 +44,9 @@ const LETTER = 6.6; // pixels, on average
 /** @param {Run} run @param {number} node @param {number} source */
 function colorOf(run, node, source) {
   if (!run.isLayer(node)) return "no-class";
-  const at = run.classes.indexOf(run.kind(node, source));
-  return `class-${at < 0 ? run.classes.length : at}`;
+  const { classes } = run.data;
+  const at = classes.indexOf(run.kind(node, source));
+  return `class-${at < 0 ? classes.length : at}`;
 }
 
 // The largest of some numbers.
@@ -116,7 +117,7 @@ class Icicle {
 
   // The children of a layer, or of equal ones at once. Neighbors that are equal, and whose figures differ by less than
   // `ALIKE`, are one group: so a layer that takes longer than its equals, and one that did not run, is on its own.
-  /** @param {number[][]} children @param {Float64Array} widths @param {boolean} isOne Each is a group of its own. @returns {Group[]} */
+  /** @param {number[][]} children @param {PageData.Integers} widths @param {boolean} isOne Each is a group of its own. @returns {Group[]} */
   #groups(children, widths, isOne) {
     const { run } = this;
     const shapes = run.shapes(this.page.source);
@@ -153,7 +154,7 @@ class Icicle {
     let hottest = 0;
     const [low, high] = root === run.all ? [0, run.count + 2] : [root, run.end[root]];
     for (let node = low; node < high; node++) hottest = Math.max(hottest, own[node]);
-    /** @param {number[]} nodes @param {Float64Array} figures */
+    /** @param {number[]} nodes @param {PageData.Integers} figures */
     const sum = (nodes, figures) => nodes.reduce((all, node) => all + Math.max(figures[node], 0), 0);
     /** @type {Block[]} */
     const waiting = whole > 0 ? [{ nodes: [root], left: 0, part: 1, row: 0, hidden: 0 }] : [];

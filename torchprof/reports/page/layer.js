@@ -3,7 +3,7 @@
 /**
  * @typedef {object} PanelDrawing
  * @property {number} node
- * @property {number[]} phases
+ * @property {number} phase
  * @property {number} source
  * @property {PageData.Measure | null} measure
  */
@@ -17,7 +17,7 @@ class LayerPanel {
   }
 
   /** @param {PanelDrawing} drawing */
-  draw({ node, phases, source, measure }) {
+  draw({ node, phase, source, measure }) {
     const { run } = this;
     const { comparison } = run.data;
     this.box.replaceChildren(
@@ -25,10 +25,9 @@ class LayerPanel {
       ...(run.isLayer(node) ? this.#facts(node, source) : []),
       ...this.#findings(node),
       ...(comparison ? this.#changes(node, comparison.quantities) : this.#figures(node, source)),
-      ...this.#operators(node, phases, source, measure),
-      ...this.#launched(node, phases, source),
+      ...this.#operators(node, run.operators(node, phase, source), measure, source),
       ...this.#calls(node, source),
-      ...this.#sources(node, phases, measure));
+      ...this.#sources(node, phase, measure));
     if (node !== this.node) this.box.scrollTop = 0;
     this.node = node;
   }
@@ -68,7 +67,7 @@ class LayerPanel {
     /** @type {Map<string, Map<string, FigureColumn>>} */
     const lines = new Map();
     for (const column of run.figures) {
-      if (column.where === "line" || column.kind === "params" || run.text(column, node, source) === "") continue;
+      if (column.where === "chart" || column.kind === "params" || run.text(column, node, source) === "") continue;
       const phase = "phase" in column ? column.phase : 0;
       const lead = phase > 0 ? `${capitalized(allPhases[phase])} ` : "";
       const title = column.heading.slice(lead.length).replace(/^Self /, "").replace(/ total$/, " time");
@@ -138,26 +137,27 @@ class LayerPanel {
     return [...parts, element("div", { class: "scrolling" }, table)];
   }
 
-  /** @param {number} node @param {number[]} phases @param {number} source @param {PageData.Measure | null} measure */
-  #operators(node, phases, source, measure) {
-    const { run } = this;
-    const rows = run.operators(node, phases, source);
-    if (!rows.length) return [];
-    return [element("h4", {}, "Operators"), operatorSheet(run, rows, measure ? [measure] : [], measure, source, 10)];
-  }
-
-  // The kernels, and the source lines between operators.
-  /** @param {number} node @param {number[]} phases @param {number} source */
-  #launched(node, phases, source) {
-    const [kernels, lines] = [this.run.launched("kernel", node, phases, source), this.run.launched("python", node, phases, source)];
-    const whole = kernels.reduce((sum, row) => sum + row.ns, 0);
-    /** @param {string} heading @returns {SheetColumn<Launched>} */
+  // The operators, the kernels, and the source lines between operators.
+  /** @param {number} node @param {Operator[]} rows @param {PageData.Measure | null} measure @param {number} source */
+  #operators(node, rows, measure, source) {
+    const { layers } = this.run.data.operators;
+    if (!rows.length && this.run.isLayer(node) && this.run.count > layers) {
+      const how = `run.report("ops", layer=${JSON.stringify(this.run.path(node))})`;
+      return [element("p", { class: "hint" }, `This page has the operators of the ${layers} largest layers. Those of this layer: `, element("code", {}, how))];
+    }
+    /** @param {string} kind */
+    const of = (kind) => rows.filter((row) => row.kind === kind);
+    const [kernels, lines] = [of("kernel"), of("python")];
+    const operators = rows.filter((row) => !["kernel", "python"].includes(row.kind));
+    const whole = kernels.reduce((sum, { own }) => sum + own.device_ns, 0);
+    /** @param {string} heading @returns {SheetColumn<Operator>} */
     const name = (heading) => ({ heading, isText: true, value: (row) => row.name, text: (row) => row.name });
-    /** @param {string} heading @returns {SheetColumn<Launched>} */
+    /** @param {string} heading @returns {SheetColumn<Operator>} */
     const calls = (heading) => ({ heading, value: (row) => row.calls, text: (row) => String(row.calls) });
-    /** @type {SheetColumn<Launched>} */
-    const time = { heading: "Time", value: (row) => row.ns, text: (row) => formatTime(row.ns), share: (row) => row.ns / whole };
+    /** @type {SheetColumn<Operator>} */
+    const time = { heading: "Time", value: (row) => row.own.device_ns, text: (row) => formatTime(row.own.device_ns), share: (row) => row.own.device_ns / whole };
     const parts = [];
+    if (operators.length) parts.push(element("h4", {}, "Operators"), operatorSheet(this.run, operators, measure, source));
     if (kernels.length) parts.push(element("h4", {}, "Kernels"), sheet([name("Kernel"), time, calls("Calls")], kernels, { sortedBy: 1, shown: 8 }));
     if (lines.length) parts.push(element("h4", {}, "Source lines between operators"), sheet([name("Source line"), calls("Samples")], lines, { sortedBy: 1, shown: 5 }));
     return parts;
@@ -194,13 +194,13 @@ class LayerPanel {
   }
 
   // The chosen measure on every rank, or in every run of the page.
-  /** @param {number} node @param {number[]} phases @param {PageData.Measure | null} measure */
-  #sources(node, phases, measure) {
+  /** @param {number} node @param {number} phase @param {PageData.Measure | null} measure */
+  #sources(node, phase, measure) {
     const { run } = this;
     const { sources } = run.data;
     if (sources.length < 2 || !measure) return [];
     const rows = sources.map(({ name }, source) => {
-      const found = run.sum(measure.field, phases, source, node);
+      const found = run.figure(measure.field, phase, source, node);
       return { name, figure: found, value: found.bound < BOUND.UNKNOWN ? found.value : null };
     });
     const known = rows.map((row) => row.value).filter((value) => value !== null).sort((one, other) => one - other);
@@ -241,36 +241,28 @@ function rangeInWords({ kind, name }) {
   return ["region", "kernels", "gc", "wait"].includes(kind) ? `(${name})` : name;
 }
 
-// A table of operators with columns for some measures, sorted by one of them.
-/**
- * @param {Run} run
- * @param {Operator[]} rows
- * @param {PageData.Measure[]} measures
- * @param {PageData.Measure | null} measure
- * @param {number} source
- * @param {number} shown
- */
-function operatorSheet(run, rows, measures, measure, source, shown) {
+// The operators with the chosen measure.
+/** @param {Run} run @param {Operator[]} rows @param {PageData.Measure | null} measure @param {number} source */
+function operatorSheet(run, rows, measure, source) {
   /** @type {SheetColumn<Operator>[]} */
   const columns = [
     { heading: "Operator", isText: true, value: (row) => row.name, text: (row) => rangeInWords(row) },
     { heading: "Calls", value: (row) => row.calls, text: (row) => (row.calls ? String(row.calls) : "") },
   ];
-  let sortedBy = 0;
-  for (const { heading, field, unit, lowerBoundIf } of measures) {
-    const whole = rows.reduce((sum, row) => sum + Math.max(row.own[field] || 0, 0), 0);
+  if (measure) {
+    const { heading, field, unit, lowerBoundIf } = measure;
+    const whole = rows.reduce((sum, row) => sum + Math.max(row.own[field], 0), 0);
     const isKnown = run.isMeasured([field], source);
     /** @param {Operator} row @param {Record<string, number>} sums */
     const text = (row, sums) => {
-      const value = sums[field] || 0;
+      const value = sums[field];
       if (unit === "count" && row.isPart && !value) return ""; // the figure of the operator around it includes this
       return formatFigure({ value, bound: isKnown ? boundOfSum(value, lowerBoundIf === null || !sums[lowerBoundIf]) : BOUND.UNKNOWN }, unit);
     };
-    if (measure && field === measure.field) sortedBy = columns.length;
-    columns.push({ heading: `Self ${heading}`, value: (row) => row.own[field] || 0, text: (row) => text(row, row.own), share: (row) => (row.own[field] || 0) / whole });
-    if (unit === "ns") columns.push({ heading, value: (row) => row.total[field] || 0, text: (row) => text(row, row.total) });
+    columns.push({ heading: `Self ${heading}`, value: (row) => row.own[field], text: (row) => text(row, row.own), share: (row) => row.own[field] / whole });
+    if (unit === "ns") columns.push({ heading, value: (row) => row.total[field], text: (row) => text(row, row.total) });
   }
-  return sheet(columns, rows, { sortedBy, shown });
+  return sheet(columns, rows, { sortedBy: measure ? 2 : 0, shown: 10 });
 }
 
 // A line chart of values in ascending order, from left to right.

@@ -3,7 +3,7 @@
 /** @type {PageData} */
 let data;
 
-const STEPS = ["measure", "phase", "source", "zoom", "select", "time"];
+const STEPS = ["measure", "phase", "source", "zoom", "select", "time", "table"];
 
 // The name of a measure in the address: "cpu", "device", "flops".
 /** @param {PageData.Measure} measure */
@@ -21,7 +21,6 @@ function nameOfSource(source) {
 class Page {
   crumbs = element("nav", { class: "crumbs", "aria-label": "Parent layers" });
   status = element("p", { class: "status" });
-  operatorBox = element("div");
   rooflineBox = element("section", { id: "roofline" });
   why = element("section", { id: "why" }, element("h2", {}, data.questions.why), ...this.#findings(), this.rooflineBox);
   ranksBox = element("div");
@@ -52,6 +51,7 @@ class Page {
     const tableBox = element("div");
     this.icicle = new Icicle(element("div", { class: "icicle", tabindex: "0", role: "group", "aria-label": "Icicle chart of the layers: the width is the share of the total" }), run, this);
     this.table = new TreeTable(tableBox, run, this);
+    this.reports = new ReportTabs(this, data.reports);
     this.timeline = data.timeline ? new TimelineView(run, data.timeline, this) : null;
     this.panel = new LayerPanel(element("aside", { class: "panel", "aria-label": "The selected layer" }), run);
     this.#build(tableBox);
@@ -73,6 +73,7 @@ class Page {
       select: run.path(this.selected),
       sort: table.order,
       time: this.timeline?.range ?? "",
+      table: this.reports.chosen,
       show: flags.filter((flag) => flag).join("."),
       search: this.search,
     };
@@ -82,7 +83,7 @@ class Page {
   /** @param {Choices} choices */
   #choose(choices) {
     const { run } = this;
-    const { measure, phase, source, zoom, select, sort, time, show, search } = { ...this.atFirst, ...choices };
+    const { measure, phase, source, zoom, select, sort, time, table, show, search } = { ...this.atFirst, ...choices };
     this.measure = data.measures.find((one) => nameOfMeasure(one) === measure) ?? this.measure;
     this.phase = phase === "all" || data.phases.includes(phase) ? phase : "all";
     const number = data.sources.findIndex((_, at) => nameOfSource(at) === source);
@@ -96,6 +97,7 @@ class Page {
     this.table.isFlat = flags.includes("flat");
     this.table.order = sort;
     if (this.timeline) this.timeline.range = time;
+    this.reports.choose(table);
     this.search = this.searchBox.value = search;
     this.table.reveal(this.selected);
     this.quietly(() => this.draw());
@@ -131,6 +133,11 @@ class Page {
     return (this.phase === "all" ? data.phases : [this.phase]).map((name) => data.allPhases.indexOf(name));
   }
 
+  // The number of the chosen phase, or ALL_PHASES.
+  get phaseNumber() {
+    return this.phase === "all" ? ALL_PHASES : data.allPhases.indexOf(this.phase);
+  }
+
   /** @param {HTMLElement} tableBox */
   #build(tableBox) {
     document.body.append(
@@ -145,7 +152,7 @@ class Page {
           element("section", { id: "layers" }, element("h3", {}, "Layers"), this.#tableTools(), tableBox, signs(data.legend))),
         ...this.#times(),
         ...this.#largest(),
-        element("section", { id: "operators" }, element("h3", {}, "Operators"), this.operatorBox),
+        this.reports.box,
         ...this.#devices(),
         this.why,
         ...this.#memory(),
@@ -246,7 +253,7 @@ class Page {
   // What the colors mean.
   #drawLegend() {
     const changes = [["less", "less than before"], ["same", "the same, or within noise"], ["more", "more than before"], ["unknown", "unknown"]];
-    const { classes } = this.run;
+    const { classes } = data;
     if (!data.comparison && this.byOwnTime) {
       this.legend.replaceChildren("The darker, the larger the self of the layer.");
       return;
@@ -359,7 +366,7 @@ class Page {
     }
     let count = 0;
     let sum = 0;
-    const totals = measure ? run.total(measure.field, this.phases, this.source) : null;
+    const totals = measure ? run.widths(measure.field, this.phaseNumber, this.source) : null;
     let until = -1;
     for (let node = 0; node < run.count; node++) {
       if (!isMatch(node)) continue;
@@ -374,19 +381,19 @@ class Page {
   }
 
   draw() {
-    const { run, phases, source, measure, isMatch } = this;
+    const { run, phaseNumber: phase, source, measure, isMatch } = this;
     this.#drawControls();
     this.#drawFound(isMatch);
-    const own = measure ? run.own(measure.field, phases, source) : new Float64Array(run.count + 4);
-    const widths = measure ? run.total(measure.field, phases, source) : own;
+    const field = measure ? measure.field : "";
+    const [own, widths] = [true, false].map((isSelf) => run.widths(field, phase, source, isSelf));
     this.icicle.draw({ root: this.root, selected: this.selected, widths, own, showOwn: this.showOwn, byOwnTime: this.byOwnTime, isMatch, change: this.change });
     this.#drawCaption(widths);
     this.#drawLegend();
     this.flatBox.checked = this.table.isFlat;
     this.table.draw({ columns: this.columns, source, selected: this.selected, isMatch });
     this.timeline?.draw(this.selected, isMatch);
-    this.panel.draw({ node: this.selected, phases, source, measure });
-    this.#drawOperators();
+    this.panel.draw({ node: this.selected, phase, source, measure });
+    this.reports.draw(source, data.phases.indexOf(this.phase));
     this.#drawRoofline();
     this.#drawRanks();
     this.#drawCrumbs();
@@ -396,11 +403,11 @@ class Page {
   }
 
   // What the widths in the icicle are.
-  /** @param {Float64Array} widths */
+  /** @param {PageData.Integers} widths */
   #drawCaption(widths) {
     const { run, measure, phases } = this;
     const names = phases.map((phase) => data.allPhases[phase]);
-    const whole = measure && widths[this.root] > 0 ? `; the whole is ${formatFigure(run.sum(measure.field, phases, this.source, this.root), measure.unit)}` : "";
+    const whole = measure && widths[this.root] > 0 ? `; the whole is ${formatFigure(run.figure(measure.field, this.phaseNumber, this.source, this.root), measure.unit)}` : "";
     const where = data.sources.length > 1 && this.source >= 0 ? ` on ${data.sources[this.source].name}` : "";
     this.caption.textContent = measure ? `Width: ${measure.heading}${names.length ? `, ${names.join(" and ")}` : ""}${where}${whole}.` : "";
   }
@@ -413,7 +420,7 @@ class Page {
     if (!data.comparison) {
       const all = this.run.figures.filter((column) => column.where === "tree");
       /** @param {FigureColumn} column */
-      const isChosen = (column) => column.kind === "cost" && measure !== null && phases.includes(column.phase) && column.fields.some(([field]) => field === measure.field);
+      const isChosen = (column) => column.kind === "cost" && measure !== null && phases.includes(column.phase) && column.field === measure.field;
       return [...all.filter(isChosen), ...all.filter((column) => !isChosen(column))];
     }
     return this.#quantities(data.comparison).flatMap((quantity) => CHANGES.map((part) => changeColumn(quantity, part)));
@@ -456,12 +463,6 @@ class Page {
     this.drawnFor.set(box, choices);
   }
 
-  // The operators of the whole run. They do not depend on the selected layer: the table keeps the order that the user chose.
-  #drawOperators() {
-    const { run, phases, source, measure } = this;
-    this.#fill(this.operatorBox, `${phases} ${source} ${measure && measure.field}`, () =>
-      [operatorSheet(run, run.operators(run.all, phases, source), data.measures, measure, source, 15)]);
-  }
 
   #drawRoofline() {
     const made = rooflineSection(this.run, this.source, (node) => this.show(node));
@@ -497,16 +498,16 @@ class Page {
   // The chosen figure of a layer, or its sum over several: those that were not selected, or are not there, add nothing.
   /** @param {number[]} nodes @returns {Figure} */
   #figureOf(nodes, isSelf = false) {
-    const { run, measure, phases, source } = this;
+    const { run, measure, phaseNumber, source } = this;
     if (!measure) return { value: 0, bound: BOUND.BLANK };
-    return sumOf(nodes.map((node) => run.sum(measure.field, phases, source, node, isSelf)));
+    return sumOf(nodes.map((node) => run.figure(measure.field, phaseNumber, source, node, isSelf)));
   }
 
   /** @param {Figure} figure */
   #withShare(figure) {
-    const { run, measure, phases, source } = this;
+    const { run, measure, phaseNumber, source } = this;
     if (!measure) return "";
-    const whole = run.total(measure.field, phases, source)[run.all];
+    const whole = run.widths(measure.field, phaseNumber, source)[run.all];
     const share = whole > 0 && figure.bound < BOUND.UNKNOWN ? `, ${formatShare(figure.value / whole)} of the total` : "";
     return `${formatFigure(figure, measure.unit)}${share}`;
   }
@@ -514,7 +515,7 @@ class Page {
   // What a block of the icicle is, in lines: of one layer, or of equal ones.
   /** @param {number[]} nodes */
   about(nodes, isSelf = false) {
-    const { run, measure, phases, source } = this;
+    const { run, measure, source } = this;
     const [node] = nodes;
     const lines = [pathOf(run, nodes), run.isLayer(node) ? run.kind(node, source) : ""].filter((line) => line);
     if (!measure) return lines;
@@ -522,7 +523,7 @@ class Page {
     if (figure.bound >= BOUND.BLANK) return [...lines, "not selected"];
     lines.push(`${isSelf ? "self " : ""}${measure.heading} ${this.#withShare(figure)}`);
     if (nodes.length > 1) {
-      const known = nodes.map((one) => run.sum(measure.field, phases, source, one, isSelf)).filter(({ bound }) => bound < BOUND.UNKNOWN);
+      const known = nodes.map((one) => this.#figureOf([one], isSelf)).filter(({ bound }) => bound < BOUND.UNKNOWN);
       known.sort((one, other) => one.value - other.value);
       if (known.length) lines.push(`each ${formatFigure(known[0], measure.unit)} to ${formatFigure(known[known.length - 1], measure.unit)}`);
     } else if (!isSelf && run.children[node].length) lines.push(`self ${formatFigure(this.#figureOf(nodes, true), measure.unit)}`);
@@ -594,7 +595,7 @@ class Page {
   /** @param {string} key */
   #neighbor(key) {
     const { run, selected } = this;
-    const widths = this.measure ? run.total(this.measure.field, this.phases, this.source) : null;
+    const widths = this.measure ? run.widths(this.measure.field, this.phaseNumber, this.source) : null;
     const siblings = selected === this.top ? [selected] : run.children[run.parent[selected]];
     const at = siblings.indexOf(selected);
     if (key === "ArrowRight") return siblings[at + 1] ?? null;

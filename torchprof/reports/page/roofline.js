@@ -6,16 +6,17 @@
 function rooflineSection(run, source, onlayer) {
   const time = run.isMeasured(["device_ns"], source) ? "device_ns" : "cpu_ns";
   if (!run.isMeasured(["flops", time], source)) return null;
-  const [flops, ns] = ["flops", time].map((field) => run.total(field, [0], source));
+  const [flops, ns] = ["flops", time].map((field) => run.widths(field, 0, source));
   /** @param {number} node */
-  const isExact = (node) => ["flops", time].every((field) => run.sum(field, [0], source, node).bound === BOUND.EXACT);
-  const calls = run.own("calls", [0], source);
+  const isExact = (node) => ["flops", time].every((field) => run.figure(field, 0, source, node).bound === BOUND.EXACT);
+  const column = run.figures.find(({ kind }) => kind === "calls");
+  const calls = column ? run.values(column, source) : [];
   /** @type {Point[]} */
   const points = [];
   for (let node = 0; node < run.count; node++) {
     const bytes = run.description(node, source)?.traffic;
-    if (run.children[node].length || !bytes || !calls[node] || !(flops[node] > 0) || !(ns[node] > 0) || !isExact(node)) continue;
-    points.push({ node, perByte: flops[node] / calls[node] / bytes, perSecond: (flops[node] / ns[node]) * 1e9, ns: ns[node] });
+    if (run.children[node].length || !bytes || !(Number(calls[node]) > 0) || !(flops[node] > 0) || !(ns[node] > 0) || !isExact(node)) continue;
+    points.push({ node, perByte: flops[node] / Number(calls[node]) / bytes, perSecond: (flops[node] / ns[node]) * 1e9, ns: ns[node] });
   }
   if (!points.length) return null;
   const device = time === "cpu_ns" ? "cpu" : null;

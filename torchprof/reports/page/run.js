@@ -1,5 +1,5 @@
-// The run: rows as columns, and every sum over them. Whether a figure is exact, a lower bound or unknown, and the figures of
-// labels and compiled regions, come from torchprof/reports/page/layers.py, which reads the table of the terminal.
+// The run: its layers, and their figures, which torchprof/reports/page/layers.py reads from the table of the terminal. A phase
+// is its number, or ALL_PHASES; a source is its number, or -1 for all ranks together.
 
 /** @typedef {number | string | null | undefined} Value null: unknown. undefined: blank. */
 /** @typedef {"before" | "after" | "difference" | "ratio" | "verdict"} ChangePart */
@@ -18,18 +18,7 @@
  * @property {Record<string, number>} total
  */
 
-/** @typedef {{ name: string, calls: number, ns: number }} Launched */
-
-/**
- * @typedef {object} Chain Nested frames, outermost first, down to one operator, kernel or source line.
- * @property {boolean} own
- * @property {number} kernel
- * @property {number} python
- * @property {number[]} ops
- * @property {number[]} distinct
- */
-
-const MOST_CLASSES = 7; // as many colors can be told apart
+const ALL_PHASES = -1;
 
 class Run {
   /** @param {PageData} data */
@@ -60,20 +49,8 @@ class Run {
     this.end[this.notSelected] = this.notSelected + 1;
     this.end[this.before] = this.before + 1;
     this.end[this.all] = this.before;
-    this.size = data.rows.node.length;
-    this.zeros = new Float64Array(Math.max(this.size, count + 4));
-    /** @type {Record<string, Float64Array>} */
-    this.columns = {};
-    for (const [name, values] of Object.entries(data.rows)) this.columns[name] = name === "node" ? runningSums(values) : Float64Array.from(values);
     this.samples = new Samples(data.samples);
     this.peakNode = runningSums(data.peaks.node);
-    if (data.comparison && data.comparison.per) this.#scale(data.comparison.scale);
-    const { within } = this.columns;
-    this.rowsWithin = within ? [...within.keys()].filter((at) => within[at]) : [];
-    this.first = new Int32Array(count + 5);
-    this.sorted = new Int32Array(this.size);
-    this.#sort();
-    this.chains = data.chains.map((chain) => this.#readChain(chain));
     /** @type {Map<string, unknown>} */
     this.cache = new Map();
     this.pairs = data.comparison ? data.comparison.pairs : []; // by node; empty if the page is no comparison
@@ -84,47 +61,14 @@ class Run {
     this.nodes = this.all + 1 + this.ranges.length;
     /** @type {Map<number, number[]>} */
     this.rangesOf = new Map();
+    /** @type {Map<string, number>} */
+    this.firstOperator = new Map(); // the first row of each layer in data.operators, by source and node
     this.ranges.forEach((_, at) => {
       const above = data.ranges.parent[at];
       this.rangesOf.set(above, [...(this.rangesOf.get(above) || []), this.all + 1 + at]);
     });
-  }
-
-  /** @param {string} name */
-  column(name) {
-    return this.columns[name] || this.zeros;
-  }
-
-  // In a comparison of runs of different length, all figures are for one call of the model, or for one step.
-  /** @param {number[]} scale */
-  #scale(scale) {
-    const sources = this.column("source");
-    for (const name of ["calls", "parts", ...this.data.fields]) {
-      if (this.columns[name]) this.columns[name] = this.columns[name].map((value, at) => value * scale[sources[at]]);
-    }
-  }
-
-  // Sorts rows by their nodes, so that the rows of a layer and of all layers below it are contiguous.
-  #sort() {
-    const nodes = this.column("node");
-    for (let at = 0; at < this.size; at++) this.first[nodes[at] + 1]++;
-    for (let node = 0; node < this.count + 4; node++) this.first[node + 1] += this.first[node];
-    const next = this.first.slice();
-    for (let at = 0; at < this.size; at++) this.sorted[next[nodes[at]]++] = at;
-  }
-
-  /** @param {number[]} chain @returns {Chain} */
-  #readChain(chain) {
-    const { frames } = this.data;
-    const last = chain.length ? frames[chain[chain.length - 1]][0] : "";
-    const ops = last === "kernel" ? chain.slice(0, -1) : chain;
-    return {
-      own: chain.length === 0,
-      kernel: last === "kernel" ? chain[chain.length - 1] : -1,
-      python: last === "python" ? chain[chain.length - 1] : -1,
-      ops: ops.length ? ops : [frames.length], // the number that stands for (between ops)
-      distinct: ops.length ? [...new Set(ops)] : [frames.length],
-    };
+    this.operatorNode = runningSums(data.operators.node);
+    for (let at = this.operatorNode.length - 1; at >= 0; at--) this.firstOperator.set(`${data.operators.source[at]} ${this.operatorNode[at]}`, at);
   }
 
   // The run that a source is of.
@@ -161,21 +105,8 @@ class Run {
     return measures.find(isMain) ?? measures.find(({ field }) => this.isMeasured([field], source)) ?? null;
   }
 
-  // The classes with a color of their own: those of most of the time, without any measure those of most layers.
-  get classes() {
-    return this.#cached("classes", () => {
-      const measure = this.mainMeasure(0);
-      const own = measure ? this.own(measure.field, [0, 1, 2], -1) : new Float64Array(this.count + 4).fill(1);
-      /** @type {Map<string, number>} */
-      const sums = new Map();
-      for (let node = 0; node < this.count; node++) sums.set(this.kind(node, 0), (sums.get(this.kind(node, 0)) ?? 0) + Math.max(own[node], 0));
-      sums.delete("");
-      return [...sums].sort((one, other) => other[1] - one[1]).slice(0, MOST_CLASSES).map(([kind]) => kind);
-    });
-  }
-
   get hasOtherClasses() {
-    const others = (/** @type {PageData.Take} */ take) => take.described.some((layer) => layer !== null && !this.classes.includes(layer.kind));
+    const others = (/** @type {PageData.Take} */ take) => take.described.some((layer) => layer !== null && !this.data.classes.includes(layer.kind));
     return this.#cached("has other classes", () => this.data.takes.some(others));
   }
 
@@ -263,45 +194,44 @@ class Run {
     return /** @type {Made} */ (this.cache.get(key));
   }
 
-  // The self of each node: a field of Cost, or "calls", summed over phases, in one source (-1: all sources).
-  /** @param {string} field @param {number[]} phases @param {number} source */
-  own(field, phases, source) {
-    return this.#cached(`own ${field} ${phases} ${source}`, () => {
-      const sums = new Float64Array(this.count + 4);
-      if (!this.columns[field]) return sums;
-      const [nodes, values, rowPhases, sources, chains] = ["node", field, "phase", "source", "chain"].map((name) => this.column(name));
-      for (let at = 0; at < this.size; at++) {
-        if (!phases.includes(rowPhases[at]) || (source >= 0 && sources[at] !== source)) continue;
-        if (field !== "calls" || this.chains[chains[at]].own) sums[nodes[at]] += values[at]; // not the calls of operators
-      }
-      return sums;
-    });
-  }
-
-  // The total of each node: its self and the totals of its children.
-  /** @param {string} field @param {number[]} phases @param {number} source */
-  total(field, phases, source) {
-    return this.#cached(`total ${field} ${phases} ${source}`, () => {
-      const sums = this.own(field, phases, source).slice();
-      for (let node = this.count + 1; node >= 0; node--) sums[this.parent[node]] += sums[node];
-      return sums;
-    });
-  }
-
-  // The index of a source in `bounds` and `ranges`: all sources together (-1) are the last.
+  // The index of a source in the data: all sources together (-1) are the last.
   /** @param {number} source */
   #place(source) {
-    return source < 0 ? this.data.bounds.of.length - 1 : source;
+    return source < 0 ? this.data.figures.values.length - 1 : source;
+  }
+
+  // The values of a column for all nodes, without bounds. In a comparison of runs of different length, they are for one call
+  // of the model, or for one step.
+  /** @param {FigureColumn} column @param {number} source */
+  #vector({ number }, source) {
+    const place = this.#place(source);
+    const { values, vectors } = this.data.figures;
+    const vector = vectors[values[place][number]];
+    const scale = this.data.comparison?.per ? this.data.comparison.scale[place] : 1;
+    return scale === 1 ? vector : this.#cached(`scaled ${number} ${place}`, () => Float64Array.from(vector, (value) => value * scale));
+  }
+
+  // The column of a measure, given by its field of Cost.
+  /** @param {string} field @param {number} phase @returns {FigureColumn | undefined} */
+  #chart(field, phase, isSelf = false) {
+    return this.#cached(`chart ${field} ${phase} ${isSelf}`, () => this.figures.find((one) => one.where === "chart" && one.kind === "cost" && one.field === field && one.phase === phase && one.self === isSelf));
+  }
+
+  // A measure of all nodes, for widths: total, or self. Without the measure all are 0.
+  /** @param {string} field @param {number} phase @param {number} source @returns {PageData.Integers} */
+  widths(field, phase, source, isSelf = false) {
+    const column = this.#chart(field, phase, isSelf);
+    return column ? this.#vector(column, source) : new Float64Array(this.nodes);
   }
 
   // The bound of each node's figure in one column and one source (-1: all sources): exact, lower bound, unknown, blank.
   /** @param {FigureColumn} column @param {number} source */
   bounds(column, source) {
     return this.#cached(`bounds ${column.number} ${source}`, () => {
-      const { of, vectors } = this.data.bounds;
+      const { bounds, boundVectors } = this.data.figures;
       const found = new Uint8Array(this.all + 1 + this.data.ranges.name.length);
       let at = 0;
-      for (const [bound, nodes] of vectors[of[this.#place(source)][column.number]]) {
+      for (const [bound, nodes] of boundVectors[bounds[this.#place(source)][column.number]]) {
         found.fill(bound, at, at + nodes);
         at += nodes;
       }
@@ -315,17 +245,12 @@ class Run {
     return this.bounds(this.figures[0], source)[node] !== BOUND.NO_ROW;
   }
 
-  // A field of Cost of a node, summed over phases, with its bound.
-  /** @param {string} field @param {number[]} phases @param {number} source @param {number} node @returns {Figure} */
-  sum(field, phases, source, node, isSelf = false) {
-    const bounds = phases.map((phase) => {
-      const column = this.figures.find((one) => one.kind === "cost" && one.phase === phase && one.self === isSelf && one.fields.some(([name]) => name === field));
-      return column ? this.bounds(column, source)[node] : BOUND.BLANK;
-    });
-    const value = this[isSelf ? "own" : "total"](field, phases, source)[node];
-    const known = bounds.filter((bound) => bound < BOUND.BLANK);
-    if (!known.length || known.every((bound) => bound === BOUND.UNKNOWN)) return { value: 0, bound: known.length ? BOUND.UNKNOWN : BOUND.BLANK };
-    return { value, bound: boundOfSum(value, known.every((bound) => bound === BOUND.EXACT)) };
+  // A measure of a node with its bound, given by its field of Cost.
+  /** @param {string} field @param {number} phase @param {number} source @param {number} node @returns {Figure} */
+  figure(field, phase, source, node, isSelf = false) {
+    const column = this.#chart(field, phase, isSelf);
+    const bound = column ? this.bounds(column, source)[node] : BOUND.BLANK;
+    return { value: column && bound < BOUND.UNKNOWN ? this.#vector(column, source)[node] : 0, bound: Math.min(bound, BOUND.BLANK) };
   }
 
   /** @param {string[]} fields @param {number} source */
@@ -343,23 +268,21 @@ class Run {
   /** @param {Column} column @param {number} source @returns {Value[]} */
   #values(column, source) {
     if (column.kind === "change") return this.#changes(column);
-    const bounds = this.bounds(column, source);
-    const found = [...this.#figures(column, source), ...this.data.ranges.values[this.#place(source)][column.number]];
-    return found.map((value, node) => (bounds[node] >= BOUND.BLANK ? undefined : bounds[node] === BOUND.UNKNOWN ? null : value));
+    const [figures, bounds] = [this.#figures(column, source), this.bounds(column, source)];
+    /** @type {Value[]} */
+    const found = new Array(bounds.length);
+    for (let node = 0; node < bounds.length; node++) {
+      found[node] = bounds[node] < BOUND.UNKNOWN ? figures[node] : bounds[node] === BOUND.UNKNOWN ? null : undefined;
+    }
+    return found;
   }
 
-  /** @param {FigureColumn} column @param {number} source @returns {Iterable<number>} */
+  /** @param {FigureColumn} column @param {number} source @returns {PageData.Integers} */
   #figures(column, source) {
-    /** @type {number[]} */
-    const found = new Array(this.count + 4).fill(0);
-    if (column.kind === "params") return found.map((_, node) => this.take(source).params[node]);
-    if (column.kind === "calls") return this.own("calls", [0], source);
-    if (column.kind === "rate") {
-      const [flops, ns] = ["flops", column.onDevice ? "device_ns" : "cpu_ns"].map((field) => this.total(field, [column.phase], source));
-      return found.map((_, node) => (flops[node] / ns[node]) * 1e9);
-    }
-    const parts = column.fields.map(([field, sign]) => ({ values: this[column.self ? "own" : "total"](field, [column.phase], source), sign }));
-    return found.map((_, node) => parts.reduce((value, { values, sign }) => value + sign * values[node], 0));
+    if (column.kind === "params") return this.take(source).params;
+    if (column.kind !== "rate") return this.#vector(column, source);
+    const [flops, ns] = ["flops", column.onDevice ? "device_ns" : "cpu_ns"].map((field) => this.widths(field, column.phase, source));
+    return Float64Array.from(flops, (value, node) => (value / ns[node]) * 1e9);
   }
 
   // One part of the change of a quantity, by node: before, after, difference, ratio or verdict.
@@ -407,91 +330,20 @@ class Run {
     return column.part === "difference" && value > 0 ? `+${text}` : text;
   }
 
-  // Operators and labels in a node and all below it: calls, and self and total of every field.
-  /** @param {number} node @param {number[]} phases @param {number} source */
-  operators(node, phases, source) {
-    return this.#cached(`operators ${node} ${phases} ${source}`, () => this.#operators(node, phases, source));
-  }
-
-  /** @param {number} node @param {number[]} phases @param {number} source @returns {Operator[]} */
-  #operators(node, phases, source) {
-    const fields = this.data.fields;
-    const size = this.data.frames.length + 1;
-    const calls = new Float64Array(size);
-    const parts = new Float64Array(size); // calls inside an operator that is counted as a whole
-    const own = fields.map(() => new Float64Array(size));
-    const total = fields.map(() => new Float64Array(size));
-    const seen = new Uint8Array(size);
-    const values = fields.map((field) => this.column(field));
-    const [rowPhases, sources, chains, within, rowCalls, rowParts, nodes] =
-      ["phase", "source", "chain", "within", "calls", "parts", "node"].map((name) => this.column(name));
-    const [low, high] = node === this.all ? [0, this.before] : [node, this.end[node]];
-    /** @param {number} one */
-    const inRange = (one) => one >= low && one < high;
-    const inPhases = new Uint8Array(3);
-    for (const phase of phases) inPhases[phase] = 1;
-    /** @param {number} at @param {Iterable<number>} keys */
-    const add = (at, keys) => {
-      for (const key of keys) {
-        seen[key] = 1;
-        for (let number = 0; number < values.length; number++) total[number][key] += values[number][at];
-      }
-    };
-    /** @param {number} at @param {Chain} chain */
-    const addOwn = (at, chain) => {
-      const key = chain.ops[chain.ops.length - 1];
-      for (let number = 0; number < values.length; number++) own[number][key] += values[number][at];
-      if (chain.own || chain.kernel >= 0) return;
-      calls[key] += rowCalls[at];
-      parts[key] += rowParts[at];
-    };
-    for (const at of this.sorted.subarray(this.first[low], this.first[high])) {
-      const chain = this.chains[chains[at]];
-      if (within[at] || chain.python >= 0 || !inPhases[rowPhases[at]] || (source >= 0 && sources[at] !== source)) continue;
-      add(at, chain.distinct);
-      addOwn(at, chain);
-    }
-    // Rows that ran inside an op of another layer count for the total of that op, too.
-    for (const at of this.rowsWithin) {
-      const chain = this.chains[chains[at]];
-      if (chain.python >= 0 || (source >= 0 && sources[at] !== source)) continue;
-      const keys = new Set();
-      for (const [where, phase, around] of this.data.within[within[at]]) {
-        if (!inRange(where)) continue;
-        for (const frame of this.data.chains[around]) {
-          if (inPhases[this.data.frames[frame][0] === "label" ? rowPhases[at] : phase]) keys.add(frame);
-        }
-      }
-      const here = inRange(nodes[at]) && inPhases[rowPhases[at]];
-      if (here) chain.distinct.forEach((key) => keys.add(key));
-      add(at, keys);
-      if (here) addOwn(at, chain);
-    }
+  // What ran in a layer and in all layers below it: operators and labels, kernels ("kernel"), source lines ("python").
+  /** @param {number} node @param {number} phase @param {number} source @returns {Operator[]} */
+  operators(node, phase, source) {
+    const { operators } = this.data;
+    const place = this.#place(source);
     const found = [];
-    for (let key = 0; key < size; key++) {
-      if (!seen[key]) continue;
-      const [kind, name] = this.data.frames[key] || ["op", "(between ops)"];
-      /** @param {Float64Array[]} of */
-      const sums = (of) => Object.fromEntries(fields.map((field, number) => [field, of[number][key]]));
-      found.push({ name, kind, calls: calls[key], isPart: calls[key] > 0 && calls[key] === parts[key], own: sums(own), total: sums(total) });
+    let at = this.firstOperator.get(`${place} ${node}`) ?? this.operatorNode.length;
+    for (; this.operatorNode[at] === node && operators.source[at] === place; at++) {
+      if (phase === ALL_PHASES ? !operators.isAll[at] : operators.phase[at] !== phase) continue;
+      const [kind, name] = operators.names[operators.name[at]];
+      const own = Object.fromEntries(Object.entries(operators.self).map(([field, values]) => [field, values[at]]));
+      const total = Object.fromEntries(Object.entries(operators.inside).map(([field, values]) => [field, own[field] + values[at]]));
+      found.push({ name, kind, calls: operators.calls[at], isPart: operators.isPart[at] === 1, own, total });
     }
     return found;
-  }
-
-  // Kernels ("kernel"), or the source lines that the sampling thread saw ("python"), in a node and all below it.
-  /** @param {"kernel" | "python"} what @param {number} node @param {number[]} phases @param {number} source @returns {Launched[]} */
-  launched(what, node, phases, source) {
-    const [low, high] = node === this.all ? [0, this.before] : [node, this.end[node]];
-    const [rowPhases, sources, chains, calls, ns] = ["phase", "source", "chain", "calls", "device_ns"].map((name) => this.column(name));
-    const found = new Map();
-    for (const at of this.sorted.subarray(this.first[low], this.first[high])) {
-      const frame = this.chains[chains[at]][what];
-      if (frame < 0 || !phases.includes(rowPhases[at]) || (source >= 0 && sources[at] !== source)) continue;
-      const sums = found.get(frame) || { name: this.data.frames[frame][1], calls: 0, ns: 0 };
-      sums.calls += calls[at];
-      sums.ns += ns[at];
-      found.set(frame, sums);
-    }
-    return [...found.values()];
   }
 }

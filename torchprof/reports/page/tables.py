@@ -4,22 +4,32 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, groupby
+from functools import partial
+from itertools import groupby
 from operator import attrgetter, sub
 from typing import Any
 
+from torchprof.analyze.compiled import compiled
+from torchprof.analyze.device import kernels_report
+from torchprof.analyze.layer_reports import types
+from torchprof.analyze.lines import lines, python
 from torchprof.analyze.memory import about_peak, samples_by_device
+from torchprof.analyze.ops import ops
 from torchprof.analyze.report import QUESTIONS, Part, ReportTable, TableRow, stacked, tables_and_sentences
-from torchprof.errors import printable
+from torchprof.analyze.sentences import warnings_of
+from torchprof.analyze.steps import steps
+from torchprof.errors import TorchprofError, printable
 from torchprof.ranks import balance_of
+from torchprof.ranks.collectives import collectives
 from torchprof.ranks.compared import IN_NO_OP, OneLayer, OverRanks
 from torchprof.ranks.pipeline import OnePipeline
 from torchprof.ranks.pipeline_bubble import judged_pipelines
 from torchprof.ranks.pipeline_report import section_of_replicas
 from torchprof.ranks.report import table_of_ranks
 from torchprof.ranks.sentences import name_of, sentences, unit_of
+from torchprof.reports.page.layers import differences
 from torchprof.reports.viewers import tracks_of
 from torchprof.run.formats import FORMATS, Cell, ReportCell, format_number, format_share, format_time, ranks_in_words
 from torchprof.run.groups import lists_by_key
@@ -33,13 +43,11 @@ _USUAL = {**{unit.value: text_of for unit, text_of in FORMATS.items()}, "share":
 """The format of each unit that the page's script has, too."""
 
 
-def differences(values: Sequence[int]) -> array[int]:
-    """Each value minus the one before it. Most of these are small or equal, so they are written in few bytes."""
-    return array("q", map(sub, values, chain((0,), values)))
-
-
-def report_data(content: Part, nodes: Mapping[int, int | None]) -> list[str | dict[str, Any]]:
+def report_data(
+    content: Part, nodes: Mapping[int, int | None], without: Collection[str] = ()
+) -> list[str | dict[str, Any]]:
     """The tables of a report and the paragraphs between them. ``nodes``: the node of each layer of its run.
+    ``without``: sentences that are left out.
 
     A table has its ``headings``, the ``units`` of its columns ("" for text) and its ``rows``: the cells, and the node
     of the layer that the row is about, or None. A cell is a text, or a figure: its value if its text is the usual one
@@ -50,7 +58,8 @@ def report_data(content: Part, nodes: Mapping[int, int | None]) -> list[str | di
         return [[*map(_cell, row.cells)], None if row.layer is None else nodes.get(row.layer)]
 
     parts: list[str | dict[str, Any]] = []
-    for is_text, group in groupby(tables_and_sentences(content), lambda part: isinstance(part, str)):
+    kept = (part for part in tables_and_sentences(content) if part not in without)
+    for is_text, group in groupby(kept, lambda part: isinstance(part, str)):
         if is_text:
             parts.append(" ".join(map(str, group)))
             continue
@@ -75,6 +84,53 @@ def _cell(cell: Cell) -> Any:
     if usual is not None and isinstance(cell.value, (int, float)) and str(usual(cell.value)) == cell.text:
         return cell.value
     return [cell.text, cell.value]
+
+
+# The reports that are tabs of the page
+
+_ROWS_OF_REPORT = 200  # at most: the terminal has all
+_TABS: dict[str, tuple[bool, Callable[..., Part], dict[str, Any]]] = {
+    "Operators": (True, ops, {"top": _ROWS_OF_REPORT}),
+    "Types": (True, types, {"top": _ROWS_OF_REPORT}),
+    "Kernels": (True, kernels_report, {"top": _ROWS_OF_REPORT}),
+    "Source lines": (False, lines, {"top": _ROWS_OF_REPORT}),
+    "Between operators": (False, python, {"top": 50}),
+    "Steps": (False, steps, {"top": 50}),
+    "Compiled code": (False, compiled, {}),
+    "Collectives": (False, collectives, {}),
+}
+"""By title: whether the report depends on the chosen phase, the report, and its options."""
+
+
+def tabs_of_page(sources: Sequence[tuple[Run, Mapping[tuple[str, ...], int]]], phases: Sequence[str]) -> dict[str, Any]:
+    """The reports that have a table, as in the terminal but for the warnings, which the page has at its top. ``of``: by
+    source, the indices in ``contents`` for each of the ``phases`` and for all of them, or only one index if the report
+    does not depend on them; None if it has no table."""
+    contents: list[list[str | dict[str, Any]]] = []
+    tabs = []
+    for title, (is_by_phase, make, options) in _TABS.items():
+        of: list[list[int | None]] = []
+        for run, node_of in sources:
+            nodes = {index: node_of[layer.path] for index, layer in enumerate(run.layers)}
+            of.append([])
+            for of_phase in [{"phase": phase} for phase in (*phases, None)] if is_by_phase else [{}]:
+                parts = _table_of(run, partial(make, **options, **of_phase), nodes)
+                of[-1].append(None if parts is None else len(contents))
+                contents += [] if parts is None else [parts]
+        if any(index is not None for of_source in of for index in of_source):
+            tabs.append({"title": title, "of": of})
+    return {"tabs": tabs, "contents": contents}
+
+
+def _table_of(
+    run: Run, make: Callable[[Run], Part], nodes: Mapping[int, int | None]
+) -> list[str | dict[str, Any]] | None:
+    """A report for the page; None if the run has nothing for it."""
+    try:
+        parts = report_data(make(run), nodes, [*map(printable, warnings_of(run))])
+    except TorchprofError:
+        return None
+    return parts if any(isinstance(part, dict) and part["rows"] for part in parts) else None
 
 
 # Data over time: memory of each device, and calls of each layer

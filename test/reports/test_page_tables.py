@@ -1,0 +1,119 @@
+"""The tables of the page that are reports of the run: their tabs, and that they show what the terminal shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from build.all_kinds import KINDS
+from build.hand_made import op, row, run_of
+from build.page import data_in
+
+from torchprof import Run, TorchprofError
+from torchprof.analyze.report import tables_and_sentences
+from torchprof.reports import content_of
+from torchprof.reports.page.layers import FiguresOfPage, Take, Tree
+from torchprof.run.layers import Layer
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+TABS: Mapping[str, tuple[str, bool, Mapping[str, Any]]] = {
+    "Operators": ("ops", True, {"top": 200}),
+    "Types": ("types", True, {"top": 200}),
+    "Kernels": ("kernels", True, {"top": 200}),
+    "Source lines": ("lines", False, {"top": 200}),
+    "Between operators": ("python", False, {"top": 50}),
+    "Steps": ("steps", False, {"top": 50}),
+    "Compiled code": ("compiled", False, {}),
+    "Collectives": ("collectives", False, {}),
+}
+"""By tab: the report of the terminal, whether it depends on the phase, and its options."""
+
+READ_TABLES = """() => {
+  const box = document.querySelector("#reports [role=tabpanel]");
+  for (const more of box.querySelectorAll(".more")) while (!more.hidden) more.click();
+  return [...box.querySelectorAll("table")].map((table) =>
+    [...table.querySelectorAll("tbody tr")].map((row) => [...row.children].map((cell) => cell.textContent)));
+}"""
+
+
+def tables_of(run: Run, report: str, options: Mapping[str, Any]) -> list[list[list[str]]]:
+    """The cells of each table of a report, in the terminal's order; none if the run has nothing for it."""
+    try:
+        parts = [*tables_and_sentences(content_of(report, run, options))]
+    except TorchprofError:
+        return []
+    tables = [part for part in parts if not isinstance(part, str)]
+    return [[[str(cell) for cell in row_.cells] for row_ in table.rows] for table in tables]
+
+
+def check_tabs(page: Page, run: Run) -> None:
+    """Each tab has the tables of its report, for each phase; a report without a table has no tab."""
+    shown = page.get_by_role("tab").all_inner_texts()
+    phases = run.phases()
+    choices = [*phases, "both" if len(phases) == 2 else "all phases"] if len(phases) > 1 else [None]
+    for choice in choices:
+        if choice is not None:
+            page.locator(".choice[aria-label=Phase]").get_by_role("button", name=choice, exact=True).click()
+        for title, (report, is_by_phase, options) in TABS.items():
+            phase = {"phase": choice if choice in phases else None} if is_by_phase else {}
+            expected = tables_of(run, report, {**options, **phase})
+            if title not in shown:
+                assert not any(expected)
+                continue
+            page.get_by_role("tab", name=title, exact=True).click()
+            assert page.evaluate(READ_TABLES) == (expected if any(expected) else [])
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "ranks"])
+def test_each_tab_shows_the_rows_of_the_terminal(name: str, look: Callable[..., Page]) -> None:
+    run = KINDS[name]()
+    check_tabs(look(run), run)
+
+
+def test_the_tabs_of_a_rank_are_those_of_its_run(look: Callable[..., Page]) -> None:
+    run = KINDS["ranks"]()
+    page = look(run)
+    check_tabs(page, run)
+    first = run.metas[0].rank
+    page.get_by_label("Rank").select_option(f"rank {first}")
+    check_tabs(page, run.of_rank(first))
+
+
+def test_the_chosen_tab_is_in_the_address_and_arrows_choose_another(look: Callable[..., Page]) -> None:
+    page = look(KINDS["training"]())
+    titles = page.get_by_role("tab").all_inner_texts()
+    page.get_by_role("tab", name=titles[1], exact=True).click()
+    assert f"table={titles[1]}" in page.url.replace("+", " ")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")  # from the first to the last
+    chosen = page.locator("[role=tab][aria-selected=true]")
+    assert chosen.inner_text() == titles[-1] == page.evaluate("document.activeElement.textContent")
+    assert page.locator("[role=tab][tabindex='0']").count() == 1
+    assert page.locator("[role=tabpanel]").get_attribute("aria-label") == titles[-1]
+    page.reload()
+    page.locator("main").wait_for()
+    assert page.locator("[role=tab][aria-selected=true]").inner_text() == titles[-1]
+
+
+def test_of_many_layers_the_largest_have_operators_and_others_say_how_to_see_them(
+    look: Callable[..., Page], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three layers below the model, those of 30 and 20 ns are the largest, next to the model itself."""
+    monkeypatch.setattr("torchprof.reports.page.layers._MOST_WITH_OPERATORS", 3)
+    layers = [Layer(("Net", *path), "Module") for path in ((), ("a",), ("b",), ("c",))]
+    rows = [row(number, op("aten::mm"), calls=1, cpu_ns=10 * number) for number in (1, 2, 3)]
+    run = run_of(rows, layers=layers)
+    found = FiguresOfPage(
+        [(run, {layer.path: at for at, layer in enumerate(layers)})], Tree.of([Take("", run)]), are_ranks=True
+    )
+    columns = found.operators("cpu_ns", ["cpu_ns"])
+    assert len(columns["node"]) == 3
+    page = look(run)
+    page.locator('.lines .line:has(.name[title="Net.a"]) .number').first.click()
+    assert 'run.report("ops", layer="Net.a")' in page.inner_text(".panel")
+    page.locator('.lines .line:has(.name[title="Net.c"]) .number').first.click()
+    assert "aten::mm" in page.inner_text(".panel")
+    assert data_in(page.content())["operators"]["layers"] == 3

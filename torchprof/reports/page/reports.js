@@ -1,0 +1,57 @@
+// The reports of the run, one at a time, as tabs: the same tables as in the terminal.
+
+class ReportTabs {
+  // Calls page.draw() for another tab, and page.show(node) on a click on a row of a layer.
+  /** @param {Page} page @param {PageData.Reports} reports */
+  constructor(page, { tabs, contents }) {
+    this.page = page;
+    this.tabs = tabs;
+    this.contents = contents;
+    this.chosen = tabs.length ? tabs[0].title : "";
+    this.drawn = -1; // the index of the content
+    this.list = element("div", { class: "tabs", role: "tablist", "aria-label": "Tables" });
+    this.panel = element("div", { role: "tabpanel", id: "report", tabindex: "0" });
+    this.box = element("section", { id: "reports", hidden: !tabs.length }, element("h3", {}, "Tables"), this.list, this.panel);
+    this.list.addEventListener("keydown", (event) => this.#key(event));
+  }
+
+  /** @param {string} title */
+  choose(title) {
+    this.chosen = this.tabs.some((tab) => tab.title === title) ? title : this.tabs.at(0)?.title ?? "";
+  }
+
+  // `source`: -1 for all together, which are last. `phase`: the index in data.phases; -1 for all, which are last.
+  /** @param {number} source @param {number} phase */
+  draw(source, phase) {
+    keepingFocus(this.list, () => this.list.replaceChildren(...this.tabs.map(({ title }) => this.#tab(title))));
+    const tab = this.tabs.find(({ title }) => title === this.chosen);
+    if (!tab) return;
+    const index = tab.of.at(source)?.at(tab.of[0].length > 1 ? phase : 0) ?? null;
+    this.panel.setAttribute("aria-label", tab.title);
+    if (index === this.drawn && this.panel.childElementCount) return; // the table keeps the order that the user chose
+    this.drawn = index ?? -1;
+    const nothing = element("p", { class: "empty" }, "Nothing was recorded for this choice.");
+    this.panel.replaceChildren(...(index === null ? [nothing] : reportParts(this.contents[index], (node) => this.page.show(node))));
+  }
+
+  /** @param {string} title */
+  #tab(title) {
+    const isChosen = title === this.chosen;
+    const onclick = () => { this.chosen = title; this.page.draw(); };
+    return element("button", { type: "button", role: "tab", "aria-selected": isChosen ? "true" : "false", "aria-controls": "report", tabindex: isChosen ? 0 : -1, onclick }, title);
+  }
+
+  // One stop of the Tab key; arrows choose the tab before and after, as in the ARIA practices.
+  /** @param {KeyboardEvent} event */
+  #key(event) {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const at = this.tabs.findIndex(({ title }) => title === this.chosen);
+    this.chosen = this.tabs[(at + step + this.tabs.length) % this.tabs.length].title;
+    this.page.draw();
+    const chosen = this.list.querySelector("[aria-selected=true]");
+    if (chosen instanceof HTMLElement) chosen.focus();
+  }
+}
