@@ -37,7 +37,7 @@ IMPORT_TORCH = {"record", "profile", "integrations", "cli"}
 # Public names that several files have: the two functions of a command, and what two integrations both must offer.
 IN_SEVERAL_FILES = {"add_to", "execute", "get_model_profile", "ProfileCallback"}
 MOST_LINES = 480
-MOST_FILES = 190
+MOST_FILES = 194
 
 
 def package_of(module: str) -> str:

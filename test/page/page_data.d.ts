@@ -22,7 +22,6 @@ interface PageData {
   allPhases: string[];
   /** The names of the rows of work of no layer, in the order of their nodes. */
   names: string[];
-  kinds: string[];
   sources: PageData.Source[];
   areRanks: boolean;
   ranks: PageData.Ranks | null;
@@ -51,7 +50,8 @@ interface PageData {
   peaks: { source: PageData.Integers; node: PageData.Integers; phase: PageData.Integers; devices: string[]; device: PageData.Integers; nbytes: PageData.Integers };
   devices: PageData.Device[];
   memory: PageData.Memory[];
-  roofs: PageData.Roof[];
+  /** By source an SVG, null if it has no points; if sources are ranks, the last one is all ranks together. */
+  rooflines: (string | null)[];
   timeline: PageData.Timeline | null;
 }
 
@@ -113,7 +113,6 @@ declare namespace PageData {
     shapesVary: boolean;
     training: boolean | null;
     sharedWith: string[];
-    traffic: number | null;
   }
 
   /** A paragraph or a table. */
@@ -264,18 +263,18 @@ declare namespace PageData {
     peakBytes: number;
     peakNs: number;
     report: ReportPart[];
-    course: Course | null;
+    /** An SVG of memory over time. */
+    picture: string | null;
+    levels: Levels | null;
     dropped: number;
   }
 
-  /** Memory over time, as a step function: from each time on, the bytes by kind; the last kind is the unknown one. */
-  interface Course {
+  /** Live memory, as a step function: the bytes from each time on. */
+  interface Levels {
     lastNs: number;
     timesNs: number[];
-    heights: number[][];
+    nbytes: number[];
   }
-
-  type Roof = [device: string, dtype: string, threads: number, flopsPerS: number, bytesPerS: number];
 
   interface Comparison {
     /** By source: the factor that makes figures be for one call or one step. */
@@ -284,6 +283,8 @@ declare namespace PageData {
     per: string | null;
     notes: string[];
     whole: string[];
+    /** An SVG of the largest changes. */
+    picture: string;
     layerChanges: [what: string, lines: string[]][];
     quantities: Quantity[];
     /** By node. */

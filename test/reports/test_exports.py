@@ -693,7 +693,7 @@ def test_a_registered_format_of_the_users_is_exported(
 
 def test_the_page_names_every_format() -> None:
     page = (ROOT / "docs" / "exports.md").read_text(encoding="utf-8")
-    named = dict(re.findall(r"^\| `(\.[\w.]+)` \| `([\w-]+)` \|", page, re.MULTILINE))
+    named = dict(re.findall(r"^\| `([\w.]+)` \| `([\w-]+)` \|", page, re.MULTILINE))
     assert named == {one.suffix: name for name, one in reports.known().items() if one.suffix is not None}
 
 

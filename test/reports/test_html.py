@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import random
 import re
 from array import array
@@ -28,6 +27,7 @@ import torch
 from build import pipelines
 from build.all_kinds import KINDS
 from build.browser import Tab
+from build.charted_runs import STEPS, roofline_run, with_memory
 from build.hand_made import cells, headings, kernel, label, op, python_line, row, run_of
 from build.hand_made_ranks import everybody, lockstep, run_of_ranks
 from build.models import Checkpointed, Holder, Layers, Tied
@@ -47,15 +47,15 @@ from torchprof.analyze.operators import kernels, operators
 from torchprof.analyze.report import QUESTIONS
 from torchprof.reports.html import page_script
 from torchprof.reports.page.data import page_data
-from torchprof.reports.page.layers import Take, traffic_bytes
+from torchprof.reports.page.layers import Take
 from torchprof.reports.page.tables import sum_of_ranks
 from torchprof.run.formats import AT_LEAST, UNKNOWN, Bound, Unit
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import GAP, LockstepKey
 from torchprof.run.measures import Cost, SampleKey, Spread, Trial
-from torchprof.run.meta import Peak, RunWarning
+from torchprof.run.meta import RunWarning
 from torchprof.run.rows import Around
-from torchprof.run.timeline import DeviceTime, Held, Memory, StreamTime, Timeline
+from torchprof.run.timeline import DeviceTime, Held, Memory, StreamTime
 from torchprof.run.words import (
     BACKWARD,
     FORWARD,
@@ -756,61 +756,11 @@ def test_devices_of_ranks_and_of_other_runs(look: Callable[..., Page]) -> None:
 
 # Memory
 
-READ_CHART = """() => {
-  const svg = document.querySelector("#memory svg.chart");
-  const place = (one, name) => Number(one.getAttribute(name));
-  const pairs = (one) => one.getAttribute("points").split(" ").map((point) => point.split(",").map(Number));
-  const [start, peak] = [svg.querySelector("line.start"), svg.querySelector("line.peak")];
-  return {
-    polygons: [...svg.querySelectorAll("polygon")].map(pairs),
-    start: place(start, "y1"), left: place(start, "x1"), right: place(start, "x2") - 4, peak: place(peak, "x1"),
-    highest: Math.min(...[...svg.querySelectorAll("line.grid")].map((line) => place(line, "y1"))),
-    texts: [...svg.querySelectorAll("text")].map((text) => text.textContent),
-    legend: [...document.querySelectorAll("#memory .legend")].map((one) => one.textContent),
-  };
-}"""
-
-
-def check_upper_edge(page: Page, run: Run) -> None:
-    """The chart is the running total as a step function: each interval of time has its maximum and its last level."""
-    timeline, memory = run.timeline, run.memory[0]
-    assert timeline is not None
-    times, sizes = timeline.columns["time_ns"], timeline.columns["nbytes"]
-    last = times[-1]
-    length = max(last // 600, 1)
-    highest: dict[int, int] = {}
-    left: dict[int, int] = {}
-    total = 0
-    for at, nbytes in zip(times, sizes):
-        highest[at // length] = max(highest.get(at // length, total), total + nbytes)
-        total += nbytes
-        left[at // length] = total
-    assert max(highest.values()) == memory.peak_bytes
-    course = data_of(page)["memory"][0]["course"]
-    levels = [(at, sum(kinds)) for at, kinds in zip(course["timesNs"], course["heights"])]
-    assert course["timesNs"] == sorted(course["timesNs"])
-    for stretch in highest:
-        before = [level for at, level in levels[1:] if at // length < stretch][-1:] or [0]
-        here = [level for at, level in levels[1:] if at // length == stretch]
-        assert max([*before, *here]) == highest[stretch]
-        assert [*before, *here][-1] == left[stretch]
-    chart = page.evaluate(READ_CHART)
-    per_byte = (chart["start"] - chart["highest"]) / memory.peak_bytes
-    edges = [points[: len(points) // 2] for points in chart["polygons"]]
-    tops = [max((chart["start"] - y) / per_byte for _, y in column) for column in zip(*edges)]
-    assert tops == [pytest.approx(level, abs=0.06 / per_byte) for _, level in levels for _ in ("begin", "end")]
-    x = [chart["left"] + (chart["right"] - chart["left"]) * at / last for at, _ in levels]
-    for edge in edges:
-        assert [at for at, _ in edge[::2]] == pytest.approx(x, abs=0.06)
-        ends = [max(begin + 1, end) for begin, end in zip(x, [*x[1:], chart["right"]])]
-        assert [at for at, _ in edge[1::2]] == pytest.approx(ends, abs=0.06)
-
 
 @pytest.mark.parametrize("name", ["training", "checkpointed"])
-def test_upper_edge_of_memory_is_its_running_maximum(name: str, look: Callable[..., Page]) -> None:
+def test_what_was_live_at_the_peak_is_that_of_the_run(name: str, look: Callable[..., Page]) -> None:
     run = RUNS[name]()
     page = look(run)
-    check_upper_edge(page, run)
     (memory,) = run.memory
     peak = f"peak: +{format_memory(memory.peak_bytes)} above the start, after {format_time(memory.peak_ns)}, in "
     assert peak in page.inner_text("#memory")
@@ -827,20 +777,7 @@ def test_upper_edge_of_memory_is_its_running_maximum(name: str, look: Callable[.
     assert by_kind.locator("tbody tr").last.inner_text().split("\t")[:2] == ["all", format_memory(memory.peak_bytes)]
 
 
-def with_memory(run: Run, steps: Sequence[tuple[int, int, int]], memory: Memory) -> Run:
-    """Steps of memory on the CPU: (time in ns, bytes, number of the kind)."""
-    columns = {name: array("q", [0] * len(steps)) for name in Timeline.COLUMNS}
-    for at, values in enumerate(steps):
-        for name, value in zip(("time_ns", "nbytes", "kind"), values):
-            columns[name][at] = value
-    return replace(run, memory=(memory,), timeline=Timeline(("cpu",), columns))
-
-
-STEPS = [(0, 300, 0), (25, 100, 2), (50, 500, -1), (75, -900, 2), (100, 100, 2)]
-
-
-def test_memory_over_time_by_hand(look: Callable[..., Page]) -> None:
-    """300 bytes of parameters, 100 of activations, 500 of unknown kind, and a free of memory from before the start."""
+def test_a_click_on_what_was_live_at_the_peak_selects_its_layer(look: Callable[..., Page]) -> None:
     held = (
         Held(1, FORWARD, "unknown", 500, 1),
         Held(0, FORWARD, "parameters", 300, 2),
@@ -848,18 +785,6 @@ def test_memory_over_time_by_hand(look: Callable[..., Page]) -> None:
     )
     run = with_memory(run_of([row(0, cpu_ns=10)]), STEPS, Memory("cpu", peak_bytes=900, peak_ns=50, held=held))
     page = look(run)
-    chart = page.evaluate(READ_CHART)
-    assert chart["legend"] == ["parameters", "activations", "unknown"]
-    assert "peak 900 B" in chart["texts"] and "900 B" in chart["texts"] and "100" not in chart["texts"]
-    y = lambda nbytes: pytest.approx(chart["start"] - (chart["start"] - chart["highest"]) * nbytes / 900, abs=0.06)  # noqa: E731
-    x = lambda ns: pytest.approx(chart["left"] + (chart["right"] - chart["left"]) * ns / 100, abs=0.06)  # noqa: E731
-    assert chart["peak"] == x(50)
-    edges = [points[: len(points) // 2] for points in chart["polygons"]]
-    times = [x(25), x(25), x(50), x(50), x(75), x(75), x(100)]
-    # From 75 on 800 bytes are freed that were there at the start.
-    for edge, levels in zip(edges, [(300, 300, 300, -500), (300, 400, 400, -500), (300, 400, 900, 0)]):
-        assert [at for at, _ in edge[3:10]] == times
-        assert [height for _, height in edge[2:10]] == [y(level) for level in levels for _ in ("begin", "end")]
     rows = page.locator("#memory .sheet").last.locator("tbody tr")
     assert [cell.split("\t") for cell in rows.all_inner_texts()] == [
         ["Net.a", "forward", "unknown", "500 B", "55.6%", "1"],
@@ -870,16 +795,12 @@ def test_memory_over_time_by_hand(look: Callable[..., Page]) -> None:
     assert chosen(page) == "Net.a"
 
 
-def test_memory_stays_at_its_level_until_the_next_step(look: Callable[..., Page]) -> None:
-    """A peak that is freed at once, then no event for a long time: the chart has no slope and does not stay at the
-    peak."""
-    steps = [(0, 50, 2), (10_000, 342, 5), (10_001, -342, 5), (10_002, -50, 2), (100_000, 18, 2), (200_000, -18, 2)]
-    run = with_memory(run_of([row(0, cpu_ns=10)]), steps, Memory("cpu", peak_bytes=392, peak_ns=10_000))
-    page = look(run)
-    check_upper_edge(page, run)
-    course = data_of(page)["memory"][0]["course"]
-    levels = [(at, sum(kinds)) for at, kinds in zip(course["timesNs"], course["heights"])]
-    assert levels == [(0, 0), (0, 50), (10_000, 392), (10_002, 0), (100_000, 18), (200_000, 0)]
+def test_a_click_on_a_point_of_the_roofline_selects_its_layer(look: Callable[..., Page]) -> None:
+    page = look(roofline_run())
+    page.locator("#roofline circle").first.dispatch_event("click")
+    assert chosen(page) == "Net.a"
+    page.locator("#roofline circle").last.press("Enter")
+    assert chosen(page) == "Net.b.0"
 
 
 def test_a_run_without_a_timeline_says_how_to_record_one(look: Callable[..., Page]) -> None:
@@ -888,111 +809,6 @@ def test_a_run_without_a_timeline_says_how_to_record_one(look: Callable[..., Pag
     assert "with_timeline=True" in page.inner_text("#memory")
     assert page.locator("#memory svg").count() == 0
     assert look(tree_of(SMALL)).locator("#memory").count() == 0
-
-
-# Roofline
-
-
-def test_traffic_of_a_call_by_hand() -> None:
-    layer = Layer(
-        ("Net",), "Linear", param_bytes=96, input_shapes=((2, 4),), output_shapes=((2, 4), (3,)), output_bytes=44
-    )
-    assert traffic_bytes(layer) == 96 + 44 + 4 * 8  # outputs: 11 elements of 4 bytes; inputs: 8 elements
-    assert traffic_bytes(replace(layer, input_shapes=((2, 4), (5,)))) == 96 + 44 + 4 * 13
-    assert traffic_bytes(replace(layer, param_bytes=0)) == 44 + 4 * 8
-    assert traffic_bytes(replace(layer, input_shapes=((),))) == 96 + 44 + 4  # a scalar
-    unknown: list[dict[str, Any]] = [
-        {"param_bytes": None},
-        {"output_bytes": None},
-        {"output_bytes": 45},  # no whole number of bytes per element: outputs of several types
-        {"output_bytes": 0},
-        {"input_shapes": ()},
-        {"output_shapes": ()},
-        {"input_shapes": ((-1, 4),)},
-        {"output_shapes": ((2, -1),)},
-        {"output_shapes": ((0, 4),)},
-    ]
-    for change in unknown:
-        assert traffic_bytes(replace(layer, **change)) is None
-
-
-READ_ROOFLINE = """() => {
-  const svg = document.querySelector("#roofline svg");
-  const places = (one, names) => names.map((name) => Number(one.getAttribute(name)));
-  const circles = [...svg.querySelectorAll("circle")];
-  const pairs = (one) => one.getAttribute("points").split(" ").map((point) => point.split(",").map(Number));
-  return {
-    texts: [...svg.querySelectorAll("text")].map((text) => [text.textContent, ...places(text, ["x", "y"])]),
-    points: Object.fromEntries(circles.map((one) => [one.textContent, places(one, ["cx", "cy", "r"])])),
-    roofs: [...svg.querySelectorAll("polyline")].map(pairs),
-  };
-}"""
-
-
-@cache
-def roofline_run() -> Run:
-    """Net.a: 1920 FLOPs per call, 192 bytes, 192 ns: 10 FLOP/byte, 10 GFLOP/s. Net.b.0: 1 FLOP/byte, 1 GFLOP/s."""
-    counted = ("cpu_ns", "macs", "flops", "uncounted")
-    run = run_of(
-        [
-            row(0, cpu_ns=100),
-            row(1, calls=2, cpu_ns=84),
-            row(1, op("aten::mm", (2, 4)), calls=2, cpu_ns=300, flops=3840, macs=1920),
-            row(3, calls=1),
-            row(3, op("aten::add"), calls=1, cpu_ns=96, flops=96),
-        ],
-        requested=counted,
-        measured=counted,
-        peaks=(
-            Peak("cpu", "float32", 1, 5e10, 1e9),
-            Peak("cpu", "float32", 2, 1e11, 5e10),
-            Peak("cuda:0", "float32", 0, 1e14, 1e12),
-        ),
-    )
-    size = {"input_shapes": ((4, 4),), "output_shapes": ((4, 4),), "output_bytes": 64}
-    layers = (run.layers[0], replace(run.layers[1], param_bytes=64, **size), run.layers[2])
-    layers += (replace(run.layers[3], input_shapes=((8,),), output_shapes=((16,),), output_bytes=64, param_bytes=0),)
-    return replace(run, layers=layers, rows=replace(run.rows, layers=layers))
-
-
-def test_roofline_by_hand(look: Callable[..., Page]) -> None:
-    page = look(roofline_run())
-    chart = page.evaluate(READ_ROOFLINE)
-    across = {float(text): x for text, x, _ in chart["texts"] if re.fullmatch(r"[\d.]+", text)}
-    up = {text: y - 4 for text, _, y in chart["texts"] if re.fullmatch(r"[\d.]+ [KMGTP]", text)}
-    decade = across[10] - across[1]
-    assert across[1] + decade == pytest.approx(across[10])
-    points = chart["points"]
-    assert set(points) == {
-        f"Net.a: 10.00 G FLOP/s, 10.00 FLOP/byte, {format_time(384)}",
-        f"Net.b.0: 1.00 G FLOP/s, 1.00 FLOP/byte, {format_time(96)}",
-    }
-    of = {title.split(":")[0]: place for title, place in points.items()}
-    assert of["Net.a"] == [pytest.approx(across[10], abs=0.06), pytest.approx(up["10.00 G"], abs=0.06), 12]
-    assert of["Net.b.0"] == [pytest.approx(across[1], abs=0.06), pytest.approx(up["1.00 G"], abs=0.06), 3 + 9 / 2]
-    # The last peak of the CPU: 50 GFLOP/s at 1 FLOP/byte, flat at 100 GFLOP/s from 2 FLOP/byte on.
-    (roof,) = chart["roofs"]
-    per_decade = up["10.00 G"] - up["100.00 G"]
-    top = pytest.approx(up["100.00 G"], abs=0.06)
-    assert roof[0] == [
-        pytest.approx(across[1], abs=0.06),
-        pytest.approx(up["100.00 G"] + per_decade * math.log10(2), abs=0.06),
-    ]
-    assert roof[1] == [pytest.approx(across[1] + decade * math.log10(2), abs=0.06), top]
-    assert roof[2] == [pytest.approx(across[10], abs=0.06), top]
-    assert [text for text, _, _ in chart["texts"] if "float32" in text] == ["100.00 G FLOP/s, float32 on cpu"]
-    page.locator("#roofline circle").first.dispatch_event("click")
-    assert chosen(page) == "Net.a"
-
-
-def test_a_peak_that_is_not_finite_is_no_roof(look: Callable[..., Page]) -> None:
-    """A run file may have any numbers."""
-    run = roofline_run()
-    wrong = [Peak("cpu", "float32", 1, *pair) for pair in ((math.inf, 1e9), (1e9, math.nan), (0.0, 1e9), (1e9, 0.0))]
-    for peak in wrong:
-        page = look(replace(run, metas=(replace(run.meta, peaks=(peak,)),)))
-        assert page.locator("#roofline circle").count() == 2
-        assert page.locator("#roofline polyline").count() == 0
 
 
 def chosen(page: Page) -> str:
@@ -1895,15 +1711,6 @@ def test_a_layer_that_moved_is_at_both_places(look: Callable[..., Page]) -> None
     assert "This layer was moved. After: Parts.dec.big." in texts["Parts.enc.big"]
 
 
-def test_layers_called_on_different_shapes_are_not_in_the_roofline() -> None:
-    """The bytes are those of the first call: if other calls had other shapes, the intensity would be wrong."""
-    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8))
-    same = profiled(model, lambda: [model(torch.rand(32, 64)) for _ in range(4)], with_flops=True)
-    other = profiled(model, lambda: [model(torch.rand(size, 64)) for size in (32, 32, 32, 16)], with_flops=True)
-    assert None not in [one["traffic"] for one in page_data([Take("this run", same)])["takes"][0]["described"]]
-    assert {one["traffic"] for one in page_data([Take("this run", other)])["takes"][0]["described"]} == {None}
-
-
 def test_a_redraw_keeps_the_keyboard_focus(look: Callable[..., Page]) -> None:
     page = look(training())
     for role, name in (("group", "backward"), ("columnheader", "FLOPs"), ("columnheader", "Calls")):
@@ -1940,16 +1747,6 @@ def test_a_removed_layer_does_not_show_advice_on_a_layer_of_the_same_name(look: 
 def test_beside_takes_runs_by_name(beside: Any) -> None:
     with pytest.raises(TorchprofError, match=r"beside="):
         tree_of(SMALL).report("html", beside=beside)
-
-
-def test_tied_parameters_count_elsewhere_so_bytes_are_unknown() -> None:
-    """A head that shares the weight of the embedding reads it, but has no parameters of its own."""
-    embed, head = nn.Embedding(50, 16), nn.Linear(16, 50, bias=False)
-    head.weight = embed.weight
-    model = nn.Sequential(embed, nn.Linear(16, 16), head)
-    run = profiled(model, lambda: model(torch.randint(50, (4, 7))), with_flops=True)
-    assert [layer.tied for layer in run.layers] == [False, False, False, True]
-    assert [traffic_bytes(layer) for layer in run.layers[2:]] == [4 * (16 * 16 + 16 + 2 * 4 * 7 * 16), None]
 
 
 # Pipelines

@@ -103,7 +103,7 @@ def test_the_data_of_the_page_has_the_types_of_page_data_d_ts(tmp_path: Path) ->
         "calls",
         "peaks.nbytes",
         "samples.points",
-        "roofs",
+        "rooflines",
         "operators.inside.cpu_ns",
         "reports.contents.rows",
         "devices.report.rows",
@@ -111,7 +111,14 @@ def test_the_data_of_the_page_has_the_types_of_page_data_d_ts(tmp_path: Path) ->
         "ranks.report.rows",
         "ranks.quantiles.rows",
     ]
-    whole += ["memory.course.heights", "memory.report.rows", "comparison.scale", "comparison.whole"]
+    whole += [
+        "memory.levels.nbytes",
+        "memory.picture",
+        "comparison.picture",
+        "memory.report.rows",
+        "comparison.scale",
+        "comparison.whole",
+    ]
     whole += [
         "comparison.layerChanges",
         "comparison.pairs.differs",

@@ -29,6 +29,7 @@ from torchprof.errors import TorchprofError
 from torchprof.first_screen.headline import headline, main_field
 from torchprof.first_screen.verdict import first_findings, in_short, lines_of_run
 from torchprof.ranks.sentences import MOST_WHOLE_RANKS, run_of_chosen
+from torchprof.reports.icicle import drawn_diff
 from torchprof.reports.page.data import page_data
 from torchprof.reports.page.layers import Path, Take, Tree
 from torchprof.run.formats import UNKNOWN, format_time
@@ -37,8 +38,7 @@ from torchprof.run.words import OUTSIDE_NAME, PHASES
 from torchprof.version import __version__
 
 _SCRIPTS = (
-    "format data elements address run sheet reports icicle table layer timeline pipeline ranks device memory roofline "
-    "page"
+    "format data elements address run sheet reports icicle table layer timeline pipeline ranks device charts page"
 )
 _COMMENTS = re.compile(r"^[ \t]*(?://.*|/\*(?:(?!\*/)[\s\S])*\*/[ \t]*)\n", re.MULTILINE)
 _FINDINGS_SHOWN = 12
@@ -111,7 +111,12 @@ def page(takes: Sequence[Take], more: Mapping[str, Any], compared: Run | None = 
     script_hash = b64encode(sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{script_hash}'; img-src data:"
     shown = f"{title} · torchprof".encode("utf-8", "replace").decode()
-    parts = {"title": escape(shown), "policy": policy, "style": _part("page.css"), "data": _packed(document)}
+    parts = {
+        "title": escape(shown),
+        "policy": policy,
+        "style": _part("page.css") + _part("chart.css"),
+        "data": _packed(document),
+    }
     parts["script"] = script
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _part("page.html"))
 
@@ -187,6 +192,7 @@ def diff_html(diff: Diff) -> str:
             "per": diff.unit,
             "notes": [*diff.notes, *diff.warnings],
             "whole": changes_of_run(diff),
+            "picture": drawn_diff(diff),
             "layerChanges": [[what, lines] for what, lines in changes_of_layers(diff)],
             "quantities": [
                 {

@@ -6,9 +6,8 @@ The page's script sums nothing: every figure comes from the rows of the terminal
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from math import inf
 from typing import Any, NamedTuple
 
 from torchprof.analyze.columns import MEASURE_OF, Column, columns_of
@@ -33,10 +32,11 @@ from torchprof.reports.page.tables import (
     tabs_of_page,
     timeline_of,
 )
+from torchprof.reports.roofline import drawn_roofline
 from torchprof.run.measures import Measure, SampleKey, Spread
-from torchprof.run.meta import Meta, Peak
+from torchprof.run.meta import Meta
 from torchprof.run.run import Run
-from torchprof.run.timeline import KINDS, DeviceTime
+from torchprof.run.timeline import DeviceTime
 from torchprof.run.words import LAUNCHED_BEFORE, NOT_SELECTED_NAME, OUTSIDE_NAME, PHASES
 
 _POINTS = 24  # values that show the distribution of a layer's calls
@@ -84,7 +84,6 @@ def page_data(takes: Sequence[Take], compared: Run | None = None) -> dict[str, A
         "phases": figures.phases,
         "allPhases": PHASES,
         "names": [OUTSIDE_NAME, NOT_SELECTED_NAME, LAUNCHED_BEFORE],
-        "kinds": KINDS,
         "sources": sources.data(),
         "areRanks": sources.are_ranks,
         "largest": [] if len(takes) > 1 else report_data(first, tree.nodes[0]),
@@ -107,6 +106,7 @@ def page_data(takes: Sequence[Take], compared: Run | None = None) -> dict[str, A
         **_per_call(takes, tree, sources),
         **_of_devices(takes, tree, sources),
         "timeline": _timeline(takes, tree, sources),
+        "rooflines": [drawn_roofline(run, nodes_of) for run, nodes_of in shown],
     }
 
 
@@ -186,8 +186,7 @@ def _figures(spread: Spread) -> tuple[Any, ...]:
 
 
 def _of_devices(takes: Sequence[Take], tree: Tree, sources: _Sources) -> dict[str, Any]:
-    """The time and the memory of each device, and the measured peak rates for the roofline."""
-    peaks = (peak for take in takes for meta in take.run.metas for peak in _last(meta.peaks))
+    """The time and the memory of each device."""
     return {
         "devices": [
             _device(time, metas[time.rank], sources.of(number, time.rank))
@@ -200,7 +199,6 @@ def _of_devices(takes: Sequence[Take], tree: Tree, sources: _Sources) -> dict[st
             for number, take in enumerate(takes)
             for memory, of_device in memory_of(take.run, tree.nodes[number])
         ],
-        "roofs": list(dict.fromkeys(map(tuple, peaks))),
     }
 
 
@@ -259,12 +257,6 @@ def _device(time: DeviceTime, meta: Meta, source: int) -> dict[str, Any]:
         "parts": [computing, time.overlap_ns, time.exposed_ns, time.copy_alone_ns, time.idle_ns],
         "report": report_data(stacked(about_device(time, meta)), {}),
     }
-
-
-def _last(peaks: Iterable[Peak]) -> list[Peak]:
-    """The last measured peak of each device and type, without zeros and infinities, which a file may have."""
-    drawn = [peak for peak in peaks if 0 < peak.flops_per_s < inf and 0 < peak.bytes_per_s < inf]
-    return list({(peak.device, peak.dtype): peak for peak in drawn}.values())
 
 
 def columns_shown(

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
-from math import prod
 from operator import add, attrgetter, itemgetter, sub
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ from torchprof.analyze.figures import Figures, measured_by_all, varying_calls
 from torchprof.analyze.layers import Entry, entries_of
 from torchprof.analyze.operators import operators_below
 from torchprof.analyze.ops import SUM_OF_PHASES, line_of_figures
+from torchprof.reports.charts import CLASSES
 from torchprof.run.formats import Bound
 from torchprof.run.layers import Layer
 from torchprof.run.measures import NO_COST, Cost, sum_of_costs
@@ -114,24 +114,7 @@ def _described(layer: Layer, varies: bool) -> dict[str, Any]:
         "shapesVary": varies,
         "training": layer.training,
         "sharedWith": [".".join(path) for path in layer.shared_with],
-        "traffic": None if varies else traffic_bytes(layer),
     }
-
-
-def traffic_bytes(layer: Layer) -> int | None:
-    """The minimum memory traffic of a forward call: parameters, inputs and outputs of the layer, each once.
-
-    Inputs are assumed to have the type of the outputs. None if unknown: with a dynamic size, outputs of unknown or of
-    several types, parameters that cannot be counted, or parameters that are counted at another layer.
-    """
-    is_dynamic = any(-1 in size for size in (*layer.input_shapes, *layer.output_shapes))
-    if layer.param_bytes is None or layer.tied or not layer.output_bytes or not layer.input_shapes or is_dynamic:
-        return None
-    of_outputs = sum(prod(shape) for shape in layer.output_shapes)
-    if not of_outputs or layer.output_bytes % of_outputs:
-        return None
-    itemsize = layer.output_bytes // of_outputs
-    return layer.param_bytes + layer.output_bytes + itemsize * sum(prod(shape) for shape in layer.input_shapes)
 
 
 # The figures of all nodes, and what ran in each
@@ -142,7 +125,6 @@ _OF_NO_LAYER = (OUTSIDE_NAME, NOT_SELECTED_NAME, LAUNCHED_BEFORE)  # in the orde
 _NO_ROW = len(Bound)
 _NUMBER = {bound: number for number, bound in enumerate(Bound)}
 _EXACT = _NUMBER[Bound.EXACT]
-_MOST_CLASSES = 7  # as many colors can be told apart
 _MOST_WITH_OPERATORS = 2_000  # layers: the panels of smaller ones show no operators
 
 ShownRun = tuple[Run, Mapping[tuple[str, ...], int]]
@@ -227,7 +209,7 @@ class FiguresOfPage:
         for node, layer in enumerate(self.tree.layers):
             own = rows[node].own.values() if node in rows else ()
             sums[layer.kind] += max(sum(getattr(cost, field) for cost in own), 0)
-        return [kind for kind, _ in sums.most_common() if kind][:_MOST_CLASSES]
+        return [kind for kind, _ in sums.most_common() if kind][:CLASSES]
 
     def operators(self, field: str, fields: Sequence[str]) -> dict[str, Any]:
         """The operators in each layer and all below it, by phase and in all phases, as columns of integers, those of a

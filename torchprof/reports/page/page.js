@@ -147,7 +147,8 @@ class Page {
         ...this.#changes(),
         this.controls,
         element("div", { class: "split" },
-          element("div", { class: "chart-of-layers" }, this.crumbs, this.icicle.box, this.caption, this.status, this.legend),
+          element("div", { class: "chart-of-layers" }, this.crumbs, this.icicle.box, this.caption, this.status, this.legend,
+            saveButtons(`${data.title}: layers`, () => pictureOfBlocks(this.icicle.box, `${data.title}: layers`, this.caption.textContent ?? "", this.legend))),
           this.panel.box,
           element("section", { id: "layers" }, element("h3", {}, "Layers"), this.#tableTools(), tableBox, signs(data.legend))),
         ...this.#times(),
@@ -194,7 +195,9 @@ class Page {
   #times() {
     if (data.comparison || data.sources.length > 1 && !this.timeline) return [];
     const hint = "To see what ran when, record with Profile(..., with_timeline=True).";
-    const inside = this.timeline ? [this.timeline.box, this.timeline.status] : [element("p", { class: "hint" }, hint)];
+    const { timeline } = this;
+    const title = `${data.title}: timeline`;
+    const inside = timeline ? [timeline.box, timeline.status, saveButtons(title, () => pictureOfBlocks(timeline.box, title, timeline.status.textContent ?? "", this.legend))] : [element("p", { class: "hint" }, hint)];
     const of = data.timeline && data.sources.length > 1 ? ` of ${data.sources[data.timeline.source].name}` : "";
     return [element("section", { id: "timeline" }, element("h3", {}, `Timeline${of}`), ...inside)];
   }
@@ -209,6 +212,7 @@ class Page {
     /** @type {HTMLElement[]} */
     const parts = [];
     if (data.comparison && data.comparison.whole.length) parts.push(element("p", {}, data.comparison.whole.join(" ")));
+    if (data.comparison) parts.push(chart(data.comparison.picture, () => {}));
     if (data.comparison && data.comparison.layerChanges.length) {
       const items = data.comparison.layerChanges.map(([what, lines]) => element("li", {}, element("b", {}, what), ` ${lines.join(" · ")}`));
       parts.push(element("details", { open: items.length <= 4 }, element("summary", {}, "Layers that changed"), element("ul", {}, ...items)));
@@ -465,8 +469,8 @@ class Page {
 
 
   #drawRoofline() {
-    const made = rooflineSection(this.run, this.source, (node) => this.show(node));
-    this.rooflineBox.replaceChildren(...(made ? [element("h3", {}, "Roofline"), made] : []));
+    const made = data.rooflines.at(this.source);
+    this.#fill(this.rooflineBox, String(this.source), () => (made ? [element("h3", {}, "Roofline"), chart(made, (node) => this.show(node))] : []));
     this.why.hidden = !made && !data.findings.length;
   }
 

@@ -29,6 +29,8 @@ from torchprof.ranks.pipeline_bubble import judged_pipelines
 from torchprof.ranks.pipeline_report import section_of_replicas
 from torchprof.ranks.report import table_of_ranks
 from torchprof.ranks.sentences import name_of, sentences, unit_of
+from torchprof.reports.icicle import title_of
+from torchprof.reports.over_time import Course, course_of, drawn_memory
 from torchprof.reports.page.layers import differences
 from torchprof.reports.viewers import tracks_of
 from torchprof.run.formats import FORMATS, Cell, ReportCell, format_number, format_share, format_time, ranks_in_words
@@ -36,7 +38,7 @@ from torchprof.run.groups import lists_by_key
 from torchprof.run.measures import SampleKey, Spread, quantile
 from torchprof.run.rows import Rows, rows_of_lines
 from torchprof.run.run import Run
-from torchprof.run.timeline import ACTIONS, KINDS, DeviceTime, Memory, Timeline
+from torchprof.run.timeline import ACTIONS, DeviceTime, Memory, Timeline
 from torchprof.run.words import FORWARD, NO_LAYERS, PHASES
 
 _USUAL = {**{unit.value: text_of for unit, text_of in FORMATS.items()}, "share": format_share}
@@ -138,7 +140,6 @@ def _table_of(
 _CALLS = 100  # the most calls that are shown for a layer
 _LIVE_SHOWN = 200  # the most rows of what was live at the peak; the last row is the sum of all others
 _MOST_SPANS = 200_000  # of the timeline
-_INTERVALS = 600  # the equal intervals into which memory over time is divided
 
 
 def calls_over_time(run: Run, nodes: Mapping[int, int]) -> Iterator[tuple[int, int, list[int]]]:
@@ -196,7 +197,7 @@ def memory_of(run: Run, nodes: Mapping[int, int]) -> Iterator[tuple[Memory, dict
         timeline = run.timeline
         if timeline is not None and timeline.rank != memory.rank:  # a run of several ranks has the timeline of only one
             timeline = None
-        course = None if timeline is None or memory.device not in timeline.devices else _course(timeline, memory.device)
+        course = None if timeline is None else course_of(timeline, memory.device)
         if memory.peak_bytes > 0 or memory.held or course:
             of_device = samples.get((memory.rank, memory.device), ())
             about = stacked(about_peak(run, memory, of_device, depth=None, shown=_LIVE_SHOWN))
@@ -205,43 +206,24 @@ def memory_of(run: Run, nodes: Mapping[int, int]) -> Iterator[tuple[Memory, dict
                 "peakBytes": memory.peak_bytes,
                 "peakNs": memory.peak_ns,
                 "report": report_data(about, nodes),
-                "course": course,
+                "levels": None if course is None else _levels(course),
+                "picture": None
+                if course is None or timeline is None
+                else _memory_picture(run, memory, course, timeline),
                 "dropped": 0 if timeline is None else timeline.dropped,
             }
             yield memory, data
 
 
-def _course(timeline: Timeline, device: str) -> dict[str, Any] | None:
-    """Memory over time above the start, as a step function: from each of ``timesNs`` until the next one, ``heights``
-    has the bytes by kind (the last kind: unknown). Each interval has two steps: its maximum and its last level."""
-    number = timeline.devices.index(device)
-    columns = timeline.columns
-    steps = [index for index, where in enumerate(columns["device"]) if where == number]
-    if not steps:
-        return None
-    length = max(columns["time_ns"][steps[-1]] // _INTERVALS, 1)
-    alive = [0] * (len(KINDS) + 1)
-    times: list[int] = [0]
-    heights: list[list[int]] = [alive[:]]
+def _levels(course: Course) -> dict[str, Any]:
+    """Live bytes from each time on, for the timeline."""
+    return {"timesNs": course.times_ns, "nbytes": course.levels, "lastNs": course.last_ns}
 
-    def add(time: int, level: list[int]) -> None:
-        if level != heights[-1]:
-            times.append(time)
-            heights.append(level)
 
-    for _, interval in groupby(steps, lambda index: columns["time_ns"][index] // length):
-        whole = sum(alive)
-        highest, top, level = whole, times[-1], alive[:]
-        time = top
-        for index in interval:
-            time, nbytes = columns["time_ns"][index], columns["nbytes"][index]
-            alive[columns["kind"][index]] += nbytes
-            whole += nbytes
-            if whole > highest:
-                highest, top, level = whole, time, alive[:]
-        add(top, level)
-        add(time, alive[:])
-    return {"lastNs": columns["time_ns"][steps[-1]], "timesNs": times, "heights": heights}
+def _memory_picture(run: Run, memory: Memory, course: Course, timeline: Timeline) -> str:
+    rank = f", rank {memory.rank}" if len(run.metas) > 1 else ""
+    steps = timeline.spans.steps if timeline.spans is not None else ()
+    return drawn_memory(memory, course, steps, title_of(run, f"memory on {memory.device}{rank}"))
 
 
 # The ranks of a job: their comparison, and their sum if they are too many, and next to another run

@@ -25,9 +25,9 @@ class TimelineView {
     this.start = runningSums(data.start);
     this.depth = new Int32Array(this.start.length);
     this.tracks = this.#tracks();
-    this.memory = run.data.memory.find(({ source, course }) => source === data.source && course) ?? null;
+    this.memory = run.data.memory.find(({ source, levels }) => source === data.source && levels) ?? null;
     const last = this.start.reduce((most, start, at) => Math.max(most, start + data.ns[at]), 0);
-    this.end = Math.max(last, this.memory?.course?.lastNs ?? 0, data.steps[data.steps.length - 1] ?? 0);
+    this.end = Math.max(last, this.memory?.levels?.lastNs ?? 0, data.steps[data.steps.length - 1] ?? 0);
     /** @type {Stretch} */
     this.shown = { from: 0, to: this.end };
     this.wasDragged = false;
@@ -247,10 +247,10 @@ class TimelineView {
   /** @param {number} width */
   #memory(width) {
     const { memory } = this;
-    const course = memory?.course;
+    const course = memory?.levels;
     if (!memory || !course) return [];
     const { from, to } = this.shown;
-    const levels = course.heights.map((kinds) => kinds.reduce((sum, nbytes) => sum + nbytes, 0));
+    const levels = course.nbytes;
     const [least, most] = [Math.min(0, ...levels), Math.max(memory.peakBytes, 1)];
     /** @param {number} ns */
     const x = (ns) => Math.min(Math.max(((ns - from) / (to - from)) * width, 0), width);

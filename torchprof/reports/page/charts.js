@@ -1,0 +1,112 @@
+// Pictures: those that Python drew as SVG (torchprof/reports/over_time.py, roofline.py, icicle.py), and how pictures of the page are saved as files.
+
+const SAVED = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "font-size", "font-weight", "text-anchor", "paint-order"];
+const LINE = 16; // of text in a saved picture
+const PIXELS = 2; // of a saved PNG for each of the picture
+
+// A picture from its markup, in which Python escaped all texts. What has a layer shows it on a click.
+/** @param {string} markup @param {(node: number) => void} onlayer */
+function chart(markup, onlayer) {
+  const made = document.importNode(new DOMParser().parseFromString(markup, "image/svg+xml").documentElement, true);
+  for (const part of made.querySelectorAll("[data-node]")) {
+    const show = () => onlayer(Number(part.getAttribute("data-node")));
+    part.addEventListener("click", show);
+    part.addEventListener("keydown", (event) => { if (event instanceof KeyboardEvent && event.key === "Enter") show(); });
+  }
+  const title = made.querySelector(".title")?.textContent ?? "picture";
+  return element("figure", {}, made, saveButtons(title, () => selfContained(/** @type {SVGElement} */ (/** @type {unknown} */ (made)))));
+}
+
+// Live memory over time and what was live at the peak.
+/** @param {Run} run @param {PageData.Memory} memory @param {(node: number) => void} onlayer */
+function memorySection(run, memory, onlayer) {
+  const { sources } = run.data;
+  const where = sources.length > 1 ? `${memory.device}, ${sources[memory.source].name}` : memory.device;
+  const hint = sources.length > 1 ? "Memory over time was not recorded, or is only on the page of this rank or run alone." : "To see memory over time, record with Profile(..., profile_memory=True, with_timeline=True).";
+  return element("div", { class: "memory" },
+    element("h4", {}, where),
+    ...reportParts(memory.report, onlayer),
+    memory.picture ? chart(memory.picture, onlayer) : element("p", { class: "hint" }, hint),
+    memory.picture && memory.dropped ? element("p", { class: "warning" }, `The chart does not show the last ${memory.dropped} allocations and frees.`) : null);
+}
+
+// Saves a picture as a file. `make` draws it as it is now.
+/** @param {string} title @param {() => SVGElement} make */
+function saveButtons(title, make) {
+  const name = title.replace(/[^\w.-]+/g, "-").toLowerCase();
+  const text = () => new XMLSerializer().serializeToString(make());
+  return element("span", { class: "save" },
+    element("button", { type: "button", "aria-label": `Save as SVG: ${title}`, onclick: () => download(`${name}.svg`, new Blob([text()], { type: "image/svg+xml" })) }, "Save as SVG"),
+    element("button", { type: "button", "aria-label": `Save as PNG: ${title}`, onclick: () => { asPng(text()).then((blob) => { if (blob) download(`${name}.png`, blob); }); } }, "PNG"));
+}
+
+/** @param {string} name @param {Blob} blob */
+function download(name, blob) {
+  const url = URL.createObjectURL(blob);
+  element("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}
+
+/** @param {string} svg @returns {Promise<Blob | null>} */
+async function asPng(svg) {
+  const image = new Image();
+  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svg)}`;
+  await image.decode();
+  const canvas = element("canvas", { width: image.width * PIXELS, height: image.height * PIXELS });
+  canvas.getContext("2d")?.drawImage(image, 0, 0, canvas.width, canvas.height);
+  return new Promise((resolve) => { canvas.toBlob(resolve); });
+}
+
+// A picture with its colors as they are on the page, since a file has no style sheet.
+/** @param {SVGElement} svg */
+function selfContained(svg) {
+  const made = /** @type {SVGElement} */ (svg.cloneNode(true));
+  const copies = made.querySelectorAll("*");
+  svg.querySelectorAll("*").forEach((part, at) => {
+    const style = getComputedStyle(part);
+    for (const name of SAVED) copies[at].setAttribute(name, style.getPropertyValue(name));
+  });
+  const [left, top, width, height] = (svg.getAttribute("viewBox") ?? "0 0 0 0").split(" ");
+  made.setAttribute("width", width);
+  made.setAttribute("height", height);
+  made.prepend(drawing("rect", { x: left, y: top, width, height, fill: getComputedStyle(document.body).backgroundColor }));
+  return made;
+}
+
+// A chart of blocks, as the icicle and the timeline, as a picture with its title, what it shows and its legend.
+/** @param {HTMLElement} box @param {string} title @param {string} caption @param {HTMLElement} legend */
+function pictureOfBlocks(box, title, caption, legend) {
+  const frame = box.getBoundingClientRect();
+  const [ink, margin, head] = [getComputedStyle(document.body).color, 16, 16 + 2.5 * LINE];
+  const signs = [...legend.querySelectorAll("span")];
+  const [width, height] = [frame.width + 2 * margin, head + box.scrollHeight + 2 * LINE + margin];
+  const svg = drawing("svg", { xmlns: "http://www.w3.org/2000/svg", viewBox: `0 0 ${width} ${height}`, width, height, "font-family": "system-ui, sans-serif", "font-size": 11 });
+  svg.append(drawing("rect", { width, height, fill: getComputedStyle(document.body).backgroundColor }));
+  svg.append(drawing("text", { x: margin, y: margin + 10, fill: ink, "font-size": 14, "font-weight": 600 }, title));
+  svg.append(drawing("text", { x: margin, y: margin + 10 + LINE, fill: ink }, caption));
+  for (const part of box.querySelectorAll(".block, .track-name, .axis-line span, .step-mark span, .memory-line polygon")) {
+    const { left, top, width: wide, height: tall } = part.getBoundingClientRect();
+    const [x, y] = [left - frame.left + margin, top - frame.top + box.scrollTop + head];
+    if (part instanceof SVGGraphicsElement) {
+      const shift = part.ownerSVGElement?.getBoundingClientRect() ?? frame;
+      const moved = drawing("polygon", { points: part.getAttribute("points") ?? "", fill: getComputedStyle(part).fill, "fill-opacity": 0.6 });
+      moved.setAttribute("transform", `translate(${shift.left - frame.left + margin} ${shift.top - frame.top + box.scrollTop + head})`);
+      svg.append(moved);
+      continue;
+    }
+    const style = getComputedStyle(part);
+    if (part.classList.contains("block")) svg.append(drawing("rect", { x, y, width: wide, height: tall, rx: 2, fill: style.backgroundColor }));
+    const letters = Math.floor((wide - 8) / LETTER);
+    const words = part.classList.contains("block") ? [...part.children].map((one) => one.textContent).join("  ") : part.textContent ?? "";
+    const shown = words.length <= letters || !part.classList.contains("block") ? words : words.slice(0, Math.max(letters, 0));
+    if (shown) svg.append(drawing("text", { x: x + 4, y: y + tall / 2 + 4, fill: style.color }, shown));
+  }
+  let x = margin;
+  for (const sign of signs) {
+    const y = height - margin;
+    svg.append(drawing("rect", { x, y: y - 9, width: 11, height: 11, fill: getComputedStyle(sign, "::before").backgroundColor }));
+    svg.append(drawing("text", { x: x + 15, y, fill: ink }, sign.textContent ?? ""));
+    x += 30 + (sign.textContent ?? "").length * LETTER;
+  }
+  return svg;
+}

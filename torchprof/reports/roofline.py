@@ -1,0 +1,198 @@
+"""The roofline as a picture: FLOP/s of layers over their arithmetic intensity, and the measured peak of the machine."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from math import inf, log10, prod, sqrt
+from typing import NamedTuple
+
+from torchprof.analyze.columns import MEASURE_OF
+from torchprof.analyze.figures import figures_of_layers, measured_by_all, varying_calls
+from torchprof.analyze.report import pattern_of, report
+from torchprof.errors import TorchprofError
+from torchprof.reports.charts import WIDTH, Axis, axis_x, axis_y, hint, picture, standalone, tag, text
+from torchprof.reports.icicle import colors_of, time_measured, title_of
+from torchprof.reports.over_time import LEFT
+from torchprof.run.formats import Bound, format_count, format_rate, short_time
+from torchprof.run.layers import Layer
+from torchprof.run.meta import Peak
+from torchprof.run.run import Run
+from torchprof.run.words import FORWARD
+
+_NAMED = 10
+_MOST_POINTS = 400
+
+
+class Point(NamedTuple):
+    """An innermost layer: achieved FLOP/s in forward over its arithmetic intensity in FLOP/byte, and its time."""
+
+    layer: int
+    per_byte: float
+    per_second: float
+    ns: int
+
+
+def points_of(run: Run) -> list[Point]:
+    """The innermost layers with known FLOPs, time, calls and memory traffic, those with most time first."""
+    field = time_measured(run)
+    if not {"flops", field} <= measured_by_all(run):
+        return []
+    varying = varying_calls(run)
+    inner = {*range(len(run.layers))} - {*run.layers.parent}
+    points = []
+    for path, figures in figures_of_layers(run, [FORWARD]).items():
+        index = run.layers.index_of[path]
+        if index not in inner or varying[path] is not False or not (nbytes := traffic_bytes(run.layers[index])):
+            continue
+        flops, time = (figures.measure(MEASURE_OF[name], FORWARD) for name in ("flops", field))
+        calls = figures.number_of_calls()
+        is_known = all(figure.bound is Bound.EXACT and figure.value > 0 for figure in (flops, time, calls))
+        if is_known:
+            per_second = flops.value / time.value * 1e9
+            points.append(Point(index, flops.value / calls.value / nbytes, per_second, int(time.value)))
+    return sorted(points, key=lambda point: -point.ns)
+
+
+@report("roofline", "a picture: FLOP/s of the layers, and the measured peak of this machine", suffix="roofline.svg")
+def roofline(run: Run) -> str:
+    """Achieved FLOP/s of the innermost layers over their arithmetic intensity, with the measured peaks of
+    ``torchprof.peak()``. Raises TorchprofError if FLOPs, times or shapes of all layers are unknown."""
+    if (drawn := drawn_roofline(run)) is None:
+        raise TorchprofError(
+            "This run has no layer with known FLOPs, time and shapes: record it with torchprof.Profile(model, "
+            "with_flops=True)."
+        )
+    return standalone(drawn)
+
+
+def drawn_roofline(run: Run, nodes: Mapping[tuple[str, ...], int] | None = None) -> str | None:
+    """The roofline; None without points. ``nodes``: the number of each layer on the page, by its path.
+
+    Source: Williams, Waterman and Patterson, *Roofline*, CACM 52(4), 2009.
+    """
+    points = points_of(run)
+    if not points:
+        return None
+    is_on_cpu = time_measured(run) == "cpu_ns"
+    roofs = [peak for peak in last_peaks(run) if (peak.device == "cpu") == is_on_cpu]
+    height = 320
+    right = WIDTH - 10
+    x = Axis(min(point.per_byte for point in points), max(point.per_byte for point in points), LEFT, right, log=True)
+    speeds = [*(point.per_second for point in points), *(peak.flops_per_s for peak in roofs)]
+    y = Axis(min(speeds), max(speeds), height, 14, log=True)
+    parts = [
+        axis_x(x, 14, height, lambda value: f"{value:g}", "arithmetic intensity (FLOP/byte)"),
+        axis_y(y, LEFT, right, lambda value: str(format_count(value)).replace(".00 ", " "), "FLOP/s"),
+    ]
+    drawn_roofs = [_roof(peak, x, y) for peak in roofs]
+    parts += [line for line, _ in drawn_roofs]
+    labels = [label for _, of_roof in drawn_roofs for label in of_roof]
+    own: Counter[int] = Counter({point.layer: point.ns for point in points})
+    colors = colors_of(run, own)
+    for point in points[:_MOST_POINTS]:
+        layer = run.layers[point.layer]
+        about = (layer.name, layer.kind, f"{format_rate(point.per_second)} FLOP/s, {point.per_byte:.2f} FLOP/byte")
+        of_page = {} if nodes is None else {"data_node": nodes[layer.path], "tabindex": 0}
+        circle = {
+            "cx": x(point.per_byte),
+            "cy": y(point.per_second),
+            "r": _radius(point, points),
+            "class_": f"band {colors.of(layer.kind)}",
+        }
+        parts.append(tag("circle", hint([*about, short_time(point.ns)]), **of_page, **circle))
+    labels += _names_of_points(run, points, x, y, labels)
+    parts += [text(label.words, label.right, label.line, text_anchor="end", class_="name") for label in labels]
+    caption = (
+        "Forward only. Left of the ridge: memory-bound. Right of it: compute-bound. Bytes are the minimum of a call: "
+        "parameters, inputs and outputs, each once. Larger points took more time."
+    )
+    if not roofs:
+        caption += " The roof was not measured: call torchprof.peak() before the profile."
+    if len(points) > _MOST_POINTS:
+        caption += f" The {_MOST_POINTS} layers with most time are drawn, of {len(points):,}."
+    signs = colors.signs(run.layers[point.layer].kind for point in points[:_MOST_POINTS])
+    return picture(title_of(run, "roofline"), caption, parts, (WIDTH, height + 36), signs)
+
+
+def last_peaks(run: Run) -> list[Peak]:
+    """The last measured peak of each device and type, without zeros and infinities, which a file may have."""
+    peaks = [peak for meta in run.metas for peak in meta.peaks]
+    drawn = [peak for peak in peaks if 0 < peak.flops_per_s < inf and 0 < peak.bytes_per_s < inf]
+    return list({(peak.device, peak.dtype): peak for peak in drawn}.values())
+
+
+class _Label(NamedTuple):
+    """A text and its place in pixels: its ends, and the line on which it is."""
+
+    words: str
+    left: float
+    right: float
+    line: float
+
+    def overlaps(self, other: _Label) -> bool:
+        return abs(self.line - other.line) <= 12 and self.left < other.right + 6 and other.left < self.right + 6
+
+
+def _width_of(words: str) -> float:
+    return 5.8 * len(words)
+
+
+def _roof(peak: Peak, x: Axis, y: Axis) -> tuple[str, list[_Label]]:
+    """The roof of a device and type, bandwidth up to the ridge, then FLOP/s; and what is written at it."""
+    low, high = 10.0**x.least, 10.0**x.most
+    start = max(low, 10.0**y.least / peak.bytes_per_s)
+    ridge = min(max(peak.flops_per_s / peak.bytes_per_s, start), high)
+    corners = [(at, min(peak.flops_per_s, at * peak.bytes_per_s)) for at in (start, ridge, high)]
+    points = " ".join(f"{x(at):.1f},{y(speed):.1f}" for at, speed in corners)
+    words = f"{format_rate(peak.flops_per_s)} FLOP/s, {peak.dtype} on {peak.device}"
+    ends = [(words, x.last - 4, y(peak.flops_per_s) - 5)]
+    if ridge > start:
+        middle = 10 ** ((log10(start) + log10(ridge)) / 2)
+        ends.append((f"{peak.bytes_per_s / 1e9:.3g} GB/s", x(middle) - 6, y(middle * peak.bytes_per_s) - 6))
+    labels = [_Label(words, right - _width_of(words), right, line) for words, right, line in ends]
+    return tag("polyline", points=points, class_="roof"), labels
+
+
+def _names_of_points(run: Run, points: Sequence[Point], x: Axis, y: Axis, others: Sequence[_Label]) -> list[_Label]:
+    """The names of the layers with most time: equal layers of several blocks have one. A name that has no room next to
+    its point is left out. ``others``: what is written elsewhere."""
+    groups: defaultdict[tuple[str, ...], list[Point]] = defaultdict(list)
+    for point in points:
+        *blocks, last = run.layers[point.layer].path
+        pattern = (*("*" if name.isdecimal() else name for name in blocks), last)
+        groups[pattern].append(point)
+    labels: list[_Label] = []
+    for group in sorted(groups.values(), key=lambda group: -sum(point.ns for point in group))[:_NAMED]:
+        path = pattern_of([run.layers[point.layer].path for point in group])
+        words = path.partition(".")[2] or path
+        words += f" ({len(group)})" if len(group) > 1 else ""
+        width = _width_of(words)
+        at_x, at_y, far = x(group[0].per_byte), y(group[0].per_second), _radius(group[0], points) + 4
+        places = [(at_x + far, at_y + 4), (at_x - far - width, at_y + 4)]
+        places += [(at_x - width / 2, at_y - far), (at_x - width / 2, at_y + far + 9)]
+        tried = [_Label(words, left, left + width, line) for left, line in places]
+        inside = [label for label in tried if label.left >= x.first and label.right <= x.last]
+        labels += [label for label in inside if not any(map(label.overlaps, (*others, *labels)))][:1]
+    return labels
+
+
+def _radius(point: Point, points: Sequence[Point]) -> float:
+    """That of a point, whose area is as its time; the first one has most."""
+    return 3 + 9 * sqrt(point.ns / points[0].ns)
+
+
+def traffic_bytes(layer: Layer) -> int | None:
+    """The minimum memory traffic of a forward call: parameters, inputs and outputs of the layer, each once.
+
+    Inputs are assumed to have the type of the outputs. None if unknown: with a dynamic size, outputs of unknown or of
+    several types, parameters that cannot be counted, or parameters that are counted at another layer.
+    """
+    is_dynamic = any(-1 in size for size in (*layer.input_shapes, *layer.output_shapes))
+    if layer.param_bytes is None or layer.tied or not layer.output_bytes or not layer.input_shapes or is_dynamic:
+        return None
+    of_outputs = sum(prod(shape) for shape in layer.output_shapes)
+    if not of_outputs or layer.output_bytes % of_outputs:
+        return None
+    itemsize = layer.output_bytes // of_outputs
+    return layer.param_bytes + layer.output_bytes + itemsize * sum(prod(shape) for shape in layer.input_shapes)
