@@ -19,7 +19,7 @@ import torchprof
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent.parent / "examples"
-PICTURES = ("icicle.svg", "timeline.svg", "memory.svg", "roofline.svg")
+PICTURES = ("step.svg", "icicle.svg", "timeline.svg", "memory.svg", "roofline.svg")
 
 
 def draw() -> torchprof.Run:

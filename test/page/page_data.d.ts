@@ -50,6 +50,8 @@ interface PageData {
   peaks: { source: PageData.Integers; node: PageData.Integers; phase: PageData.Integers; devices: string[]; device: PageData.Integers; nbytes: PageData.Integers };
   devices: PageData.Device[];
   memory: PageData.Memory[];
+  /** An SVG of the parts of a step. */
+  step: string | null;
   /** By source an SVG, null if it has no points; if sources are ranks, the last one is all ranks together. */
   rooflines: (string | null)[];
   timeline: PageData.Timeline | null;

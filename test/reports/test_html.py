@@ -911,7 +911,7 @@ def test_search(look: Callable[..., Page]) -> None:
     box.press("Enter")
     assert chosen(page) == "Net.a.x"
     box.fill("net.a")  # a match inside another match counts once in the share
-    assert found.inner_text() == "3 layers, 50.0% of the time"
+    assert found.inner_text() == "2 of 3 layers, 50.0% of the time"  # Net.a.x is still selected
     box.fill("conv")
     assert found.inner_text() == "1 layer, 10.0% of the time"
     assert lines(page) == ["Net", "a", "y"]

@@ -16,6 +16,7 @@ import torch
 from build.all_kinds import KINDS
 from build.charted_runs import STEPS, roofline_run, with_memory
 from build.hand_made import op, row, run_of
+from build.texts import format_time
 from torch import nn
 
 import torchprof
@@ -24,15 +25,16 @@ from torchprof.reports.charts import Axis, fitted
 from torchprof.reports.over_time import course_of
 from torchprof.reports.roofline import last_peaks, points_of, traffic_bytes
 from torchprof.run.layers import Layer
+from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.meta import Peak
 from torchprof.run.timeline import Memory
-from torchprof.run.words import BACKWARD, FORWARD
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 SVG = "{http://www.w3.org/2000/svg}"
-PICTURES = ("icicle", "timeline", "memory-chart", "roofline")
+PICTURES = ("step", "icicle", "timeline", "memory-chart", "roofline")
 Element = ElementTree.Element
 HOSTILE = ("<script>alert(1)</script>", 'a "b"\n', "line\nbreak", "\x1b[31mred", "\ud800", "a&b;|c", "模", "\u2028")
 
@@ -91,11 +93,11 @@ def trained(model: nn.Module, *shape: int, steps: int = 3) -> Run:
 def test_each_picture_of_each_kind_of_run_is_drawn_or_says_what_is_missing(name: str, tmp_path: Path) -> None:
     run = KINDS[name]()
     drawn_ones = 0
-    for picture, file in zip(PICTURES, ("icicle.svg", "timeline.svg", "memory.svg", "roofline.svg")):
+    for picture, file in zip(PICTURES, ("step.svg", "icicle.svg", "timeline.svg", "memory.svg", "roofline.svg")):
         try:
             text = run.report(picture)
         except TorchprofError as error:
-            assert "record it with" in str(error) or "no blocks to draw" in str(error)
+            assert any(words in str(error) for words in ("record it with", "no blocks to draw", "No loop was recorded"))
             continue
         drawn_ones += 1
         assert all_of(parsed(text), "text", "title")
@@ -162,6 +164,57 @@ def test_the_icicle_has_the_phase_that_is_asked_for() -> None:
     assert blocks(drawn(run, "icicle", phase=BACKWARD)).keys() == {"Net", "Net.b"}
     both = blocks(drawn(run, "icicle"))
     assert both["Net.b"][2] == pytest.approx(3 * both["Net.a"][2], abs=0.2)
+
+
+# The parts of a step
+
+
+def test_parts_of_a_step_are_as_wide_as_their_means_and_add_up_to_it() -> None:
+    run = trained(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)), 512, 64, steps=5)
+    root = drawn(run, "step")
+    widths = {name: block[2] for name, block in blocks(root).items()}
+
+    def whole(measure: str, layer: int = OUTSIDE, phase: str = FORWARD) -> int:
+        return run.samples[SampleKey(layer, phase, 0, "cpu", measure)].sum
+
+    step_ns = whole("step_ns")
+    assert SampleKey(OUTSIDE, FORWARD, 0, "cpu", "step_overlap_ns") not in run.samples
+    for name, ns in (
+        ("Sequential, forward", whole("step_cpu_ns", 0)),
+        ("Sequential, backward", whole("step_cpu_ns", 0, BACKWARD)),
+        ("loss and other ops", whole("step_other_ns")),
+    ):
+        assert widths[name] == pytest.approx(1160 * ns / step_ns, abs=0.6)
+    assert sum(widths.values()) == pytest.approx(1160, abs=1)
+    (caption,) = [words for words in texts(root) if words.startswith("A step takes")]
+    assert caption.startswith(f"A step takes {format_time(round(step_ns / 5))} in the mean of 5: median ")
+
+
+def test_each_rank_has_a_bar_and_the_slowest_one_the_legend() -> None:
+    """Rank 0 works 10 and 20 us in a step, rank 1 30 and 20."""
+    rows = [row(0, calls=2, cpu_ns=1000, rank=rank) for rank in (0, 1)]
+    run = run_of(rows, steps=2)
+    run = replace(run, metas=(run.meta, replace(run.meta, rank=1)))
+    parts = {0: (10_000, 20_000), 1: (30_000, 20_000)}
+    samples = {}
+    for rank, (forward, other) in parts.items():
+        for layer, measure, ns in (
+            (0, "step_cpu_ns", forward),
+            (-1, "step_other_ns", other),
+            (-1, "step_ns", forward + other),
+        ):
+            samples[SampleKey(layer, FORWARD, rank, "cpu", measure)] = Spread.of([(0, ns), (1, ns)])
+    root = drawn(replace(run, samples=samples), "step")
+    assert {"rank 0", "rank 1", "Net, forward 30us (60.0%)", "loss and other ops 20us (40.0%)"} <= texts(root).keys()
+    rects = [place(rect, "x", "y", "width") for group in all_of(root, "g") for rect in group.findall(f"{SVG}rect")]
+    room = 1160 - 70
+    wanted = [
+        (70, 0, room * 0.2),
+        (70 + room * 0.2, 0, room * 0.4),
+        (70, 26, room * 0.6),
+        (70 + room * 0.6, 26, room * 0.4),
+    ]
+    assert [(x, y, width + 1) for x, y, width in rects] == [pytest.approx(one, abs=0.11) for one in wanted]
 
 
 # The timeline

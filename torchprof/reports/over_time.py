@@ -1,13 +1,14 @@
-"""What ran and what was live when, as pictures: the timeline, and memory over time."""
+"""What ran and what was live when, as pictures: the parts of a step, the timeline, and memory over time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from math import inf
 from typing import NamedTuple
 
-from torchprof.analyze.report import report
+from torchprof.analyze.report import ReportTable, report, tables_and_sentences
+from torchprof.analyze.steps import PARTS_OF_NO_LAYER, steps
 from torchprof.errors import TorchprofError
 from torchprof.reports.charts import (
     WIDTH,
@@ -25,10 +26,83 @@ from torchprof.reports.charts import (
 )
 from torchprof.reports.icicle import Colors, colors_of, time_measured, title_of
 from torchprof.reports.viewers import tracks_of
-from torchprof.run.formats import format_memory, short_time
+from torchprof.run.formats import ReportCell, format_memory, format_share, short_time
 from torchprof.run.run import Run
 from torchprof.run.timeline import KINDS, Memory, Timeline
 from torchprof.run.words import NO_LAYERS
+
+# The parts of a step
+
+_BAR = 26  # pixels
+_RANKS_DRAWN = 16
+_COLORS_OF_PARTS = {
+    "forward": "class-1",
+    "backward": "class-5",
+    "recompute": "class-6",
+    PARTS_OF_NO_LAYER["step_optimizer_ns"]: "class-2",
+    PARTS_OF_NO_LAYER["step_data_ns"]: "class-3",
+    PARTS_OF_NO_LAYER["step_backward_ns"]: "class-5",
+    PARTS_OF_NO_LAYER["step_copy_ns"]: "class-4",
+    PARTS_OF_NO_LAYER["step_wait_ns"]: "class-0",
+    PARTS_OF_NO_LAYER["step_awaited_ns"]: "class-0",
+    PARTS_OF_NO_LAYER["step_other_ns"]: "class-7",
+}
+
+
+@report("step", "a picture: the parts of a step, from the report steps", suffix="step.svg")
+def step(run: Run) -> str:
+    """What a step is made of in the mean, on each rank. Raises TorchprofError if no loop was recorded."""
+    return standalone(drawn_step(run))
+
+
+def drawn_step(run: Run) -> str:
+    """The parts of a step as a bar for each rank, with those of the slowest rank as legend."""
+    tables = [part for part in tables_and_sentences(steps(run, top=0)) if isinstance(part, ReportTable)]
+    ranks = [table.ids["rank"] for table in tables if table.name == "parts"]
+    parts_of = [[*_parts_of(table)] for table in tables if table.name == "parts"]
+    wholes = [sum(ns for _, ns in parts) for parts in parts_of]
+    durations = [dict(zip(table.headings, table.rows[0].cells)) for table in tables if table.name == "duration"]
+    slowest = wholes.index(max(wholes))
+    left = 70 if len(ranks) > 1 else 0
+    axis = Axis(0, max(wholes), left, WIDTH)
+    drawn: list[str] = []
+    for row, (rank, parts) in enumerate(zip(ranks[:_RANKS_DRAWN], parts_of)):
+        y, start = row * _BAR, 0.0
+        drawn += [text(f"rank {rank}", 0, y + 17)] * (len(ranks) > 1)
+        for name, ns in parts:
+            x, width = axis(start), axis(start + ns) - axis(start)
+            share = str(format_share(ns / wholes[row]))
+            inside = [tag("rect", x=x, y=y, width=max(width - 1, 0.5), height=_BAR - 4, class_=_color_of_part(name))]
+            if words := fitted(f"{name.split(', ')[-1]} {share}", width - 8):
+                inside.append(text(words, x + 5, y + 15, class_="ink"))
+            drawn.append(tag("g", hint([name, f"{short_time(ns)}, {share}"]), *inside))
+            start += ns
+    figures = durations[slowest]
+    on_rank = f" on rank {ranks[slowest]}, the slowest," if len(ranks) > 1 else ""
+    caption = f"A step takes {figures['Mean']}{on_rank} in the mean of {figures['Steps']}: median {figures['Median']}, "
+    caption += f"P95 {figures['P95']}."
+    if len(ranks) > _RANKS_DRAWN:
+        caption += f" The first {_RANKS_DRAWN} of {len(ranks)} ranks are drawn."
+    whole = wholes[slowest] or 1
+    signs = [
+        Sign(_color_of_part(name), f"{name} {short_time(ns)} ({format_share(ns / whole)})")
+        for name, ns in parts_of[slowest]
+    ]
+    height = _BAR * min(len(ranks), _RANKS_DRAWN)
+    return picture(title_of(run, "a step"), caption, drawn, (WIDTH, height), signs)
+
+
+def _parts_of(table: ReportTable) -> Iterator[tuple[str, float]]:
+    """The name and the mean of each part that took time, without what is subtracted because it counts twice."""
+    for row in table.rows[:-1]:  # the last one is the step
+        name, mean = row.cells[0], row.cells[table.headings.index("Mean")]
+        if isinstance(mean, ReportCell) and isinstance(mean.value, (int, float)) and mean.value > 0:
+            yield str(name), mean.value
+
+
+def _color_of_part(name: str) -> str:
+    return _COLORS_OF_PARTS.get(name) or _COLORS_OF_PARTS.get(name.rpartition(", ")[2], "no-class")
+
 
 # The timeline
 

@@ -18,8 +18,10 @@ from torchprof.analyze.ratios import unusual_ratios
 from torchprof.analyze.report import spaced, stacked
 from torchprof.analyze.sentences import about_flops, about_times, other_warnings_of
 from torchprof.analyze.top import largest_parts
+from torchprof.errors import TorchprofError
 from torchprof.first_screen.headline import main_field
 from torchprof.ranks.sentences import MOST_WHOLE_RANKS
+from torchprof.reports.over_time import drawn_step
 from torchprof.reports.page.layers import ALL_PHASES, FiguresOfPage, Take, Tree, differences, layer_data
 from torchprof.reports.page.tables import (
     calls_over_time,
@@ -106,6 +108,7 @@ def page_data(takes: Sequence[Take], compared: Run | None = None) -> dict[str, A
         **_per_call(takes, tree, sources),
         **_of_devices(takes, tree, sources),
         "timeline": _timeline(takes, tree, sources),
+        "step": _step(shown_first) if len(takes) == 1 else None,
         "rooflines": [drawn_roofline(run, nodes_of) for run, nodes_of in shown],
     }
 
@@ -178,6 +181,14 @@ def _timeline(takes: Sequence[Take], tree: Tree, sources: _Sources) -> dict[str,
     if len(takes) > 1 or run.timeline is None or (timeline := timeline_of(run, tree.nodes[0])) is None:
         return None
     return {"source": sources.of(0, run.timeline.rank), **timeline}
+
+
+def _step(run: Run) -> str | None:
+    """The picture of the parts of a step; None if no loop was recorded."""
+    try:
+        return drawn_step(run)
+    except TorchprofError:
+        return None
 
 
 def _figures(spread: Spread) -> tuple[Any, ...]:

@@ -90,7 +90,7 @@ class LayerPanel {
       });
       body.push(element("tr", {}, element("th", { scope: "row" }, `Peak on ${device}`), ...cells));
     }
-    return [element("div", { class: "scrolling" }, element("table", { class: "figures" }, element("thead", {}, element("tr", {}, element("th", {}), ...headings)), element("tbody", {}, ...body)))];
+    return [element("div", { class: "scrolling" }, element("table", { class: "figures" }, element("thead", {}, element("tr", {}, element("td", {}), ...headings)), element("tbody", {}, ...body)))];
   }
 
   // The memory peak of one call above its start, layers below included: by device, then by phase. The largest over the calls.
@@ -123,7 +123,7 @@ class LayerPanel {
     for (const [what, before, after] of pair.differs) parts.push(element("p", {}, `${what}: ${before} before, ${after} after`));
     /** @type {ChangePart[]} */
     const shown = ["before", "after", "ratio", "verdict"];
-    const headings = ["", ...shown.slice(0, -1), ""].map((heading) => element("th", { scope: "col" }, heading));
+    const headings = [element("td"), ...shown.map((heading) => element("th", { scope: "col" }, heading))];
     /** @param {PageData.Quantity} quantity */
     const isSomething = ({ key }) => pair.changes[key] && (pair.changes[key][0] !== 0 || pair.changes[key][1] !== 0);
     const body = quantities.filter(isSomething).map((quantity) => {

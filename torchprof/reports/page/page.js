@@ -3,6 +3,12 @@
 /** @type {PageData} */
 let data;
 
+const KEYS = [
+  ["/", "search layers"], ["Enter, Shift+Enter", "in the search: the next match, the one before"],
+  ["← →", "the layer before, after"], ["↑ ↓", "the layer above, the largest one below"],
+  ["Enter", "zoom in"], ["Backspace, Escape", "zoom out, all the way"], ["Space", "open or close a line of the table"],
+  ["← → + − Escape", "in the timeline: move, zoom, show all"], ["?", "this list"],
+];
 const STEPS = ["measure", "phase", "source", "zoom", "select", "time", "table"];
 
 // The name of a measure in the address: "cpu", "device", "flops".
@@ -33,6 +39,13 @@ class Page {
   flatBox = element("input", { type: "checkbox", class: "flat" });
   /** @type {Map<HTMLElement, string>} */
   drawnFor = new Map();
+  /** @type {string | undefined} */
+  chosenTheme;
+  /** @type {HTMLDialogElement} */
+  keys = element("dialog", { class: "keys", "aria-label": "Keys" },
+    element("b", {}, "Keys"),
+    element("dl", { class: "facts" }, ...KEYS.flatMap(([key, does]) => [element("dt", {}, key), element("dd", {}, does)])),
+    element("button", { type: "button", onclick: () => this.keys.close() }, "Close"));
 
   constructor() {
     this.run = new Run(data);
@@ -160,7 +173,14 @@ class Page {
         ...this.#waits()),
       this.tip,
       element("footer", {}, `Made by torchprof ${data.version}. Everything on this page is in this file.`));
+    document.body.append(this.keys);
     document.addEventListener("keydown", (event) => this.#key(event));
+    for (const [when, isPrinted] of /** @type {[string, boolean][]} */ ([["beforeprint", true], ["afterprint", false]])) {
+      window.addEventListener(when, () => {
+        document.documentElement.dataset.theme = isPrinted ? "light" : this.theme;
+        this.table.print(isPrinted);
+      });
+    }
     let waiting = 0;
     window.addEventListener("resize", () => {
       cancelAnimationFrame(waiting);
@@ -181,6 +201,7 @@ class Page {
       const items = data.help.map(([cause, remedy, measured]) => element("li", {}, ...withCode(cause), " → ", ...withCode(remedy), ...(measured ? [barsOfTrial(measured)] : [])));
       parts.push(element("div", { class: "help" }, element("b", {}, "What would help"), element("ol", {}, ...items)));
     }
+    if (data.step) parts.push(chart(data.step, () => {}));
     if (!data.comparison) {
       parts.push(...data.uncertain.map((sentence) => element("p", { class: "warning" }, sentence)));
       parts.push(...data.notes.map((sentence) => element("p", { class: "hint" }, sentence)));
@@ -197,7 +218,8 @@ class Page {
     const hint = "To see what ran when, record with Profile(..., with_timeline=True).";
     const { timeline } = this;
     const title = `${data.title}: timeline`;
-    const inside = timeline ? [timeline.box, timeline.status, saveButtons(title, () => pictureOfBlocks(timeline.box, title, timeline.status.textContent ?? "", this.legend))] : [element("p", { class: "hint" }, hint)];
+    const inside = timeline ? [timeline.box, timeline.status, saveButtons(title, () => pictureOfBlocks(timeline.box, title, timeline.status.textContent ?? "", this.legend)),
+      element("button", { type: "button", class: "trace", onclick: () => download(`${data.title}.trace.json`, new Blob([timeline.trace])) }, "Save trace for Perfetto")] : [element("p", { class: "hint" }, hint)];
     const of = data.timeline && data.sources.length > 1 ? ` of ${data.sources[data.timeline.source].name}` : "";
     return [element("section", { id: "timeline" }, element("h3", {}, `Timeline${of}`), ...inside)];
   }
@@ -229,17 +251,31 @@ class Page {
     return [element("details", { class: "findings", open: Boolean(data.comparison) && items.length <= 3 }, title, element("ul", {}, ...items))];
   }
 
-  // Light or dark as the system is, also when the system changes.
+  // Light or dark as the reader chose before, else as the system is, also when the system changes.
   #followTheme() {
     const dark = matchMedia("(prefers-color-scheme: dark)");
-    const follow = () => { document.documentElement.dataset.theme = dark.matches ? "dark" : "light"; };
+    const follow = () => { document.documentElement.dataset.theme = this.theme; };
     dark.addEventListener("change", follow);
     follow();
   }
 
+  get theme() {
+    const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+    try {
+      return localStorage.getItem("torchprof-theme") ?? system;
+    } catch {
+      return this.chosenTheme ?? system; // a frame without an origin has no storage
+    }
+  }
+
   #switchTheme() {
-    const { dataset } = document.documentElement;
-    dataset.theme = dataset.theme === "dark" ? "light" : "dark";
+    this.chosenTheme = this.theme === "dark" ? "light" : "dark";
+    try {
+      localStorage.setItem("torchprof-theme", this.chosenTheme);
+    } catch {
+      // See above.
+    }
+    document.documentElement.dataset.theme = this.chosenTheme;
   }
 
   /**
@@ -307,13 +343,13 @@ class Page {
       element("button", { type: "button", onclick: () => this.table.openAll(true) }, "Open all"),
       element("button", { type: "button", onclick: () => this.table.openAll(false) }, "Close all"),
       element("label", {}, flat, " as a flat list"),
-      element("button", { type: "button", class: "copy", onclick: () => this.#copy(copied) }, "Copy as CSV"),
+      element("button", { type: "button", class: "copy", onclick: () => this.#copy(this.table.csv(), copied) }, "Copy as CSV"),
+      element("button", { type: "button", onclick: () => this.#copy(this.table.markdown(), copied) }, "Copy as Markdown"),
       copied);
   }
 
-  /** @param {HTMLElement} copied */
-  #copy(copied) {
-    const text = this.table.csv();
+  /** @param {string} text @param {HTMLElement} copied */
+  #copy(text, copied) {
     // In a frame the clipboard API may be forbidden; execCommand copies the selected text there, too.
     const area = element("textarea", { class: "unseen" });
     area.value = text;
@@ -368,20 +404,20 @@ class Page {
       this.found.textContent = "";
       return;
     }
-    let count = 0;
-    let sum = 0;
+    let [count, at, sum] = [0, 0, 0];
     const totals = measure ? run.widths(measure.field, this.phaseNumber, this.source) : null;
     let until = -1;
     for (let node = 0; node < run.count; node++) {
       if (!isMatch(node)) continue;
       count += 1;
+      if (node === this.selected) at = count;
       if (node >= until) {
         until = run.end[node];
         if (totals) sum += totals[node];
       }
     }
     const share = measure && totals && totals[run.all] > 0 ? `, ${formatShare(sum / totals[run.all])} of ${measure.field === "cpu_ns" ? "the time" : measure.heading}` : "";
-    this.found.textContent = `${count} ${count === 1 ? "layer" : "layers"}${count ? share : ""}`;
+    this.found.textContent = `${at ? `${at} of ` : ""}${count} ${count === 1 ? "layer" : "layers"}${count ? share : ""}`;
   }
 
   draw() {
@@ -571,12 +607,16 @@ class Page {
   #key(event) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const inField = closest(event, "input, select, textarea");
+    if (event.key === "?" && !inField) {
+      this.keys.showModal();
+      return;
+    }
     if (event.key === "/" && !inField) {
       event.preventDefault();
       this.searchBox.focus();
       return;
     }
-    if (inField === this.searchBox && event.key === "Enter") this.#nextMatch();
+    if (inField === this.searchBox && event.key === "Enter") this.#nextMatch(event.shiftKey ? -1 : 1);
     if (inField === this.searchBox && event.key === "Escape") {
       this.searchBox.value = "";
       this.#find();
@@ -620,16 +660,15 @@ class Page {
     return undefined;
   }
 
-  #nextMatch() {
-    const { isMatch, run } = this;
+  // The match after the selected layer, or (-1) the one before it.
+  /** @param {1 | -1} direction */
+  #nextMatch(direction) {
+    const { isMatch, run, selected } = this;
     if (!isMatch) return;
-    for (let step = 1; step <= run.count; step++) {
-      const node = (Math.min(this.selected, run.count - 1) + step) % run.count;
-      if (isMatch(node)) {
-        this.select(node);
-        return;
-      }
-    }
+    const matches = Array.from({ length: run.count }, (_, node) => node).filter(isMatch);
+    const after = matches.filter((node) => (node - selected) * direction > 0);
+    const next = (after.length ? after : matches).at(direction > 0 ? 0 : -1);
+    if (next !== undefined) this.select(next);
   }
 }
 

@@ -3,6 +3,7 @@
 const LINE_HEIGHT = 26;
 const SPARE_LINES = 12;
 const OPEN_AT_FIRST = 80;
+const MOST_PRINTED = 5_000; // lines
 
 /**
  * @typedef {object} TableDrawing
@@ -29,6 +30,7 @@ class TreeTable {
     this.key = ""; // of the column that sorts the table
     this.descending = true;
     this.isFlat = false;
+    this.isPrinted = false;
     /** @type {number[]} */
     this.lines = [];
     /** @type {Column[]} */
@@ -163,7 +165,8 @@ class TreeTable {
   #drawHead() {
     const headings = this.columns.map((column, number) => {
       const order = this.by !== number ? "none" : this.descending ? "descending" : "ascending";
-      return element("button", { type: "button", class: "cell", role: "columnheader", "aria-sort": order, "data-at": placeOf(column), onclick: () => this.#sortBy(number) }, column.heading);
+      const button = element("button", { type: "button", onclick: () => this.#sortBy(number) }, column.heading);
+      return element("span", { class: "cell", role: "columnheader", "aria-sort": order, "data-at": placeOf(column) }, button);
     });
     keepingFocus(this.head, () => this.head.replaceChildren(element("span", { class: "cell name", role: "columnheader" }, "Module"), ...headings));
   }
@@ -178,8 +181,8 @@ class TreeTable {
   }
 
   #drawLines() {
-    const first = Math.max(Math.floor(this.box.scrollTop / LINE_HEIGHT) - SPARE_LINES, 0);
-    const count = Math.ceil((this.box.clientHeight || 600) / LINE_HEIGHT) + 2 * SPARE_LINES;
+    const first = this.isPrinted ? 0 : Math.max(Math.floor(this.box.scrollTop / LINE_HEIGHT) - SPARE_LINES, 0);
+    const count = this.isPrinted ? MOST_PRINTED : Math.ceil((this.box.clientHeight || 600) / LINE_HEIGHT) + 2 * SPARE_LINES;
     this.body.style.height = `${this.lines.length * LINE_HEIGHT}px`;
     this.body.replaceChildren(...this.lines.slice(first, first + count).map((node, number) => this.#line(node, first + number)));
     this.box.setAttribute("aria-rowcount", String(this.lines.length + 1));
@@ -243,6 +246,13 @@ class TreeTable {
     this.page.draw();
   }
 
+  // On paper all lines are there, on the screen those in sight.
+  /** @param {boolean} isPrinted */
+  print(isPrinted) {
+    this.isPrinted = isPrinted;
+    this.#drawLines();
+  }
+
   // Opens all layers above a layer.
   /** @param {number} node */
   reveal(node) {
@@ -259,6 +269,14 @@ class TreeTable {
       this.box.scrollTop = Math.max(top - this.box.clientHeight / 3, 0);
       this.#drawLines();
     }
+  }
+
+  // The listed lines as a table for a pull request, with figures as they are written in the table.
+  markdown() {
+    /** @param {string[]} cells */
+    const line = (cells) => `| ${cells.map((cell) => cell.replace(/[\\|]/g, "\\$&").replace(/\s+/g, " ")).join(" | ")} |`;
+    const rows = this.lines.map((node) => line([this.run.path(node), ...this.columns.map((column) => this.run.text(column, node, this.source))]));
+    return [line(["Module", ...this.columns.map(({ heading }) => heading)]), `|---|${"---:|".repeat(this.columns.length)}`, ...rows].join("\n") + "\n";
   }
 
   // The listed lines as CSV, with plain numbers: ns, bytes, counts. Unknown figures are empty; the last column names the

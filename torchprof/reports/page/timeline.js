@@ -190,6 +190,17 @@ class TimelineView {
     this.status.textContent = [`Shown: ${formatTime(to - from)}, from ${formatTime(from)} to ${formatTime(to)}.`, ...left].join(" ");
   }
 
+  // The spans in Chrome's Trace Event Format, which https://ui.perfetto.dev opens.
+  get trace() {
+    const { data, run } = this;
+    const events = data.tracks.map((name, tid) => ({ ph: "M", name: "thread_name", pid: 1, tid, ts: 0, dur: 0, args: { name } }));
+    for (let at = 0; at < this.start.length; at++) {
+      const name = data.name[at] < 0 ? run.path(data.node[at]) : data.names[data.name[at]];
+      events.push({ ph: "X", name, pid: 1, tid: data.track[at], ts: this.start[at] / 1e3, dur: data.ns[at] / 1e3, args: { name: run.path(data.node[at]) } });
+    }
+    return JSON.stringify({ traceEvents: events });
+  }
+
   // A track with the spans that are in sight. Of those narrower than a pixel one is drawn for each pixel.
   /** @param {Track} track @param {number} width @param {number} selected @param {((node: number) => boolean) | null} isMatch */
   #track({ name, spans, depth }, width, selected, isMatch) {
