@@ -22,8 +22,8 @@ READ_TABLE = """async () => {
         node: Number(line.dataset.node), path: line.querySelector(".name").title,
         name: line.querySelector(".name > span:nth-child(2)").textContent,
         level: Number(line.getAttribute("aria-level")), expanded: line.getAttribute("aria-expanded"),
-        cells: [...line.querySelectorAll(".number")].sort((one, other) => one.dataset.at - other.dataset.at)
-          .map((cell) => cell.textContent),
+        cells: [...line.querySelectorAll(".number:not(.derived)")]
+          .sort((one, other) => one.dataset.at - other.dataset.at).map((cell) => cell.textContent),
       });
     }
     if (box.scrollTop + box.clientHeight >= box.scrollHeight - 1) break;

@@ -84,6 +84,8 @@ declare namespace PageData {
     name: string;
     take: number;
     measured: string[];
+    /** How many steps were recorded; 0 if no loop was. */
+    steps: number;
   }
 
   /** `gain`, `finding` and `remedy` are sentences; names of code are between backticks. `layers`: paths. */

@@ -101,7 +101,7 @@ def test_back_and_forward_restore_what_was_chosen(look: Callable[..., Page]) -> 
     at_first = state(page)
     choice(page, "forward").click()
     second = state(page)
-    page.locator(".lines .line .number").nth(5).click()
+    page.locator(".lines .line .number").nth(20).click()
     third = state(page)
     assert at_first != second != third
     page.get_by_label("Search layers").fill("up")  # no step of its own
@@ -323,14 +323,19 @@ def test_the_columns_of_what_was_chosen_come_first(look: Callable[..., Page]) ->
     page = look(prof.run)
 
     def headings() -> list[str]:
-        return page.locator(".head .number, .head button").all_inner_texts()
+        return page.locator(".head [data-at]").all_inner_texts()
 
-    every = headings()
+    def of_terminal() -> list[str]:
+        return page.locator('.head [data-at]:not([data-at="-1"])').all_inner_texts()
+
+    every = of_terminal()
     assert every[:3] == ["Self CPU total", "CPU total", "Backward CPU total"]
+    assert headings()[:4] == ["CPU time, both", "%", "per call", every[0]]
     choice(page, "CPU memory allocated").click()
     choice(page, "backward").click()
-    first = headings()
+    first = of_terminal()
     assert "Mem" in first[0] and first[0].startswith("Backward")
+    assert headings()[:2] == ["%", "per call"]
     assert sorted(first) == sorted(every), "all columns of the terminal's table are there"
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from build.all_kinds import KINDS
 from build.hand_made import op, row, run_of
-from build.page import data_in
+from build.page import READ_TABLE, data_in
 
 from torchprof import Run, TorchprofError
 from torchprof.analyze.report import tables_and_sentences
 from torchprof.reports import content_of
 from torchprof.reports.page.layers import FiguresOfPage, Take, Tree
 from torchprof.run.layers import Layer
+from torchprof.run.measures import SampleKey, Spread
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -117,3 +120,56 @@ def test_of_many_layers_the_largest_have_operators_and_others_say_how_to_see_the
     page.locator('.lines .line:has(.name[title="Net.c"]) .number').first.click()
     assert "aten::mm" in page.inner_text(".panel")
     assert data_in(page.content())["operators"]["layers"] == 3
+
+
+READ_DERIVED = """() => Object.fromEntries([...document.querySelectorAll(".lines .line")].map((line) => [
+  line.querySelector(".name").title, [...line.querySelectorAll(".derived")].map((cell) => cell.textContent)]))"""
+
+
+def derived_run() -> Run:
+    """Net.a has 2 calls of 3 us and 1 us of backward each, Net.b one of 12 us with an operator without a formula."""
+    measured = ("cpu_ns", "macs", "flops", "uncounted")
+    rows = [
+        row(0, calls=2),
+        row(1, calls=2, cpu_ns=6000, flops=4000),
+        row(1, phase=BACKWARD, cpu_ns=2000),
+        row(2, calls=1, cpu_ns=12_000, flops=1000, uncounted=1),
+        row(OUTSIDE, cpu_ns=5000),
+    ]
+    layers = [Layer(path, path[-1]) for path in (("Net",), ("Net", "a"), ("Net", "b"))]
+    run = run_of(rows, layers=layers, requested=measured, measured=measured, wall_ns=25_000)
+    steps = {SampleKey(OUTSIDE, FORWARD, 0, "cpu", "step_ns"): Spread.of([(0, 12_500), (1, 12_500)])}
+    return replace(run, samples=steps)
+
+
+def test_the_table_has_the_share_of_the_chosen_measure_and_what_it_is_for_a_call_and_a_step(
+    look: Callable[..., Page],
+) -> None:
+    page = look(derived_run())
+    headings = page.locator(".head [role=columnheader]").all_inner_texts()
+    assert headings[:5] == ["Module", "CPU time, both", "%", "per call", "per step"]
+    assert page.evaluate(READ_DERIVED) == {
+        "Net": ["20.000us", "80.0%", "10.000us", "10.000us"],
+        "Net.a": ["8.000us", "32.0%", "4.000us", "4.000us"],
+        "Net.b": ["12.000us", "48.0%", "12.000us", "6.000us"],
+        "(outside)": ["5.000us", "20.0%", "", "2.500us"],
+    }
+    page.locator(".choice[aria-label=Phase]").get_by_role("button", name="forward", exact=True).click()
+    assert page.evaluate(READ_DERIVED)["Net.a"] == ["26.1%", "3.000us", "3.000us"]  # of 23 us
+    page.locator(".choice[aria-label=Width]").get_by_role("button", name="FLOPs", exact=True).click()
+    found = page.evaluate(READ_DERIVED)
+    # What is a lower bound has no share, and none for a call or a step.
+    assert found["Net.b"] == found["Net"] == ["–", "–", "–"]
+    assert found["Net.a"] == ["80.0%", "2.00 K", "2.00 K"]
+
+
+def test_the_flat_list_is_sorted_by_the_chosen_measure(look: Callable[..., Page]) -> None:
+    page = look(derived_run())
+    page.locator(".flat").click()
+    assert [line["path"] for line in page.evaluate(READ_TABLE)] == ["Net", "Net.b", "Net.a", "(outside)"]
+
+
+def test_a_loop_with_time_outside_of_steps_has_no_figures_for_a_step(look: Callable[..., Page]) -> None:
+    run = derived_run()
+    page = look(replace(run, metas=(replace(run.meta, wall_ns=40_000),)))
+    assert "per step" not in page.locator(".head [role=columnheader]").all_inner_texts()

@@ -388,8 +388,9 @@ def in_one_order(rows: Rows) -> list[tuple[bool, Rows]]:
 @every_kind
 def test_the_page_shows_the_terminals_rows_and_cells(run: Run, look: Callable[[str], Page]) -> None:
     page = look(run.report("html"))
-    # Those of the chosen measure come first: here they are in the terminal's order.
-    in_order = "all => all.sort((a, b) => (a.dataset.at ?? -1) - (b.dataset.at ?? -1)).map((one) => one.textContent)"
+    # Those of the chosen measure come first, with its share and its figures for a call: here are the terminal's.
+    in_order = """all => all.filter((one) => one.dataset.at !== "-1")
+      .sort((a, b) => (a.dataset.at ?? -1) - (b.dataset.at ?? -1)).map((one) => one.textContent)"""
     assert page.eval_on_selector_all(".head .cell", in_order) == headings(run.report("tree"))
     assert in_one_order(shown_on(page)) == in_one_order(terminal(run))
     check_line_under_the_icicle(page, run)

@@ -176,7 +176,7 @@ def picture(
         viewBox=box,
         class_="chart",
         role="img",
-        aria_label=f"{title}. {caption}",
+        aria_label=title,
         font_size=12,
         font_family=_FAMILY,
     )

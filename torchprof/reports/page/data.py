@@ -39,9 +39,10 @@ from torchprof.run.measures import Measure, SampleKey, Spread
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
 from torchprof.run.timeline import DeviceTime
-from torchprof.run.words import LAUNCHED_BEFORE, NOT_SELECTED_NAME, OUTSIDE_NAME, PHASES
+from torchprof.run.words import FORWARD, LAUNCHED_BEFORE, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME, PHASES
 
 _POINTS = 24  # values that show the distribution of a layer's calls
+_IN_STEPS = 0.98  # of the recorded time, in a loop of which figures are shown for a step
 _PLACES = 5  # as many as the report "overview" shows
 _PER_CALL = ("cpu_ns", "step_cpu_ns", "step_device_ns")
 
@@ -137,10 +138,26 @@ class _Sources:
     def data(self) -> list[dict[str, Any]]:
         sources = []
         for number, rank in self.keys:
+            run = self.takes[number].run
             metas = [meta for meta in self.takes[number].run.metas if rank in (None, meta.rank)]
             name = f"rank {rank}" if self.are_ranks else self.takes[number].name
-            sources.append({"name": name, "take": number, "measured": common(meta.measured for meta in metas)})
+            sources.append(
+                {
+                    "name": name,
+                    "take": number,
+                    "measured": common(meta.measured for meta in metas),
+                    "steps": _steps(run, rank),
+                }
+            )
         return sources
+
+
+def _steps(run: Run, rank: int | None) -> int:
+    """How many steps were recorded, of the first rank without ``rank``; 0 if no loop was, or if more than a little of
+    the recorded time is in no step: then a total divided by the steps is more than what a step takes."""
+    meta = next(meta for meta in run.metas if rank in (None, meta.rank))
+    steps = run.samples.get(SampleKey(OUTSIDE, FORWARD, meta.rank, "cpu", "step_ns"))
+    return 0 if steps is None or steps.sum < _IN_STEPS * meta.wall_ns else steps.count
 
 
 class _Sample(NamedTuple):

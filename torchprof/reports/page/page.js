@@ -146,6 +146,10 @@ class Page {
     return (this.phase === "all" ? data.phases : [this.phase]).map((name) => data.allPhases.indexOf(name));
   }
 
+  get phaseWords() {
+    return data.phases.length === 2 ? "both" : "all phases";
+  }
+
   // The number of the chosen phase, or ALL_PHASES.
   get phaseNumber() {
     return this.phase === "all" ? ALL_PHASES : data.allPhases.indexOf(this.phase);
@@ -309,7 +313,7 @@ class Page {
     if (data.phases.length > 1) {
       /** @type {[string, string][]} */
       const choices = data.phases.map((name) => [name, name]);
-      choices.push(["all", choices.length === 2 ? "both" : "all phases"]);
+      choices.push(["all", this.phaseWords]);
       parts.push(this.#choice("Phase", choices, this.phase, (name) => { this.phase = name; }));
     }
     if (data.sources.length > 1) {
@@ -461,7 +465,9 @@ class Page {
       const all = this.run.figures.filter((column) => column.where === "tree");
       /** @param {FigureColumn} column */
       const isChosen = (column) => column.kind === "cost" && measure !== null && phases.includes(column.phase) && column.field === measure.field;
-      return [...all.filter(isChosen), ...all.filter((column) => !isChosen(column))];
+      const words = this.phase === "all" && data.phases.length > 1 ? this.phaseWords : "";
+      const derived = measure ? this.run.columnsOf(measure, this.phaseNumber, this.source, words) : [];
+      return [...derived, ...all.filter(isChosen), ...all.filter((column) => !isChosen(column))];
     }
     return this.#quantities(data.comparison).flatMap((quantity) => CHANGES.map((part) => changeColumn(quantity, part)));
   }

@@ -46,6 +46,7 @@ function ranksMap(run, { ranks, work, unit }, phases, onlayer) {
   const head = element("tr", {}, element("th", { scope: "col" }, "Layer"), element("th", { scope: "col" }, "Median"), ...headings);
   const table = element("table", { class: isWritten ? "heat written" : "heat" }, element("thead", {}, head), element("tbody", {}, ...body));
   const legend = [["less", "less than the median"], ["same", "the median"], ["more", "more than the median; full color from 1.5×"]];
+  const scale = element("span", { class: "scale" }, "0.67×", element("span", { class: "shades", role: "img", "aria-label": "from blue, less, to orange, more" }), "1.5×");
   if (shown.some(({ values }) => values.includes(null))) legend.push(["unknown", "layer not on this rank"]);
   const names = phases.map((phase) => run.data.allPhases[phase]).join(" and ");
   const each = together > 1 ? `One column for up to ${together} ranks: the one with the most` : "One column per rank:";
@@ -53,7 +54,7 @@ function ranksMap(run, { ranks, work, unit }, phases, onlayer) {
   return element("figure", {},
     element("figcaption", {}, text),
     element("div", { class: "scrolling" }, table),
-    element("figcaption", {}, ...legend.map(([kind, name]) => element("span", { class: `legend ${kind}` }, name))));
+    element("figcaption", {}, scale, ...legend.map(([kind, name]) => element("span", { class: `legend ${kind}` }, name))));
 }
 
 // The own work in each layer over all ranks of a job of which the page has some: quantiles, and the slowest rank.

@@ -6,7 +6,8 @@
 
 /** @typedef {PageData.Column & { number: number }} FigureColumn */
 /** @typedef {{ kind: "change", of: string, part: ChangePart, key: string, heading: string, unit: Unit | "verdict" }} ChangeColumn */
-/** @typedef {FigureColumn | ChangeColumn} Column */
+/** @typedef {{ kind: "derived", of: "share" | "call" | "step", field: string, phase: number, key: string, heading: string, unit: Unit }} DerivedColumn */
+/** @typedef {FigureColumn | ChangeColumn | DerivedColumn} Column */
 
 /**
  * @typedef {object} Operator
@@ -262,12 +263,14 @@ class Run {
   // The figures of a column for all nodes: null where unknown, undefined where blank.
   /** @param {Column} column @param {number} source */
   values(column, source) {
-    return this.#cached(`values ${column.key} ${source}`, () => this.#values(column, source));
+    const of = "field" in column ? `${column.field} ${column.phase}` : "";
+    return this.#cached(`values ${column.key} ${of} ${source}`, () => this.#values(column, source));
   }
 
   /** @param {Column} column @param {number} source @returns {Value[]} */
   #values(column, source) {
     if (column.kind === "change") return this.#changes(column);
+    if (column.kind === "derived") return this.#derived(column, source);
     const [figures, bounds] = [this.#figures(column, source), this.bounds(column, source)];
     /** @type {Value[]} */
     const found = new Array(bounds.length);
@@ -283,6 +286,32 @@ class Run {
     if (column.kind !== "rate") return this.#vector(column, source);
     const [flops, ns] = ["flops", column.onDevice ? "device_ns" : "cpu_ns"].map((field) => this.widths(field, column.phase, source));
     return Float64Array.from(flops, (value, node) => (value / ns[node]) * 1e9);
+  }
+
+  // A measure in the chosen phases, with what is made of it: its share of the whole, and what it is for a call and a step.
+  /** @param {PageData.Measure} measure @param {number} phase @param {number} source @param {string} words @returns {Column[]} */
+  columnsOf({ field, heading, unit }, phase, source, words) {
+    const total = this.#chart(field, phase);
+    if (!total) return [];
+    const shown = { ...total, key: "chosen", heading: `${heading}${words && `, ${words}`}` };
+    /** @type {(of: DerivedColumn["of"], title: string, unit: Unit) => DerivedColumn} */
+    const derived = (of, title, ofUnit) => ({ kind: "derived", of, field, phase, key: of, heading: title, unit: ofUnit });
+    const perStep = this.data.sources[Math.max(source, 0)].steps ? [derived("step", "per step", unit)] : [];
+    return [...(words ? [shown] : []), derived("share", "%", "share"), derived("call", "per call", unit), ...perStep];
+  }
+
+  // Unknown where the measure, or what it is divided by, is unknown or a lower bound.
+  /** @param {DerivedColumn} column @param {number} source @returns {Value[]} */
+  #derived({ of, field, phase }, source) {
+    const calls = this.figures.find(({ kind }) => kind === "calls");
+    const whole = of === "share" ? this.widths(field, phase, source)[this.all] : this.data.sources[Math.max(source, 0)].steps;
+    return Array.from({ length: this.nodes }, (_, node) => {
+      const { value, bound } = this.figure(field, phase, source, node);
+      const count = of === "call" ? calls && this.value(calls, node, source) : whole;
+      if (bound === BOUND.BLANK || count === undefined || count === 0) return undefined;
+      const isKnown = bound === BOUND.EXACT && !(of === "call" && calls && this.isAtLeast(calls, node, source));
+      return isKnown && node !== this.before ? value / Number(count) : null;
+    });
   }
 
   // One part of the change of a quantity, by node: before, after, difference, ratio or verdict.
@@ -308,7 +337,7 @@ class Run {
 
   /** @param {Column} column @param {number} node @param {number} source */
   isAtLeast(column, node, source) {
-    return column.kind !== "change" && this.bounds(column, source)[node] === BOUND.AT_LEAST;
+    return column.kind !== "change" && column.kind !== "derived" && this.bounds(column, source)[node] === BOUND.AT_LEAST;
   }
 
   /** @param {Column} column @param {number} node @param {number} source */
@@ -320,6 +349,7 @@ class Run {
   text(column, node, source) {
     const value = this.value(column, node, source);
     if (typeof value === "string" || column.unit === "verdict") return String(value ?? "");
+    if (column.kind === "derived") return value === undefined ? "" : value === null ? UNKNOWN : FORMATS[column.unit](value);
     if (column.kind !== "change") return formatFigure({ value: value ?? 0, bound: this.bounds(column, source)[node] }, column.unit);
     if (value === undefined) return "";
     if (value === null) {

@@ -16,7 +16,13 @@ const MOST_PRINTED = 5_000; // lines
 // The place of a column in the terminal's table.
 /** @param {Column} column */
 function placeOf(column) {
-  return column.kind === "change" ? 0 : column.number;
+  return column.kind === "change" ? 0 : isOfTerminal(column) ? column.number : -1;
+}
+
+// Whether the terminal's table has the column, too.
+/** @param {Column} column @returns {column is Exclude<Column, DerivedColumn>} */
+function isOfTerminal(column) {
+  return column.kind !== "derived" && column.key !== "chosen";
 }
 
 class TreeTable {
@@ -109,10 +115,10 @@ class TreeTable {
     return most;
   }
 
-  /** @param {number[]} nodes */
-  #sorted(nodes) {
-    if (this.by === null) return nodes;
-    const column = this.columns[this.by];
+  /** @param {number[]} nodes @param {number | null} by The index of a column. */
+  #sorted(nodes, by = this.by) {
+    if (by === null) return nodes;
+    const column = this.columns[by];
     const values = this.run.values(column, this.source);
     const sign = this.descending ? -1 : 1;
     const isSize = column.kind === "change" && column.part === "difference"; // the largest change, up or down
@@ -130,7 +136,7 @@ class TreeTable {
     if (this.isFlat) {
       const all = [];
       for (let node = 0; node < run.nodes; node++) if (node !== run.all && run.exists(node, source) && (!isMatch || isMatch(node))) all.push(node);
-      this.lines = this.#sorted(all);
+      this.lines = this.#sorted(all, this.by ?? (isOfTerminal(this.columns[0]) ? null : 0));
       return;
     }
     const leads = isMatch ? this.#leadsToMatch(isMatch) : null;
@@ -201,7 +207,7 @@ class TreeTable {
       const value = run.value(column, node, this.source);
       const isPart = column.kind !== "change" && node !== run.before && typeof value === "number" && value > 0;
       const share = isPart && this.wholes[number] > 0 ? Math.min(value / this.wholes[number], 1) : 0;
-      return element("span", { class: "cell number", role: "gridcell", "data-at": placeOf(column), "--share": share }, ...figure(run.text(column, node, this.source), column));
+      return element("span", { class: isOfTerminal(column) ? "cell number" : "cell number derived", role: "gridcell", "data-at": placeOf(column), "--share": share }, ...figure(run.text(column, node, this.source), column));
     });
     /** @type {Attributes} */
     const attributes = { class: node === this.selected ? "line selected" : run.isRange(node) ? "line range" : "line", role: "row", "data-node": node, "aria-rowindex": at + 2, "aria-level": depth + 1 };
@@ -284,7 +290,7 @@ class TreeTable {
   csv() {
     /** @param {string} text */
     const quoted = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
-    const columns = [...this.columns].sort((one, other) => placeOf(one) - placeOf(other));
+    const columns = this.columns.filter(isOfTerminal).sort((one, other) => placeOf(one) - placeOf(other));
     const headings = columns.map(({ heading, unit }) => heading + (["ns", "bytes"].includes(unit) ? ` (${unit})` : ""));
     const lines = this.lines.map((node) => [
       this.run.path(node).replace(/^[=+\-@\t\r\n＝＋－＠']/, "'$&"), // a spreadsheet would read a formula; see exports.py
