@@ -626,7 +626,7 @@ def test_small_neighbors_are_one_block(look: Callable[..., Page]) -> None:
 def test_self_as_blocks(look: Callable[..., Page]) -> None:
     page = look(tree_of(SMALL))
     assert blocks(page) == ["Net", "a", "b", "x", "y", "x"]
-    page.get_by_label("self as blocks").check()
+    page.get_by_label("self and operators as blocks").check()
     drawn = page.evaluate(READ_BLOCKS)
     own = {block["text"]: block["width"] / drawn["width"] for block in drawn["blocks"] if "own" in block["classes"]}
     assert own == {
@@ -1487,7 +1487,7 @@ def read_contrasts(look: Callable[..., Page], selectors: Sequence[str], dark: bo
     for make in PAGES.values():
         page = look(make(), dark=dark)
         button(page, "Open all").click()
-        page.get_by_label("self as blocks").check()
+        page.get_by_label("self and operators as blocks").check()
         page.mouse.move(0, 0)
         for selector, contrast in page.evaluate(CONTRASTS, selectors).items():
             found[selector] = min(found.get(selector, 21.0), contrast)

@@ -276,7 +276,7 @@ def test_the_sum_of_a_group_is_a_lower_bound_if_that_of_one_layer_is(look: Calla
 
 def test_the_self_of_a_layer_as_a_block_has_its_figures(look: Callable[..., Page]) -> None:
     page = look(four_blocks())
-    page.get_by_label("self as blocks").check()
+    page.get_by_label("self and operators as blocks").check()
     page.get_by_label("group equal layers").uncheck()
     page.locator(".icicle .block.own").nth(1).hover()
     assert page.locator(".tip").inner_text().splitlines()[2] == f"self CPU time 1.000us, {share(1)} of the total"
@@ -307,6 +307,30 @@ def test_blocks_have_the_color_of_their_class(look: Callable[..., Page]) -> None
     page.get_by_label("color by self").check()
     assert page.inner_text(".classes") == "The darker, the larger the self of the layer."
     assert page.locator('.block[class*="class-"]').count() == 0
+
+
+def test_operators_of_innermost_layers_are_blocks_as_wide_as_their_self(look: Callable[..., Page]) -> None:
+    """Three equal layers of 10 us each: 6 of aten::mm, 3 of aten::add, 1 between operators; none of the model."""
+    layers = [Layer(("Net",), "Net"), *(Layer(("Net", str(at)), "Linear") for at in range(3))]
+    rows = []
+    for at in (1, 2, 3):
+        rows += [row(at, op("aten::mm"), calls=1, cpu_ns=6000), row(at, op("aten::add"), calls=1, cpu_ns=3000)]
+        rows += [row(at, calls=1, cpu_ns=1000)]
+    page = look(run_of(rows, layers=layers))
+    assert page.locator(".block.operator").count() == 0
+    page.get_by_label("self and operators as blocks").check()
+    widths = """all => all.map((one) => [one.textContent, one.getBoundingClientRect().width])"""
+    (_, whole), *_ = page.eval_on_selector_all(".block:not(.operator)", widths)
+    found = page.eval_on_selector_all(".block.operator", widths)
+    assert [text for text, _ in found] == ["mm", "add", ""] * 3  # (between ops) has no room
+    for (_, width), share in zip(found, [0.2, 0.1, 1 / 30] * 3):
+        assert width + 1 == pytest.approx((whole + 1) * share, abs=0.5)
+    page.locator(".block.operator").nth(1).hover()  # the last layer is drawn first
+    assert page.inner_text(".tip").splitlines() == [
+        "aten::add",
+        "in Net.2",
+        "self CPU time 3.000us, 10.0% of the total",
+    ]
 
 
 def test_the_caption_says_what_widths_are(look: Callable[..., Page]) -> None:

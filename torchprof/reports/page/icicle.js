@@ -17,7 +17,9 @@ const LETTER = 6.6; // pixels, on average
  * @property {number} selected
  * @property {PageData.Integers} widths A figure of each node.
  * @property {PageData.Integers} own The same, self only: for the colors.
- * @property {boolean} showOwn
+ * @property {boolean} showOwn Also draws the self of layers, and the operators of innermost ones.
+ * @property {(node: number) => Operator[]} operators
+ * @property {string} field The measure of the widths.
  * @property {boolean} byOwnTime Colors are those of the self of a layer, else of its class.
  * @property {((node: number) => boolean) | null} isMatch
  * @property {((node: number) => NodeChange) | null} change Only in a comparison.
@@ -36,6 +38,7 @@ const LETTER = 6.6; // pixels, on average
  * @property {number} [grouped] The layer in which they are; also of a block below.
  * @property {boolean} [isRest]
  * @property {boolean} [isOwn]
+ * @property {Operator} [operator] One that ran in an innermost layer.
  */
 
 /** @typedef {{ nodes: number[], siblings: number[], sum: number }} Group Equal layers, with the sum of their figures. */
@@ -47,6 +50,19 @@ function colorOf(run, node, source) {
   const { classes } = run.data;
   const at = classes.indexOf(run.kind(node, source));
   return `class-${at < 0 ? classes.length : at}`;
+}
+
+// The operators of several layers, each once, the largest first: kernels and source lines are none.
+/** @param {Operator[]} operators @param {string} field */
+function merged(operators, field) {
+  /** @type {Map<string, Operator>} */
+  const found = new Map();
+  for (const operator of operators.filter(({ kind }) => !["kernel", "python"].includes(kind))) {
+    const key = `${operator.kind} ${operator.name}`;
+    const sum = (found.get(key)?.own[field] ?? 0) + operator.own[field];
+    found.set(key, { ...operator, own: { ...operator.own, [field]: sum } });
+  }
+  return [...found.values()].sort((one, other) => other.own[field] - one.own[field]);
 }
 
 // The largest of some numbers.
@@ -110,6 +126,7 @@ class Icicle {
   /** @param {Block | null} block */
   #about(block) {
     if (!block) return [];
+    if (block.operator) return this.page.aboutOperator(block.nodes, block.operator);
     if (block.isRest) return [`${block.hidden} smaller layers in ${pathOf(this.run, block.nodes)}`];
     const lines = this.page.about(block.nodes, block.isOwn);
     return this.#opens(block) === undefined ? lines : [...lines, "Click to see each of them."];
@@ -142,7 +159,7 @@ class Icicle {
   }
 
   /** @param {IcicleDrawing} drawing */
-  draw({ root, selected, widths, own, showOwn, byOwnTime, isMatch, change }) {
+  draw({ root, selected, widths, own, showOwn, operators, field, byOwnTime, isMatch, change }) {
     const { run } = this;
     this.root = root;
     const width = this.box.clientWidth || 800;
@@ -198,6 +215,15 @@ class Icicle {
         if (share * width >= LEAST_WIDTH) blocks.push({ ...block, left: at, part: share, row: row + 1, isOwn: true });
         rows = Math.max(rows, row + 2);
       }
+      if (!showOwn || groups.length || !run.isLayer(node)) continue;
+      for (const operator of merged(nodes.flatMap(operators), field)) {
+        const share = operator.own[field] / whole;
+        if (share * width >= LEAST_WIDTH) {
+          blocks.push({ nodes, left: at, part: share, row: row + 1, hidden: 0, operator });
+          rows = Math.max(rows, row + 2);
+        }
+        at += Math.max(share, 0);
+      }
     }
     this.rowHeight = Math.max(ROW_HEIGHT, Math.min(TALL_ROW, Math.floor(BOX_HEIGHT / rows)));
     this.box.style.height = `${Math.min(rows * this.rowHeight, BOX_HEIGHT)}px`;
@@ -207,6 +233,7 @@ class Icicle {
       const { nodes, isRest } = block;
       const one = this.#block(block, width, nodes.map((node) => (total > 0 ? widths[node] / total : 0)));
       one.dataset.block = String(number);
+      if (block.operator) return one;
       if (!isRest && nodes.includes(selected)) one.classList.add("selected");
       if (!isRest && isMatch) one.classList.add(nodes.some(isMatch) ? "match" : "dimmed");
       if (!isRest) this.#color(one, nodes, { byOwnTime, heat: hottest ? Math.sqrt(largest(nodes.map((node) => own[node])) / hottest) : 0, change });
@@ -234,16 +261,20 @@ class Icicle {
 
   // A block, with as much of its name, its class and its share of all as it has room for.
   /** @param {Block} block @param {number} width @param {number[]} shares Of each of its nodes. */
-  #block({ nodes, left, part, row, hidden, siblings, isRest, isOwn }, width, shares) {
+  #block({ nodes, left, part, row, hidden, siblings, isRest, isOwn, operator }, width, shares) {
     const { run } = this;
     const [node] = nodes;
-    const made = element("div", { class: isRest ? "block rest" : isOwn ? "block own" : "block", "data-node": node });
+    const made = element("div", { class: isRest ? "block rest" : isOwn ? "block own" : operator ? "block operator" : "block", "data-node": node });
     made.style.left = `${left * 100}%`;
     made.style.width = `calc(${part * 100}% - 1px)`;
     made.style.top = `${row * this.rowHeight}px`;
     const room = (part * width - 10) / LETTER; // letters
     if (part * width <= 28) return made;
     made.classList.add("named");
+    if (operator) {
+      made.append(element("bdi", {}, rangeInWords(operator).replace(/^aten::/, "")));
+      return made;
+    }
     const last = siblings && siblings.length > 1 ? `–${run.name(siblings[siblings.length - 1])}` : "";
     const name = isRest ? `${hidden} smaller` : `${run.name(node)}${last}${isOwn ? " (self)" : ""}`;
     made.append(element("bdi", {}, hidden && !isRest ? `${name} … ${hidden} below` : name));

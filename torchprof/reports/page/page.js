@@ -325,7 +325,7 @@ class Page {
       select.addEventListener("change", () => { this.source = Number(select.value); this.draw(); });
       parts.push(element("label", {}, data.areRanks ? "Rank " : "Run ", select));
     }
-    parts.push(this.#box("own", "self as blocks", this.showOwn, (isOn) => { this.showOwn = isOn; }));
+    parts.push(this.#box("own", "self and operators as blocks", this.showOwn, (isOn) => { this.showOwn = isOn; }));
     if (!data.comparison) parts.push(this.#box("time", "color by self", this.byOwnTime, (isOn) => { this.byOwnTime = isOn; }));
     if (this.icicle.hasGroups) parts.push(this.#box("grouped", "group equal layers", this.icicle.groups, (isOn) => { this.icicle.groups = isOn; }));
     parts.push(this.searchBox, this.found);
@@ -430,7 +430,7 @@ class Page {
     this.#drawFound(isMatch);
     const field = measure ? measure.field : "";
     const [own, widths] = [true, false].map((isSelf) => run.widths(field, phase, source, isSelf));
-    this.icicle.draw({ root: this.root, selected: this.selected, widths, own, showOwn: this.showOwn, byOwnTime: this.byOwnTime, isMatch, change: this.change });
+    this.icicle.draw({ root: this.root, selected: this.selected, widths, own, showOwn: this.showOwn, operators: (node) => run.operators(node, phase, source), field, byOwnTime: this.byOwnTime, isMatch, change: this.change });
     this.#drawCaption(widths);
     this.#drawLegend();
     this.flatBox.checked = this.table.isFlat;
@@ -580,6 +580,15 @@ class Page {
     const isKnown = calls.bound === BOUND.EXACT && figure.bound === BOUND.EXACT && calls.value > 1;
     const each = isKnown ? `, ${formatFigure({ value: figure.value / calls.value, bound: BOUND.EXACT }, measure.unit)} a call` : "";
     return [...lines, `${formatFigure(calls, "calls")} ${calls.value === 1 ? "call" : "calls"}${each}`];
+  }
+
+  // What an operator in the icicle is, in lines.
+  /** @param {number[]} nodes @param {Operator} operator */
+  aboutOperator(nodes, operator) {
+    const { run, measure } = this;
+    if (!measure) return [];
+    const figure = { value: operator.own[measure.field], bound: measure.lowerBoundIf && operator.own[measure.lowerBoundIf] ? BOUND.AT_LEAST : BOUND.EXACT };
+    return [rangeInWords(operator), `in ${pathOf(run, nodes)}`, `self ${measure.heading} ${this.#withShare(figure)}`];
   }
 
   /** @param {number} node */
