@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -27,8 +28,8 @@ from torchprof.reports.roofline import last_peaks, points_of, traffic_bytes
 from torchprof.run.layers import Layer
 from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.meta import Peak
-from torchprof.run.timeline import Memory
-from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE
+from torchprof.run.timeline import Lane, Memory, Spans, Timeline
+from torchprof.run.words import BACKWARD, FORWARD, NOT_SELECTED, OUTSIDE, PHASES
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -171,7 +172,7 @@ def test_the_icicle_has_the_phase_that_is_asked_for() -> None:
 
 def test_parts_of_a_step_are_as_wide_as_their_means_and_add_up_to_it() -> None:
     run = trained(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)), 512, 64, steps=5)
-    root = drawn(run, "step")
+    root = drawn(replace(run, timeline=None), "step")
     widths = {name: block[2] for name, block in blocks(root).items()}
 
     def whole(measure: str, layer: int = OUTSIDE, phase: str = FORWARD) -> int:
@@ -184,10 +185,46 @@ def test_parts_of_a_step_are_as_wide_as_their_means_and_add_up_to_it() -> None:
         ("Sequential, backward", whole("step_cpu_ns", 0, BACKWARD)),
         ("loss and other ops", whole("step_other_ns")),
     ):
-        assert widths[name] == pytest.approx(1160 * ns / step_ns, abs=0.6)
+        assert widths[f"mean: {name}"] == pytest.approx(1160 * ns / step_ns, abs=0.6)
     assert sum(widths.values()) == pytest.approx(1160, abs=1)
     (caption,) = [words for words in texts(root) if words.startswith("A step takes")]
     assert caption.startswith(f"A step takes {format_time(round(step_ns / 5))} in the mean of 5: median ")
+
+
+def test_the_steps_of_the_timeline_have_a_bar_each() -> None:
+    """Two steps of 100 and 200 ns: 40 and 50 of forward, 30 and 100 of backward, 20 of the optimizer in the second. A
+    layer inside another one counts once, and the backward of the first step that ends in the second counts for both."""
+    spans = [
+        (0, 40, 0, 0, FORWARD, -1),
+        (10, 20, 0, 1, FORWARD, -1),  # inside
+        (70, 120, 0, 0, BACKWARD, -1),
+        (120, 170, 0, 0, FORWARD, -1),
+        (170, 250, 0, 0, BACKWARD, -1),
+        (260, 280, 0, OUTSIDE, FORWARD, 0),
+    ]
+    columns = {name: array("q") for name in Spans.COLUMNS}
+    for span in spans:
+        for name, value in zip(Spans.COLUMNS, span):
+            columns[name].append(PHASES.index(value) if isinstance(value, str) else value)
+    timeline = Timeline(
+        ("cpu",),
+        {name: array("q") for name in Timeline.COLUMNS},
+        spans=Spans((Lane("cpu", 1),), ("Optimizer.step#SGD.step",), columns, (0, 100, 300)),
+    )
+    samples = {SampleKey(OUTSIDE, FORWARD, 0, "cpu", "step_ns"): Spread.of([(0, 100), (100, 200)])}
+    run = replace(run_of([row(0, cpu_ns=10), row(1, cpu_ns=10)], steps=2), samples=samples, timeline=timeline)
+    room = 1160 - 70
+    widths = {name: block[2] for name, block in blocks(drawn(run, "step")).items()}
+    wanted = {"forward": 40, "backward": 30, "other": 30}
+    assert {name: widths[f"step 1: {name}"] for name in wanted} == {
+        name: pytest.approx(room * ns / 200, abs=0.11) for name, ns in wanted.items()
+    }
+    lost = replace(run, timeline=replace(timeline, spans=replace(timeline.spans, dropped=1)))
+    assert not any(name.startswith("step 2") for name in blocks(drawn(lost, "step")))  # it goes on after the last span
+    wanted = {"forward": 50, "backward": 100, "optimizer": 20, "other": 30}
+    assert {name: widths[f"step 2: {name}"] for name in wanted} == {
+        name: pytest.approx(room * ns / 200, abs=0.11) for name, ns in wanted.items()
+    }
 
 
 def test_each_rank_has_a_bar_and_the_slowest_one_the_legend() -> None:
@@ -518,3 +555,31 @@ def test_pictures_of_the_page_are_saved_as_files_of_their_own(look: Callable[...
         # The size of a PNG is in its first block, big-endian: PNG specification, third edition, 11.2.2.
         width = int.from_bytes((tmp_path / f"{name}.png").read_bytes()[16:20], "big")
         assert width == pytest.approx(2 * float(root.attrib["width"]), abs=2)
+
+
+def test_what_is_live_at_the_end_stays_so_in_the_timeline() -> None:
+    """100 bytes are allocated in the first tenth of the time, in which 3,000 others come and go, and stay."""
+    spans = {name: array("q", [0]) for name in Spans.COLUMNS}
+    spans["end_ns"][0], spans["name"][0] = 100_000, -1
+    steps = [(0, 100, 2)]
+    for at in range(3, 9000, 6):
+        steps += [(at, 50, 5), (at + 3, -50, 5)]
+    run = with_memory(run_of([row(0, cpu_ns=10)]), steps, Memory("cpu", peak_bytes=150, peak_ns=3))
+    assert run.timeline is not None
+    run = replace(run, timeline=replace(run.timeline, spans=Spans((Lane("cpu", 1),), (), spans)))
+    (path,) = all_of(drawn(run, "timeline"), "path", "class-1")
+    edge = corners(path)
+    top, level, zero = sorted({y for _, y in edge})
+    assert (zero - level) / (zero - top) == pytest.approx(100 / 150, abs=0.01)
+    assert max(x for x, y in edge if y == top) == pytest.approx(1160 * 9000 / 100_000, abs=1.1)
+    assert max(x for x, y in edge if y == level) == pytest.approx(1160, abs=0.1)
+
+
+def test_a_layer_that_was_not_selected_has_no_share() -> None:
+    layers = [Layer(("Net",), "Net"), Layer(("Net", "a"), "A"), Layer(("Net", "b"), "B")]
+    rows = [row(1, cpu_ns=6000), row(2, cpu_ns=2000), row(NOT_SELECTED, cpu_ns=2000)]
+    run = run_of(rows, layers=layers, paths=(("Net", "a"), ("Net", "b")))
+    root = drawn(run, "icicle")
+    assert "80.0%" not in texts(root) and {"60.0%", "20.0%"} <= texts(root).keys()
+    assert any(title.text == "Net\nNet\nnot selected" for title in all_of(root, "title"))
+    assert blocks(root)["Net"][2] == pytest.approx(0.8 * 1160, abs=0.1)

@@ -89,6 +89,8 @@ class Icicle:
         self.whole = sum(max(self.totals[index], 0) for index in self.below[_EVERYTHING])
         self.totals[_EVERYTHING] = self.whole
         self.write = FORMATS[MEASURE_OF[field].unit]
+        paths = run.meta.paths
+        self.selected = None if paths is None else {*paths}
         self._shapes = self._numbers_of_shapes() if grouped else {}
 
     def _numbers_of_shapes(self) -> dict[int, int]:
@@ -135,6 +137,9 @@ class Icicle:
         least, most = (str(format_share(share)) for share in (shares[0], shares[-1]))
         each = most if least == most else as_range(least, most)
         share = f"{len(shares)} × {each}" if len(shares) > 1 else each
+        is_selected = index < 0 or self.selected is None or path in self.selected
+        if not is_selected:  # its width is that of the layers in it
+            share = ""
         last = layers[block.members[block.siblings - 1]].path[-1] if block.siblings > 1 else ""
         name = f"{path[-1]}–{last}" if last else path[-1]
         x, y = block.left, float(block.row * _ROW)
@@ -149,7 +154,8 @@ class Icicle:
             inside.append(text(shortened, x + 4, y + 15, class_="ink"))
         more = f" and {len(block.members) - 1} like it" if len(block.members) > 1 else ""
         figure = self.write(sum(self.totals[member] for member in block.members))
-        return tag("g", hint([f"{'.'.join(path)}{more}", kind, f"{figure}, {share} of the total"]), *inside)
+        about = f"{figure}, {share} of the total" if is_selected else "not selected"
+        return tag("g", hint([f"{'.'.join(path)}{more}", kind, about]), *inside)
 
 
 def _groups(
@@ -250,7 +256,7 @@ def drawn_diff(diff: Diff) -> str:
         below, high = _before_and_after(diff, main)
         parts.append(tag("g", *below, transform=f"translate(0 {height + 8:.0f})"))
         height += 8 + high
-        words.append("Below: the layers before and after, on one scale.")
+        words.append("Below: the layers before and after, on one scale, in all phases; colors are of the change above.")
     caption = f"{diff_headline(diff)} {' '.join(words)}"
     return picture(f"{main.heading}: what changed", caption, parts, (WIDTH, height), _SIGNS)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from dataclasses import replace
+from itertools import groupby, pairwise
 from math import inf
 from typing import NamedTuple
 
@@ -26,15 +28,16 @@ from torchprof.reports.charts import (
 )
 from torchprof.reports.icicle import Colors, colors_of, time_measured, title_of
 from torchprof.reports.viewers import tracks_of
-from torchprof.run.formats import ReportCell, format_memory, format_share, short_time
+from torchprof.run.formats import Cell, ReportCell, format_memory, format_share, short_time
 from torchprof.run.run import Run
 from torchprof.run.timeline import KINDS, Memory, Timeline
-from torchprof.run.words import NO_LAYERS
+from torchprof.run.words import NO_LAYERS, PHASES
 
 # The parts of a step
 
 _BAR = 26  # pixels
-_RANKS_DRAWN = 16
+_NAME_OF_BAR = 70
+_MOST_BARS = 16  # of ranks, and of steps
 _COLORS_OF_PARTS = {
     "forward": "class-1",
     "backward": "class-5",
@@ -55,49 +58,97 @@ def step(run: Run) -> str:
     return standalone(drawn_step(run))
 
 
+class _Bar(NamedTuple):
+    """What a step is made of: the ``parts`` in ns, and how long it takes. ``name``: of the rank or the step."""
+
+    name: str
+    parts: Sequence[tuple[str, float]]
+    whole: float
+
+
 def drawn_step(run: Run) -> str:
-    """The parts of a step as a bar for each rank, with those of the slowest rank as legend."""
+    """The parts of a step as a bar for each rank, with those of the slowest rank as legend; and a bar for each step of
+    the timeline, if there is one."""
     tables = [part for part in tables_and_sentences(steps(run, top=0)) if isinstance(part, ReportTable)]
-    ranks = [table.ids["rank"] for table in tables if table.name == "parts"]
-    parts_of = [[*_parts_of(table)] for table in tables if table.name == "parts"]
-    wholes = [sum(ns for _, ns in parts) for parts in parts_of]
+    means = [_mean_bar(table) for table in tables if table.name == "parts"]
+    if len(means) == 1:
+        means = [means[0]._replace(name="mean")]
     durations = [dict(zip(table.headings, table.rows[0].cells)) for table in tables if table.name == "duration"]
-    slowest = wholes.index(max(wholes))
-    left = 70 if len(ranks) > 1 else 0
-    axis = Axis(0, max(wholes), left, WIDTH)
-    drawn: list[str] = []
-    for row, (rank, parts) in enumerate(zip(ranks[:_RANKS_DRAWN], parts_of)):
-        y, start = row * _BAR, 0.0
-        drawn += [text(f"rank {rank}", 0, y + 17)] * (len(ranks) > 1)
-        for name, ns in parts:
-            x, width = axis(start), axis(start + ns) - axis(start)
-            share = str(format_share(ns / wholes[row]))
-            inside = [tag("rect", x=x, y=y, width=max(width - 1, 0.5), height=_BAR - 4, class_=_color_of_part(name))]
-            if words := fitted(f"{name.split(', ')[-1]} {share}", width - 8):
-                inside.append(text(words, x + 5, y + 15, class_="ink"))
-            drawn.append(tag("g", hint([name, f"{short_time(ns)}, {share}"]), *inside))
-            start += ns
-    figures = durations[slowest]
-    on_rank = f" on rank {ranks[slowest]}, the slowest," if len(ranks) > 1 else ""
+    single = [*_single_steps(run)]
+    slowest = max(range(len(means)), key=lambda number: means[number].whole)
+    bars = [*means[:_MOST_BARS], *single[:_MOST_BARS]]
+    axis = Axis(0, max(sum(ns for _, ns in bar.parts) for bar in bars), _NAME_OF_BAR if len(bars) > 1 else 0, WIDTH)
+    drawn = [part for row, bar in enumerate(bars) for part in _drawn_bar(bar, axis, row * _BAR, is_named=len(bars) > 1)]
+    figures, most = durations[slowest], means[slowest]
+    on_rank = f" on {most.name}, the slowest," if len(means) > 1 else ""
     caption = f"A step takes {figures['Mean']}{on_rank} in the mean of {figures['Steps']}: median {figures['Median']}, "
     caption += f"P95 {figures['P95']}."
-    if len(ranks) > _RANKS_DRAWN:
-        caption += f" The first {_RANKS_DRAWN} of {len(ranks)} ranks are drawn."
-    whole = wholes[slowest] or 1
-    signs = [
-        Sign(_color_of_part(name), f"{name} {short_time(ns)} ({format_share(ns / whole)})")
-        for name, ns in parts_of[slowest]
-    ]
-    height = _BAR * min(len(ranks), _RANKS_DRAWN)
-    return picture(title_of(run, "a step"), caption, drawn, (WIDTH, height), signs)
+    if sum(ns for _, ns in most.parts) > 1.001 * most.whole:
+        caption += " Parts that ran at the same time, on several threads, count more than once."
+    caption += " Below: the steps of the timeline." if single else ""
+    for what, number in (("ranks", len(means)), ("steps", len(single))):
+        caption += f" The first {_MOST_BARS} of {number} {what} are drawn." if number > _MOST_BARS else ""
+    signs = [Sign(_color_of_part(name), f"{name} {_with_share(ns, most.whole)}") for name, ns in most.parts]
+    return picture(title_of(run, "a step"), caption, drawn, (WIDTH, _BAR * len(bars)), signs)
 
 
-def _parts_of(table: ReportTable) -> Iterator[tuple[str, float]]:
-    """The name and the mean of each part that took time, without what is subtracted because it counts twice."""
-    for row in table.rows[:-1]:  # the last one is the step
-        name, mean = row.cells[0], row.cells[table.headings.index("Mean")]
-        if isinstance(mean, ReportCell) and isinstance(mean.value, (int, float)) and mean.value > 0:
-            yield str(name), mean.value
+def _with_share(ns: float, whole: float) -> str:
+    return f"{short_time(ns)} ({format_share(ns / whole)})" if whole else short_time(ns)
+
+
+def _drawn_bar(bar: _Bar, axis: Axis, y: float, *, is_named: bool) -> Iterator[str]:
+    if is_named:
+        yield text(bar.name, 0, y + 17)
+    start = 0.0
+    for name, ns in bar.parts:
+        x, width = axis(start), axis(start + ns) - axis(start)
+        inside = [tag("rect", x=x, y=y, width=max(width - 1, 0.5), height=_BAR - 4, class_=_color_of_part(name))]
+        share = f" {format_share(ns / bar.whole)}" if bar.whole else ""
+        if words := fitted(f"{name.split(', ')[-1]}{share}", width - 8):
+            inside.append(text(words, x + 5, y + 15, class_="ink"))
+        yield tag("g", hint([f"{bar.name}: {name}", _with_share(ns, bar.whole)]), *inside)
+        start += ns
+
+
+def _mean_bar(table: ReportTable) -> _Bar:
+    """The means of the parts of a rank that took time, without what is subtracted because it counts twice."""
+    at = table.headings.index("Mean")
+    means = [(str(row.cells[0]), _value(row.cells[at])) for row in table.rows]
+    return _Bar(f"rank {table.ids['rank']}", [(name, ns) for name, ns in means[:-1] if ns > 0], means[-1][1])
+
+
+def _value(cell: Cell) -> float:
+    value = cell.value if isinstance(cell, ReportCell) else 0
+    return value if isinstance(value, (int, float)) else 0
+
+
+def _single_steps(run: Run) -> Iterator[_Bar]:
+    """The steps of the timeline: the phases of layers and the optimizer, on the thread of each, and the rest."""
+    if run.timeline is None or run.timeline.spans is None or not len(run.timeline.spans):
+        return
+    spans = run.timeline.spans
+    if spans.dropped:  # of what came after the last span nothing is known
+        last = max(spans.columns["start_ns"])
+        spans = replace(spans, steps=tuple(end for end in spans.steps if end <= last))
+    ends: dict[tuple[int, str], int] = {}  # how far the time of each lane and part is counted
+    times = [dict.fromkeys([*PHASES, _OPTIMIZER], 0) for _ in spans.steps[1:]]
+    for start, end, lane, layer, phase, name in sorted(zip(*(spans.columns[name] for name in spans.COLUMNS))):
+        is_optimizer = name >= 0 and spans.names[name].startswith("Optimizer.step#")
+        if spans.lanes[lane].device != "cpu" or not (is_optimizer or (name < 0 and layer >= 0)):
+            continue
+        part = _OPTIMIZER if is_optimizer else PHASES[phase]
+        begin = max(start, ends.get((lane, part), 0))
+        ends[lane, part] = max(end, begin)
+        first = max(bisect_right(spans.steps, begin) - 1, 0)
+        for number in range(first, min(bisect_left(spans.steps, end), len(times))):
+            times[number][part] += max(min(end, spans.steps[number + 1]) - max(begin, spans.steps[number]), 0)
+    for number, (of_step, (start, end)) in enumerate(zip(times, pairwise(spans.steps)), 1):
+        rest = max(end - start - sum(of_step.values()), 0)
+        parts = [(part, ns) for part, ns in [*of_step.items(), ("other", rest)] if ns > 0]
+        yield _Bar(f"step {number}", parts, end - start)
+
+
+_OPTIMIZER = PARTS_OF_NO_LAYER["step_optimizer_ns"]
 
 
 def _color_of_part(name: str) -> str:
@@ -255,17 +306,29 @@ def course_of(timeline: Timeline, device: str) -> Course | None:
 
 
 def _memory_strip(course: Course, device: str, axis: Axis, top: float) -> str:
-    """The memory of a device under a timeline."""
-    levels = course.levels
+    """The memory of a device under a timeline, to its end: what is live after the last step stays so."""
+    drawn = _per_pixel(course._replace(last_ns=max(course.last_ns, int(axis.most))), axis)
+    levels = drawn.levels
     scale = Axis(min(0, *levels), max(1, *levels), top + _MEMORY_HEIGHT, top)
     words = f"memory on {device} above the start, up to {format_memory(max(levels))}"
-    corners = [*_steps(course, levels, axis, scale), (axis(course.last_ns), scale(0)), (0.0, scale(0))]
+    corners = _steps(drawn, levels, axis, scale)
+    corners += [(corners[-1][0], scale(0)), (corners[0][0], scale(0))]
     return text(words, 0, top - 5) + tag("path", d=_area(corners), class_="class-1")
 
 
+def _per_pixel(course: Course, axis: Axis) -> Course:
+    """The same with at most two steps in each pixel of an axis: the highest, and the last."""
+    kept: list[int] = []
+    levels = course.levels
+    for _, numbers in groupby(range(len(levels)), lambda number: int(axis(course.times_ns[number]))):
+        of_pixel = [*numbers]
+        kept += sorted({max(of_pixel, key=levels.__getitem__), of_pixel[-1]})
+    return Course([course.times_ns[at] for at in kept], [course.heights[at] for at in kept], course.last_ns)
+
+
 def _steps(course: Course, levels: Sequence[float], x: Axis, y: Axis) -> list[tuple[float, float]]:
-    """The corners of a step function. A step is at least half a pixel wide, so that a short peak can be seen: two of
-    them fit into each of the ``_INTERVALS``."""
+    """The corners of a step function with at most two steps in a pixel. Each is at least half a pixel wide, so that a
+    short peak can be seen."""
     ends = [*course.times_ns[1:], course.last_ns]
     corners = []
     right = 0.0
@@ -315,8 +378,9 @@ def drawn_memory(memory: Memory, course: Course, steps: Sequence[int], title: st
     """Bytes by kind as a stack of steps. Memory that was allocated before the start and freed since is negative: the
     stack begins there, so its upper edge is always the sum."""
     used = [kind for kind in range(len(KINDS) + 1) if any(height[kind] > 0 for height in course.heights)]
-    base = [sum(min(nbytes, 0) for nbytes in height) for height in course.heights]
     x = Axis(0, max(course.last_ns, 1), LEFT, WIDTH)
+    course = _per_pixel(course, x)
+    base = [sum(min(nbytes, 0) for nbytes in height) for height in course.heights]
     y = Axis(min(0, *base), max(memory.peak_bytes, *course.levels, 1), _HEIGHT, 10)
     parts = [
         axis_x(x, 10, _HEIGHT, time_words),
