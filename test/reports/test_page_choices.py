@@ -270,7 +270,7 @@ def test_the_sum_of_a_group_is_a_lower_bound_if_that_of_one_layer_is(look: Calla
     choice(page, "FLOPs").click()
     page.locator(".icicle .block", has_text="0–3").hover()
     tip = page.locator(".tip").inner_text().splitlines()
-    assert tip[2].startswith("FLOPs ≥ 400, ") and tip[3] == "each 100 to ≥ 100"
+    assert tip[2].startswith("FLOPs ≥ 400") and tip[3] == "each 100 to ≥ 100"
     assert not any("a call" in line for line in tip)
 
 

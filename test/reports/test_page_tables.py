@@ -28,6 +28,7 @@ TABS: Mapping[str, tuple[str, bool, Mapping[str, Any]]] = {
     "Kernels": ("kernels", True, {"top": 200}),
     "Source lines": ("lines", False, {"top": 200}),
     "Between operators": ("python", False, {"top": 50}),
+    "Memory": ("memory", True, {"top": 200}),
     "Steps": ("steps", False, {"top": 50}),
     "Compiled code": ("compiled", False, {}),
     "Collectives": ("collectives", False, {}),
@@ -38,7 +39,8 @@ READ_TABLES = """() => {
   const box = document.querySelector("#reports [role=tabpanel]");
   for (const more of box.querySelectorAll(".more")) while (!more.hidden) more.click();
   return [...box.querySelectorAll("table")].map((table) =>
-    [...table.querySelectorAll("tbody tr")].map((row) => [...row.children].map((cell) => cell.textContent)));
+    [...table.querySelectorAll("tbody tr")].map((row) =>
+      [...row.children].map((cell) => cell.textContent.replace(/^\\u2003+/, ""))));
 }"""
 
 
@@ -49,6 +51,8 @@ def tables_of(run: Run, report: str, options: Mapping[str, Any]) -> list[list[li
     except TorchprofError:
         return []
     tables = [part for part in parts if not isinstance(part, str)]
+    if report == "memory":  # the rest is in a section of its own
+        tables = [table for table in tables if table.name == "layers"]
     return [[[str(cell) for cell in row_.cells] for row_ in table.rows] for table in tables]
 
 
@@ -158,9 +162,12 @@ def test_the_table_has_the_share_of_the_chosen_measure_and_what_it_is_for_a_call
     assert page.evaluate(READ_DERIVED)["Net.a"] == ["26.1%", "3.000us", "3.000us"]  # of 23 us
     page.locator(".choice[aria-label=Width]").get_by_role("button", name="FLOPs", exact=True).click()
     found = page.evaluate(READ_DERIVED)
-    # What is a lower bound has no share, and none for a call or a step.
+    # What is a lower bound has nothing for a call or a step, and no figure has a share of a whole that is one.
     assert found["Net.b"] == found["Net"] == ["–", "–", "–"]
-    assert found["Net.a"] == ["80.0%", "2.00 K", "2.00 K"]
+    assert found["Net.a"] == ["–", "2.00 K", "2.00 K"]
+    assert "%" not in page.inner_text(".icicle") + page.inner_text(".status")
+    page.locator(".choice[aria-label=Width]").get_by_role("button", name="CPU time", exact=True).click()
+    assert page.locator(".icicle .share").first.inner_text() == "100.0%"
 
 
 def test_the_flat_list_is_sorted_by_the_chosen_measure(look: Callable[..., Page]) -> None:
@@ -173,3 +180,21 @@ def test_a_loop_with_time_outside_of_steps_has_no_figures_for_a_step(look: Calla
     run = derived_run()
     page = look(replace(run, metas=(replace(run.meta, wall_ns=40_000),)))
     assert "per step" not in page.locator(".head [role=columnheader]").all_inner_texts()
+
+
+def test_of_all_ranks_a_figure_for_a_step_is_the_mean_over_their_steps(look: Callable[..., Page]) -> None:
+    """Net takes 10 us in each of 2 steps of rank 0, and 40 us in each of 4 of rank 1."""
+    layers = [Layer(("Net",), "Net")]
+    rows = [row(0, calls=2, cpu_ns=20_000), row(0, calls=4, cpu_ns=160_000, rank=1)]
+    run = run_of(rows, layers=layers, wall_ns=1000)
+    samples = {
+        SampleKey(OUTSIDE, FORWARD, rank, "cpu", "step_ns"): Spread.of([(at, 1000) for at in range(steps)])
+        for rank, steps in ((0, 2), (1, 4))
+    }
+    run = replace(run, metas=(run.meta, replace(run.meta, rank=1)), samples=samples)
+    page = look(run)
+    assert page.evaluate(READ_DERIVED)["Net"] == ["100.0%", "30.000us", "30.000us"]
+    page.get_by_label("Rank").select_option("rank 1")
+    assert page.evaluate(READ_DERIVED)["Net"] == ["100.0%", "40.000us", "40.000us"]
+    without = {key: spread for key, spread in samples.items() if key.rank == 0}
+    assert look(replace(run, samples=without)).locator(".head", has_text="per step").count() == 0

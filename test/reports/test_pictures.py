@@ -98,7 +98,10 @@ def test_each_picture_of_each_kind_of_run_is_drawn_or_says_what_is_missing(name:
         try:
             text = run.report(picture)
         except TorchprofError as error:
-            assert any(words in str(error) for words in ("record it with", "no blocks to draw", "No loop was recorded"))
+            assert any(
+                words in str(error)
+                for words in ("record it with", "no blocks to draw", "No loop was recorded", "memory traffic")
+            )
             continue
         drawn_ones += 1
         assert all_of(parsed(text), "text", "title")
@@ -128,6 +131,7 @@ def test_ticks_are_round_and_inside_the_axis() -> None:
 def test_a_text_is_shortened_to_its_room() -> None:
     assert fitted("layers", 100) == "layers" and fitted("a_long_name_of_a_layer", 64) == "a_long_na…"
     assert fitted("layers", 10) == ""
+    assert fitted("模型模型模型", 64) == "模型模型…" and fitted("\x1b[31m", 100) == r"\x1b[31m"
 
 
 # The icicle
@@ -583,3 +587,44 @@ def test_a_layer_that_was_not_selected_has_no_share() -> None:
     assert "80.0%" not in texts(root) and {"60.0%", "20.0%"} <= texts(root).keys()
     assert any(title.text == "Net\nNet\nnot selected" for title in all_of(root, "title"))
     assert blocks(root)["Net"][2] == pytest.approx(0.8 * 1160, abs=0.1)
+
+
+def test_a_whole_that_is_a_lower_bound_has_no_shares() -> None:
+    counted = ("macs", "flops", "uncounted")
+    layers = [Layer(("Net",), "Net"), Layer(("Net", "a"), "A")]
+    rows = [row(1, op("aten::mm"), flops=6000), row(0, op("aten::svd"), uncounted=1)]
+    root = drawn(run_of(rows, layers=layers, requested=counted, measured=counted), "icicle")
+    assert not any("%" in words for words in texts(root))
+    assert "Width: FLOPs, forward; the whole is ≥ 6.00 K." in texts(root)
+
+
+def test_a_peak_of_another_cycle_is_not_drawn_in_this_one() -> None:
+    run = with_memory(run_of([row(0, cpu_ns=10)]), [(0, 100, 2), (50, -100, 2)], Memory("cpu", 0, 5000, 20))
+    shown = texts(drawn(run, "memory-chart"))
+    assert "peak 100 B" in shown
+    assert any("the peak of all, 4.88 KB, is not in it" in words for words in shown)
+
+
+def test_layers_that_are_too_narrow_are_one_block() -> None:
+    """Of 3,000 different layers one takes half of the time, after 1,000 others."""
+    layers = [Layer(("Net",), "Net"), *(Layer(("Net", f"l{at}"), f"Class {at}") for at in range(3000))]
+    rows = [row(at + 1, cpu_ns=2999 if at == 1000 else 1) for at in range(3000)]
+    root = drawn(run_of(rows, layers=layers), "icicle")
+    rest = [place(one, "x", "width") for one in all_of(root, "rect", "rest")]
+    assert {"1000 smaller layers", "1999 smaller layers"} <= {title.text for title in all_of(root, "title")}
+    (left, width), (after, other) = sorted(rest)
+    assert (left, width + 1) == pytest.approx((0, 1160 / 6), abs=0.2)
+    assert (after, other + 1) == pytest.approx((1160 * (1 / 6 + 1 / 2), 1160 / 3), abs=0.2)
+    deep = [Layer(tuple(f"l{step}" for step in range(depth + 1)), "Module") for depth in range(150)]
+    root = drawn(run_of([row(149, cpu_ns=10)], layers=deep), "icicle")
+    assert len(blocks(root)) == 40
+
+
+def test_names_of_roofs_that_are_as_high_do_not_overlap() -> None:
+    run = roofline_run()
+    peaks = tuple(
+        Peak("cpu", dtype, 2, 7.5e8 + at, 5e8 + at) for at, dtype in enumerate(("bfloat16", "float16", "half"))
+    )
+    root = drawn(replace(run, metas=(replace(run.meta, peaks=peaks),)), "roofline")
+    lines = [y for words, (_, y) in texts(root).items() if "FLOP/s, " in words]
+    assert len(lines) == 3 and all(below - above > 12 for above, below in pairwise(sorted(lines)))

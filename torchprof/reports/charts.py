@@ -11,6 +11,7 @@ from html import escape
 from importlib.resources import files
 from math import ceil, floor, log10
 from typing import NamedTuple
+from unicodedata import east_asian_width
 
 from torchprof.errors import printable
 from torchprof.run.formats import short_time
@@ -52,12 +53,19 @@ def hint(words: Iterable[str]) -> str:
     return tag("title", escape("\n".join(map(printable, words))))
 
 
+def width_of(words: str) -> float:
+    """About how wide a text is, in pixels: East Asian letters are twice as wide as others."""
+    return sum(_LETTER * (1 + (east_asian_width(letter) in "WF")) for letter in printable(words))
+
+
 def fitted(words: str, width: float) -> str:
-    """A text that is shortened to a width in pixels; "" if hardly any of it fits."""
-    letters = int(width / _LETTER)
-    if len(words) <= letters:
+    """A text that is shortened to a width in pixels, without unprintable characters; "" if hardly any of it fits."""
+    words = printable(words)
+    if width_of(words) <= width:
         return words
-    return f"{words[: letters - 1]}…" if letters > 3 else ""
+    while words and width_of(words) > width - _LETTER:
+        words = words[:-1]
+    return f"{words}…" if len(words) > 2 else ""
 
 
 class Axis:
@@ -140,7 +148,7 @@ def drawn_legend(signs: Sequence[Sign], width: float, top: float) -> tuple[str, 
     parts: list[str] = []
     x, y = 0.0, top
     for sign in signs:
-        room = 16 + len(sign.words) * _LETTER + 14
+        room = 30 + width_of(sign.words)
         if x and x + room > width:
             x, y = 0.0, y + 18
         parts.append(tag("rect", x=x, y=y, width=11, height=11, class_=sign.class_))
@@ -187,7 +195,7 @@ def _lines(words: str, width: float) -> list[str]:
     lines = [""]
     for word in printable(words).split():
         longer = f"{lines[-1]} {word}".strip()
-        lines = [*lines[:-1], longer] if len(longer) * _LETTER <= width else [*lines, word]
+        lines = [*lines[:-1], longer] if width_of(longer) <= width else [*lines, word]
     return [line for line in lines if line]
 
 

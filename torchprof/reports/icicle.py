@@ -13,10 +13,23 @@ from torchprof.analyze.report import report
 from torchprof.comparison.diff import FASTER, LESS, MORE, SAME, SLOWER, WITHIN_NOISE, Change, Diff, Pair
 from torchprof.comparison.layers import ADDED, REMOVED
 from torchprof.comparison.table import diff_headline, main_of, signed
-from torchprof.errors import TorchprofError
+from torchprof.errors import TorchprofError, printable
 from torchprof.first_screen.headline import main_field
-from torchprof.reports.charts import CLASSES, WIDTH, Axis, Sign, axis_x, fitted, hint, picture, standalone, tag, text
-from torchprof.run.formats import FORMATS, as_range, format_share
+from torchprof.reports.charts import (
+    CLASSES,
+    WIDTH,
+    Axis,
+    Sign,
+    axis_x,
+    fitted,
+    hint,
+    picture,
+    standalone,
+    tag,
+    text,
+    width_of,
+)
+from torchprof.run.formats import AT_LEAST, FORMATS, as_range, format_share
 from torchprof.run.run import Run
 from torchprof.run.words import NO_LAYERS
 
@@ -56,17 +69,20 @@ def colors_of(run: Run, own: Mapping[int, int]) -> Colors:
 
 _FEWEST_EQUAL = 3
 _ALIKE = 1.5  # times: the largest of equal layers, the smallest
-_LEAST_WIDTH = 1.0  # pixels; smaller blocks are left out
+_LEAST_WIDTH = 1.0  # pixels; smaller neighbors are one block
+_MOST_ROWS = 40
 
 
 class _Block(NamedTuple):
-    """Equal neighbors as one block, or one layer (negative: work of no layer, or everything)."""
+    """Equal neighbors as one block, or one layer (negative: work of no layer, or everything). ``hidden``: the number of
+    layers that are too small for a block of their own."""
 
     members: tuple[int, ...]
     siblings: int
     left: float
     width: float
     row: int
+    hidden: int = 0
 
 
 _EVERYTHING = -9  # in place of a layer's index
@@ -89,6 +105,8 @@ class Icicle:
         self.whole = sum(max(self.totals[index], 0) for index in self.below[_EVERYTHING])
         self.totals[_EVERYTHING] = self.whole
         self.write = FORMATS[MEASURE_OF[field].unit]
+        counter = MEASURE_OF[field].lower_bound_if
+        self.is_lower_bound = counter is not None and run.rows.total(counter, phase=phase) > 0
         paths = run.meta.paths
         self.selected = None if paths is None else {*paths}
         self._shapes = self._numbers_of_shapes() if grouped else {}
@@ -118,19 +136,32 @@ class Icicle:
         while waiting:
             block = waiting.pop()
             yield block
+            if block.hidden or block.row + 1 >= _MOST_ROWS:
+                continue
             whole = sum(max(self.totals[index], 0) for index in block.members)
             children = [self.below.get(index, ()) for index in block.members]
             left = block.left
+            small: _Block | None = None  # neighbors that are too narrow are one block
             for first, end in _groups(children, self.totals, self._shapes):
                 members = tuple(index for of_member in children for index in of_member[first:end])
                 part = block.width * sum(max(self.totals[index], 0) for index in members) / whole if whole else 0
                 if part >= _LEAST_WIDTH:
-                    waiting.append(_Block(members, end - first, left, part, block.row + 1))
+                    waiting += [_Block(members, end - first, left, part, block.row + 1), *([small] if small else [])]
+                    small = None
+                elif part > 0:
+                    small = small or _Block(members, 1, left, 0.0, block.row + 1)
+                    small = small._replace(width=small.width + part, hidden=small.hidden + len(members))
                 left += part
+            waiting += [small] if small else []
 
     def _drawn(self, block: _Block, color_of: Callable[[int], str]) -> str:
         """A block with as much of its name, its class and its share as it has room for."""
         layers, [index, *_] = self.run.layers, block.members
+        if block.hidden:
+            place = {"x": block.left, "y": float(block.row * _ROW), "width": max(block.width - 1, 0.5)}
+            words = f"{block.hidden} smaller layers"
+            inside = [tag("rect", hint([words]), **place, height=_ROW - 1, rx=2, class_="rest")]
+            return "".join([*inside, text(fitted(words, block.width - 8), block.left + 4, place["y"] + 15)])
         kind = layers[index].kind if index >= 0 else ""
         path = layers[index].path if index >= 0 else (NO_LAYERS.get(index, "everything"),)
         shares = sorted(self.totals[member] / self.whole for member in block.members)
@@ -138,23 +169,23 @@ class Icicle:
         each = most if least == most else as_range(least, most)
         share = f"{len(shares)} × {each}" if len(shares) > 1 else each
         is_selected = index < 0 or self.selected is None or path in self.selected
-        if not is_selected:  # its width is that of the layers in it
+        if not is_selected or self.is_lower_bound:  # if not selected, its width is that of the layers in it
             share = ""
         last = layers[block.members[block.siblings - 1]].path[-1] if block.siblings > 1 else ""
-        name = f"{path[-1]}–{last}" if last else path[-1]
+        name = printable(f"{path[-1]}–{last}" if last else path[-1])
         x, y = block.left, float(block.row * _ROW)
         inside = [tag("rect", x=x, y=y, width=max(block.width - 1, 0.5), height=_ROW - 1, rx=2, class_=color_of(index))]
         room = block.width - 10
         if (both := f"{name} {share}") == fitted(both, room):
-            with_kind = f"{name}  {kind} {share}"
-            shown = kind if kind != name and fitted(with_kind, room) == with_kind else ""
+            has_room = width_of(f"{name}  {kind} {share}") <= room
+            shown = kind if kind != name and has_room else ""
             inside.append(text(name, x + 5, y + 15, shown, class_="ink"))
             inside.append(text(share, x + block.width - 6, y + 15, text_anchor="end", class_="ink"))
         elif shortened := fitted(name, block.width - 8):
             inside.append(text(shortened, x + 4, y + 15, class_="ink"))
         more = f" and {len(block.members) - 1} like it" if len(block.members) > 1 else ""
         figure = self.write(sum(self.totals[member] for member in block.members))
-        about = f"{figure}, {share} of the total" if is_selected else "not selected"
+        about = f"{figure}, {share} of the total" if share else f"{figure}, or more" if is_selected else "not selected"
         return tag("g", hint([f"{'.'.join(path)}{more}", kind, about]), *inside)
 
 
@@ -211,7 +242,8 @@ def icicle(run: Run, *, phase: str | None = None) -> str:
 
     parts, height = drawn.draw(WIDTH, color_of)
     phases = " and ".join(run.phases() if phase is None else [phase])
-    caption = f"Width: {name}, {phases}; the whole is {drawn.write(drawn.whole)}."
+    whole = f"{AT_LEAST} {drawn.write(drawn.whole)}" if drawn.is_lower_bound else drawn.write(drawn.whole)
+    caption = f"Width: {name}, {phases}; the whole is {whole}."
     return standalone(picture(title_of(run, "layers"), caption, parts, (WIDTH, height), colors.signs(kinds)))
 
 

@@ -381,7 +381,9 @@ def drawn_memory(memory: Memory, course: Course, steps: Sequence[int], title: st
     x = Axis(0, max(course.last_ns, 1), LEFT, WIDTH)
     course = _per_pixel(course, x)
     base = [sum(min(nbytes, 0) for nbytes in height) for height in course.heights]
-    y = Axis(min(0, *base), max(memory.peak_bytes, *course.levels, 1), _HEIGHT, 10)
+    levels = course.levels
+    highest = max(levels)
+    y = Axis(min(0, *base), max(highest, 1), _HEIGHT, 10)
     parts = [
         axis_x(x, 10, _HEIGHT, time_words),
         axis_y(y, LEFT, WIDTH, _bytes, "bytes above the start", binary=True),
@@ -394,9 +396,9 @@ def drawn_memory(memory: Memory, course: Course, steps: Sequence[int], title: st
         parts.append(tag("path", hint([names[kind]]), d=_area(corners), class_=f"band kind-{kind}"))
         lower = upper
     parts += [tag("line", x1=x(step), x2=x(step), y1=10, y2=_HEIGHT, class_="mark") for step in steps]
-    peak = x(memory.peak_ns)
+    peak = x(course.times_ns[levels.index(highest)])
     anchor = "end" if peak > WIDTH - 140 else "start"
-    words = f"peak {format_memory(memory.peak_bytes)}"
+    words = f"peak {format_memory(highest)}"
     parts += [
         tag("line", x1=float(LEFT), x2=float(WIDTH), y1=y(0), y2=y(0), class_="zero"),
         tag("line", x1=peak, x2=peak, y1=4, y2=_HEIGHT, class_="zero"),
@@ -404,6 +406,8 @@ def drawn_memory(memory: Memory, course: Course, steps: Sequence[int], title: st
     ]
     caption = "Live memory over time above the start of the recording, by what it is used for."
     caption += " Dashed: steps." if steps else ""
+    if highest != memory.peak_bytes:  # of another cycle, or after what was recorded
+        caption += f" This is the last cycle; the peak of all, {format_memory(memory.peak_bytes)}, is not in it."
     signs = [Sign(f"kind-{kind}", names[kind]) for kind in used]
     return picture(title, caption, parts, (WIDTH, _HEIGHT + 18), signs)
 

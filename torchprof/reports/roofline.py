@@ -11,7 +11,7 @@ from torchprof.analyze.columns import MEASURE_OF
 from torchprof.analyze.figures import figures_of_layers, measured_by_all, varying_calls
 from torchprof.analyze.report import pattern_of, report
 from torchprof.errors import TorchprofError
-from torchprof.reports.charts import WIDTH, Axis, axis_x, axis_y, hint, picture, standalone, tag, text
+from torchprof.reports.charts import WIDTH, Axis, axis_x, axis_y, hint, picture, standalone, tag, text, width_of
 from torchprof.reports.icicle import colors_of, time_measured, title_of
 from torchprof.reports.over_time import LEFT
 from torchprof.run.formats import Bound, format_count, format_rate, short_time
@@ -21,6 +21,7 @@ from torchprof.run.run import Run
 from torchprof.run.words import FORWARD
 
 _NAMED = 10
+_LETTERS = 0.9  # of the width of a text: these are smaller
 _MOST_POINTS = 400
 
 
@@ -60,8 +61,9 @@ def roofline(run: Run) -> str:
     ``torchprof.peak()``. Raises TorchprofError if FLOPs, times or shapes of all layers are unknown."""
     if (drawn := drawn_roofline(run)) is None:
         raise TorchprofError(
-            "This run has no layer with known FLOPs, time and shapes: record it with torchprof.Profile(model, "
-            "with_flops=True)."
+            "This run has no layer with known FLOPs, time and memory traffic. FLOPs are recorded with "
+            "torchprof.Profile(model, with_flops=True); the traffic of a layer is unknown if the shapes vary from call "
+            "to call, or if its parameters cannot be counted."
         )
     return standalone(drawn)
 
@@ -87,7 +89,11 @@ def drawn_roofline(run: Run, nodes: Mapping[tuple[str, ...], int] | None = None)
     ]
     drawn_roofs = [_roof(peak, x, y) for peak in roofs]
     parts += [line for line, _ in drawn_roofs]
-    labels = [label for _, of_roof in drawn_roofs for label in of_roof]
+    labels: list[_Label] = []
+    for label in (label for _, of_roof in drawn_roofs for label in of_roof):
+        while any(map(label.overlaps, labels)):  # of a type that is as fast as another one
+            label = label._replace(line=label.line + 13)
+        labels.append(label)
     own: Counter[int] = Counter({point.layer: point.ns for point in points})
     colors = colors_of(run, own)
     for point in points[:_MOST_POINTS]:
@@ -134,10 +140,6 @@ class _Label(NamedTuple):
         return abs(self.line - other.line) <= 12 and self.left < other.right + 6 and other.left < self.right + 6
 
 
-def _width_of(words: str) -> float:
-    return 5.8 * len(words)
-
-
 def _roof(peak: Peak, x: Axis, y: Axis) -> tuple[str, list[_Label]]:
     """The roof of a device and type, bandwidth up to the ridge, then FLOP/s; and what is written at it."""
     low, high = 10.0**x.least, 10.0**x.most
@@ -150,7 +152,7 @@ def _roof(peak: Peak, x: Axis, y: Axis) -> tuple[str, list[_Label]]:
     if ridge > start:
         middle = 10 ** ((log10(start) + log10(ridge)) / 2)
         ends.append((f"{peak.bytes_per_s / 1e9:.3g} GB/s", x(middle) - 6, y(middle * peak.bytes_per_s) - 6))
-    labels = [_Label(words, right - _width_of(words), right, line) for words, right, line in ends]
+    labels = [_Label(words, right - _LETTERS * width_of(words), right, line) for words, right, line in ends]
     return tag("polyline", points=points, class_="roof"), labels
 
 
@@ -167,7 +169,7 @@ def _names_of_points(run: Run, points: Sequence[Point], x: Axis, y: Axis, others
         path = pattern_of([run.layers[point.layer].path for point in group])
         words = path.partition(".")[2] or path
         words += f" ({len(group)})" if len(group) > 1 else ""
-        width = _width_of(words)
+        width = _LETTERS * width_of(words)
         at_x, at_y, far = x(group[0].per_byte), y(group[0].per_second), _radius(group[0], points) + 4
         places = [(at_x + far, at_y + 4), (at_x - far - width, at_y + 4)]
         places += [(at_x - width / 2, at_y - far), (at_x - width / 2, at_y + far + 9)]

@@ -17,6 +17,7 @@ const LETTER = 6.6; // pixels, on average
  * @property {number} selected
  * @property {PageData.Integers} widths A figure of each node.
  * @property {PageData.Integers} own The same, self only: for the colors.
+ * @property {boolean} hasShares Whether shares of the whole are known.
  * @property {boolean} showOwn Also draws the self of layers, and the operators of innermost ones.
  * @property {(node: number) => Operator[]} operators
  * @property {string} field The measure of the widths.
@@ -159,7 +160,7 @@ class Icicle {
   }
 
   /** @param {IcicleDrawing} drawing */
-  draw({ root, selected, widths, own, showOwn, operators, field, byOwnTime, isMatch, change }) {
+  draw({ root, selected, widths, own, hasShares, showOwn, operators, field, byOwnTime, isMatch, change }) {
     const { run } = this;
     this.root = root;
     const width = this.box.clientWidth || 800;
@@ -231,7 +232,7 @@ class Icicle {
     this.blocks = blocks;
     const made = blocks.map((block, number) => {
       const { nodes, isRest } = block;
-      const one = this.#block(block, width, nodes.map((node) => (total > 0 ? widths[node] / total : 0)));
+      const one = this.#block(block, width, hasShares ? nodes.map((node) => widths[node] / total) : []);
       one.dataset.block = String(number);
       if (block.operator) return one;
       if (!isRest && nodes.includes(selected)) one.classList.add("selected");
@@ -279,9 +280,13 @@ class Icicle {
     const name = isRest ? `${hidden} smaller` : `${run.name(node)}${last}${isOwn ? " (self)" : ""}`;
     made.append(element("bdi", {}, hidden && !isRest ? `${name} … ${hidden} below` : name));
     if (isRest || isOwn) return made;
+    const kind = run.kind(node, this.page.source);
+    if (!shares.length) {
+      if (kind && room > name.length + kind.length + 1) made.append(element("span", { class: "kind" }, kind));
+      return made;
+    }
     const [least, most] = [-largest(shares.map((share) => -share)), largest(shares)].map(formatShare);
     const percent = nodes.length > 1 ? `${nodes.length} × ${least === most ? most : `${least.slice(0, -1)}–${most}`}` : most;
-    const kind = run.kind(node, this.page.source);
     if (room > name.length + percent.length + 1) made.append(element("span", { class: "share" }, percent));
     if (kind && room > name.length + percent.length + kind.length + 2) made.querySelector("bdi")?.after(element("span", { class: "kind" }, kind));
     return made;

@@ -420,7 +420,8 @@ class Page {
         if (totals) sum += totals[node];
       }
     }
-    const share = measure && totals && totals[run.all] > 0 ? `, ${formatShare(sum / totals[run.all])} of ${measure.field === "cpu_ns" ? "the time" : measure.heading}` : "";
+    const whole = measure ? run.whole(measure.field, this.phaseNumber, this.source) : 0;
+    const share = measure && whole > 0 ? `, ${formatShare(sum / whole)} of ${measure.field === "cpu_ns" ? "the time" : measure.heading}` : "";
     this.found.textContent = `${at ? `${at} of ` : ""}${count} ${count === 1 ? "layer" : "layers"}${count ? share : ""}`;
   }
 
@@ -430,7 +431,7 @@ class Page {
     this.#drawFound(isMatch);
     const field = measure ? measure.field : "";
     const [own, widths] = [true, false].map((isSelf) => run.widths(field, phase, source, isSelf));
-    this.icicle.draw({ root: this.root, selected: this.selected, widths, own, showOwn: this.showOwn, operators: (node) => run.operators(node, phase, source), field, byOwnTime: this.byOwnTime, isMatch, change: this.change });
+    this.icicle.draw({ root: this.root, selected: this.selected, widths, own, hasShares: run.whole(field, phase, source) > 0, showOwn: this.showOwn, operators: (node) => run.operators(node, phase, source), field, byOwnTime: this.byOwnTime, isMatch, change: this.change });
     this.#drawCaption(widths);
     this.#drawLegend();
     this.flatBox.checked = this.table.isFlat;
@@ -553,7 +554,7 @@ class Page {
   #withShare(figure) {
     const { run, measure, phaseNumber, source } = this;
     if (!measure) return "";
-    const whole = run.widths(measure.field, phaseNumber, source)[run.all];
+    const whole = run.whole(measure.field, phaseNumber, source);
     const share = whole > 0 && figure.bound < BOUND.UNKNOWN ? `, ${formatShare(figure.value / whole)} of the total` : "";
     return `${formatFigure(figure, measure.unit)}${share}`;
   }

@@ -254,6 +254,13 @@ class Run {
     return { value: column && bound < BOUND.UNKNOWN ? this.#vector(column, source)[node] : 0, bound: Math.min(bound, BOUND.BLANK) };
   }
 
+  // The whole of which shares are, 0 if there are none: what is only a lower bound has no shares.
+  /** @param {string} field @param {number} phase @param {number} source */
+  whole(field, phase, source) {
+    const { value, bound } = this.figure(field, phase, source, this.all);
+    return bound === BOUND.EXACT ? value : 0;
+  }
+
   /** @param {string[]} fields @param {number} source */
   isMeasured(fields, source) {
     const sources = source < 0 ? this.data.sources : [this.data.sources[source]];
@@ -296,20 +303,27 @@ class Run {
     const shown = { ...total, key: "chosen", heading: `${heading}${words && `, ${words}`}` };
     /** @type {(of: DerivedColumn["of"], title: string, unit: Unit) => DerivedColumn} */
     const derived = (of, title, ofUnit) => ({ kind: "derived", of, field, phase, key: of, heading: title, unit: ofUnit });
-    const perStep = this.data.sources[Math.max(source, 0)].steps ? [derived("step", "per step", unit)] : [];
+    const perStep = this.#steps(source) ? [derived("step", "per step", unit)] : [];
     return [...(words ? [shown] : []), derived("share", "%", "share"), derived("call", "per call", unit), ...perStep];
+  }
+
+  // The recorded steps, of all ranks if none is chosen; 0 if that is not known of each.
+  /** @param {number} source */
+  #steps(source) {
+    const steps = source < 0 ? this.data.sources.map((one) => one.steps) : [this.data.sources[source].steps];
+    return steps.includes(0) ? 0 : steps.reduce((sum, one) => sum + one, 0);
   }
 
   // Unknown where the measure, or what it is divided by, is unknown or a lower bound.
   /** @param {DerivedColumn} column @param {number} source @returns {Value[]} */
   #derived({ of, field, phase }, source) {
     const calls = this.figures.find(({ kind }) => kind === "calls");
-    const whole = of === "share" ? this.widths(field, phase, source)[this.all] : this.data.sources[Math.max(source, 0)].steps;
+    const whole = of === "share" ? this.whole(field, phase, source) || Infinity : this.#steps(source);
     return Array.from({ length: this.nodes }, (_, node) => {
       const { value, bound } = this.figure(field, phase, source, node);
       const count = of === "call" ? calls && this.value(calls, node, source) : whole;
       if (bound === BOUND.BLANK || count === undefined || count === 0) return undefined;
-      const isKnown = bound === BOUND.EXACT && !(of === "call" && calls && this.isAtLeast(calls, node, source));
+      const isKnown = bound === BOUND.EXACT && count !== Infinity && !(of === "call" && calls && this.isAtLeast(calls, node, source));
       return isKnown && node !== this.before ? value / Number(count) : null;
     });
   }

@@ -16,6 +16,7 @@ from torchprof.analyze.device import kernels_report
 from torchprof.analyze.layer_reports import types
 from torchprof.analyze.lines import lines, python
 from torchprof.analyze.memory import about_peak, samples_by_device
+from torchprof.analyze.memory import memory as memory_report
 from torchprof.analyze.ops import ops
 from torchprof.analyze.report import QUESTIONS, Part, ReportTable, TableRow, stacked, tables_and_sentences
 from torchprof.analyze.sentences import warnings_of
@@ -41,6 +42,7 @@ from torchprof.run.run import Run
 from torchprof.run.timeline import ACTIONS, DeviceTime, Memory, Timeline
 from torchprof.run.words import FORWARD, NO_LAYERS, PHASES
 
+_EM_SPACE = "\u2003"  # browsers keep these spaces
 _USUAL = {**{unit.value: text_of for unit, text_of in FORMATS.items()}, "share": format_share}
 """The format of each unit that the page's script has, too."""
 
@@ -57,7 +59,10 @@ def report_data(
     """
 
     def row_data(row: TableRow) -> list[Any]:
-        return [[*map(_cell, row.cells)], None if row.layer is None else nodes.get(row.layer)]
+        cells = [*map(_cell, row.cells)]
+        if row.lead:  # in place of the lines of a tree
+            cells[0] = f"{_EM_SPACE * len(row.lead.rstrip('─ '))}{row.cells[0]}"
+        return [cells, None if row.layer is None else nodes.get(row.layer)]
 
     parts: list[str | dict[str, Any]] = []
     kept = (part for part in tables_and_sentences(content) if part not in without)
@@ -91,12 +96,21 @@ def _cell(cell: Cell) -> Any:
 # The reports that are tabs of the page
 
 _ROWS_OF_REPORT = 200  # at most: the terminal has all
+
+
+def _memory_of_layers(run: Run, **options: Any) -> Part:
+    """The tables by layer of the report "memory": the page has its other parts in a section of their own."""
+    parts = tables_and_sentences(memory_report(run, **options))
+    return stacked([part for part in parts if isinstance(part, ReportTable) and part.name == "layers"])
+
+
 _TABS: dict[str, tuple[bool, Callable[..., Part], dict[str, Any]]] = {
     "Operators": (True, ops, {"top": _ROWS_OF_REPORT}),
     "Types": (True, types, {"top": _ROWS_OF_REPORT}),
     "Kernels": (True, kernels_report, {"top": _ROWS_OF_REPORT}),
     "Source lines": (False, lines, {"top": _ROWS_OF_REPORT}),
     "Between operators": (False, python, {"top": 50}),
+    "Memory": (True, _memory_of_layers, {"top": _ROWS_OF_REPORT}),
     "Steps": (False, steps, {"top": 50}),
     "Compiled code": (False, compiled, {}),
     "Collectives": (False, collectives, {}),

@@ -262,7 +262,7 @@ class TimelineView {
     if (!memory || !course) return [];
     const { from, to } = this.shown;
     const levels = course.nbytes;
-    const [least, most] = [Math.min(0, ...levels), Math.max(memory.peakBytes, 1)];
+    const [least, most] = [Math.min(0, ...levels), Math.max(1, ...levels)];
     /** @param {number} ns */
     const x = (ns) => Math.min(Math.max(((ns - from) / (to - from)) * width, 0), width);
     /** @param {number} nbytes */
