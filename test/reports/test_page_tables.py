@@ -11,6 +11,7 @@ from build.all_kinds import KINDS
 from build.hand_made import op, row, run_of
 from build.page import READ_TABLE, data_in
 
+import torchprof
 from torchprof import Run, TorchprofError
 from torchprof.analyze.report import tables_and_sentences
 from torchprof.reports import content_of
@@ -198,3 +199,22 @@ def test_of_all_ranks_a_figure_for_a_step_is_the_mean_over_their_steps(look: Cal
     assert page.evaluate(READ_DERIVED)["Net"] == ["100.0%", "40.000us", "40.000us"]
     without = {key: spread for key, spread in samples.items() if key.rank == 0}
     assert look(replace(run, samples=without)).locator(".head", has_text="per step").count() == 0
+
+
+def test_in_a_comparison_of_other_lengths_operators_of_a_layer_are_for_one_call(look: Callable[..., Page]) -> None:
+    """Net.a takes 4 us of aten::mm in each of 2 calls before, and 6 us in each of 3 after."""
+    layers = [Layer(("Net",), "Net"), Layer(("Net", "a"), "A")]
+
+    def of_calls(calls: int, ns: int) -> Run:
+        rows = [row(0, calls=calls), row(1, calls=calls)]
+        return run_of([*rows, row(1, op("aten::mm"), calls=2 * calls, cpu_ns=ns * calls)], layers=layers)
+
+    page = look(torchprof.compare(of_calls(2, 4000), of_calls(3, 6000)))
+    page.locator('.lines .line:has(.name[title="Net.a"]) .number').first.click()
+    operators = page.locator(".panel .sheet").first.locator("tbody tr").all_inner_texts()
+    assert operators[0].split() == ["aten::mm", "2", "6.000us", "6.000us"]
+    assert page.inner_text("#reports h3") == "Tables of the whole run after"
+    page.get_by_label("Run").select_option("before")
+    operators = page.locator(".panel .sheet").first.locator("tbody tr").all_inner_texts()
+    assert operators[0].split() == ["aten::mm", "2", "4.000us", "4.000us"]
+    assert page.inner_text("#reports h3") == "Tables of the whole run before"

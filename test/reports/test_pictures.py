@@ -628,3 +628,19 @@ def test_names_of_roofs_that_are_as_high_do_not_overlap() -> None:
     root = drawn(replace(run, metas=(replace(run.meta, peaks=peaks),)), "roofline")
     lines = [y for words, (_, y) in texts(root).items() if "FLOP/s, " in words]
     assert len(lines) == 3 and all(below - above > 12 for above, below in pairwise(sorted(lines)))
+
+
+def test_memory_below_that_of_the_start_is_a_line() -> None:
+    run = with_memory(run_of([row(0, cpu_ns=10)]), [(0, -300, 2), (50, -400, 2)], Memory("cpu"))
+    root = drawn(run, "memory-chart")
+    (line,) = all_of(root, "path", "roof")
+    heights = sorted({y for _, y in corners(line)})
+    zero = place(all_of(root, "line", "zero")[0], "y1")[0]
+    assert heights[0] == pytest.approx(zero, abs=0.1)
+    assert (heights[2] - zero) / (heights[1] - zero) == pytest.approx(700 / 300, abs=0.02)
+
+
+def test_pictures_of_several_ranks_say_so() -> None:
+    run = run_of([row(0, cpu_ns=1000), row(0, cpu_ns=3000, rank=1)])
+    run = replace(run, metas=(run.meta, replace(run.meta, rank=1)))
+    assert any("the sum of 2 ranks; the whole is 4.000us." in words for words in texts(drawn(run, "icicle")))

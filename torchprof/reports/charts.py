@@ -92,7 +92,7 @@ class Axis:
             return [10.0**power for power in range(int(self.least), int(self.most) + 1, every)]
         least_step = (self.most - self.least) / max(count, 1)
         if binary:
-            step = 2.0 ** ceil(_log2(least_step))
+            step = 2.0 ** max(ceil(_log2(least_step)), 0)
         else:
             power = 10.0 ** floor(log10(least_step))
             step = next(power * times for times in (1, 2, 5, 10) if power * times >= least_step * 0.999)
@@ -110,7 +110,8 @@ def axis_x(axis: Axis, top: float, bottom: float, words: Callable[[float], str],
     for value in axis.ticks(max(int(abs(axis.last - axis.first) / 90), 2)):
         at = axis(value)
         parts.append(tag("line", x1=at, x2=at, y1=float(top), y2=float(bottom), class_="grid"))
-        parts.append(text(words(value), at, bottom + 14, text_anchor="middle"))
+        is_last = at + width_of(words(value)) / 2 > axis.last + _MARGIN  # it would leave the picture
+        parts.append(text(words(value), at, bottom + 14, text_anchor="end" if is_last else "middle"))
     if title:
         parts.append(text(title, (axis.first + axis.last) / 2, bottom + 30, text_anchor="middle"))
     return "".join(parts)

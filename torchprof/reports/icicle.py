@@ -208,18 +208,6 @@ def _groups(
         at = end
 
 
-def _shapes(run: Run, below: Mapping[int, Sequence[int]]) -> dict[int, int]:
-    """A number for each layer: equal for two if they and all below them, by name, have the same classes, settings and
-    parameters."""
-    known: dict[Any, int] = {}
-    shapes: dict[int, int] = {}
-    for index in range(len(run.layers) - 1, -1, -1):  # children come after their parents
-        layer = run.layers[index]
-        inside = tuple((run.layers[child].path[-1], shapes[child]) for child in below.get(index, ()))
-        shapes[index] = known.setdefault((layer.kind, layer.settings, layer.params, inside), len(known))
-    return shapes
-
-
 @report("icicle", "a picture: the layers, as wide as their shares", suffix="icicle.svg")
 def icicle(run: Run, *, phase: str | None = None) -> str:
     """The layers as blocks, each as wide as its share of what the headline speaks of (time of the device or the CPU,
@@ -243,7 +231,8 @@ def icicle(run: Run, *, phase: str | None = None) -> str:
     parts, height = drawn.draw(WIDTH, color_of)
     phases = " and ".join(run.phases() if phase is None else [phase])
     whole = f"{AT_LEAST} {drawn.write(drawn.whole)}" if drawn.is_lower_bound else drawn.write(drawn.whole)
-    caption = f"Width: {name}, {phases}; the whole is {whole}."
+    ranks = f", the sum of {len(run.metas)} ranks" if len(run.metas) > 1 else ""
+    caption = f"Width: {name}, {phases}{ranks}; the whole is {whole}."
     return standalone(picture(title_of(run, "layers"), caption, parts, (WIDTH, height), colors.signs(kinds)))
 
 
@@ -283,7 +272,9 @@ def drawn_diff(diff: Diff) -> str:
     main = main_of(diff)
     own = diff.self_of(main)
     parts, height = _bars(diff, own)
-    words = ["Bars: change of self. Lines: interquartile range of the noisier run." if parts else "No layer changed."]
+    words = ["Bars: change of self." if parts else "No layer changed."]
+    if any('class="noise"' in part for part in parts):
+        words.append("A line reaches the interquartile range of the noisier run to each side.")
     if main.measure is not None and main.what == "cost":
         below, high = _before_and_after(diff, main)
         parts.append(tag("g", *below, transform=f"translate(0 {height + 8:.0f})"))

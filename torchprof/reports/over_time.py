@@ -44,10 +44,10 @@ _COLORS_OF_PARTS = {
     "recompute": "class-6",
     PARTS_OF_NO_LAYER["step_optimizer_ns"]: "class-2",
     PARTS_OF_NO_LAYER["step_data_ns"]: "class-3",
-    PARTS_OF_NO_LAYER["step_backward_ns"]: "class-5",
+    PARTS_OF_NO_LAYER["step_backward_ns"]: "kind-6",
     PARTS_OF_NO_LAYER["step_copy_ns"]: "class-4",
     PARTS_OF_NO_LAYER["step_wait_ns"]: "class-0",
-    PARTS_OF_NO_LAYER["step_awaited_ns"]: "class-0",
+    PARTS_OF_NO_LAYER["step_awaited_ns"]: "kind-2",
     PARTS_OF_NO_LAYER["step_other_ns"]: "class-7",
 }
 
@@ -80,7 +80,7 @@ def drawn_step(run: Run) -> str:
     axis = Axis(0, max(sum(ns for _, ns in bar.parts) for bar in bars), _NAME_OF_BAR if len(bars) > 1 else 0, WIDTH)
     drawn = [part for row, bar in enumerate(bars) for part in _drawn_bar(bar, axis, row * _BAR, is_named=len(bars) > 1)]
     figures, most = durations[slowest], means[slowest]
-    on_rank = f" on {most.name}, the slowest," if len(means) > 1 else ""
+    on_rank = f" on {most.name}, whose steps last longest," if len(means) > 1 else ""
     caption = f"A step takes {figures['Mean']}{on_rank} in the mean of {figures['Steps']}: median {figures['Median']}, "
     caption += f"P95 {figures['P95']}."
     if sum(ns for _, ns in most.parts) > 1.001 * most.whole:
@@ -360,18 +360,23 @@ LEFT, _HEIGHT = 76, 240
 
 @report("memory-chart", "a picture: memory over time by kind, with its peak", suffix="memory.svg")
 def memory_chart(run: Run) -> str:
-    """Live memory over time, by what it is used for, of the device with the largest peak. Raises TorchprofError if the
-    run does not have it: it is recorded with ``profile_memory=True, with_timeline=True``."""
+    """Live memory over time, by what it is used for, of the rank with a timeline, and of its device with the largest
+    peak. Raises TorchprofError without one: it is recorded with ``profile_memory=True, with_timeline=True``."""
     recorded = run.timeline
     known = [memory for memory in run.memory if recorded is not None and memory.rank == recorded.rank]
     for memory in sorted(known, key=lambda memory: -memory.peak_bytes):
         if recorded is not None and (course := course_of(recorded, memory.device)) is not None:
             steps = recorded.spans.steps if recorded.spans is not None else ()
-            return standalone(drawn_memory(memory, course, steps, title_of(run, f"memory on {memory.device}")))
+            return standalone(drawn_memory(memory, course, steps, title_of_memory(run, memory)))
     raise TorchprofError(
         "This run has no memory over time: record it with torchprof.Profile(model, profile_memory=True, "
         "with_timeline=True)."
     )
+
+
+def title_of_memory(run: Run, memory: Memory) -> str:
+    rank = f", rank {memory.rank}" if len(run.metas) > 1 else ""
+    return title_of(run, f"memory on {memory.device}{rank}")
 
 
 def drawn_memory(memory: Memory, course: Course, steps: Sequence[int], title: str) -> str:
@@ -395,6 +400,8 @@ def drawn_memory(memory: Memory, course: Course, steps: Sequence[int], title: st
         corners = [*_steps(course, upper, x, y), *_steps(course, lower, x, y)[::-1]]
         parts.append(tag("path", hint([names[kind]]), d=_area(corners), class_=f"band kind-{kind}"))
         lower = upper
+    if not used:  # less than at the start all the time
+        parts.append(tag("path", d=_area(_steps(course, levels, x, y)).removesuffix("Z"), class_="roof"))
     parts += [tag("line", x1=x(step), x2=x(step), y1=10, y2=_HEIGHT, class_="mark") for step in steps]
     peak = x(course.times_ns[levels.index(highest)])
     anchor = "end" if peak > WIDTH - 140 else "start"

@@ -8,7 +8,11 @@ const PIXELS = 2; // of a saved PNG for each of the picture
 /** @param {string} markup @param {(node: number) => void} onlayer */
 function chart(markup, onlayer) {
   const made = document.importNode(new DOMParser().parseFromString(markup, "image/svg+xml").documentElement, true);
-  for (const part of made.querySelectorAll("[data-node]")) {
+  const links = made.querySelectorAll("[data-node]");
+  if (links.length) made.setAttribute("role", "group");
+  for (const part of links) {
+    part.setAttribute("role", "button");
+    part.setAttribute("aria-label", part.textContent ?? "");
     const show = () => onlayer(Number(part.getAttribute("data-node")));
     part.addEventListener("click", show);
     part.addEventListener("keydown", (event) => { if (event instanceof KeyboardEvent && event.key === "Enter") show(); });

@@ -1,6 +1,6 @@
 """The data of the HTML page as JSON: one or several runs over one tree of layers.
 
-The page's script sums nothing: every figure comes from the rows of the terminal's tables.
+Every figure of a layer comes from the rows of the terminal's tables: the page's script does not add them up again.
 """
 
 from __future__ import annotations

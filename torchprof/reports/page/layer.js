@@ -147,17 +147,20 @@ class LayerPanel {
     }
     /** @param {string} kind */
     const of = (kind) => rows.filter((row) => row.kind === kind);
+    const ofCalls = this.run.figures.find((column) => column.kind === "calls");
+    const isSelected = !this.run.isLayer(node) || !ofCalls || this.run.bounds(ofCalls, source)[node] !== BOUND.BLANK;
+    const within = isSelected ? "" : " of the selected layers in it";
     const [kernels, lines] = [of("kernel"), of("python")];
     const operators = rows.filter((row) => !["kernel", "python"].includes(row.kind));
     const whole = kernels.reduce((sum, { own }) => sum + own.device_ns, 0);
     /** @param {string} heading @returns {SheetColumn<Operator>} */
     const name = (heading) => ({ heading, isText: true, value: (row) => row.name, text: (row) => row.name });
     /** @param {string} heading @returns {SheetColumn<Operator>} */
-    const calls = (heading) => ({ heading, value: (row) => row.calls, text: (row) => String(row.calls) });
+    const calls = (heading) => ({ heading, value: (row) => row.calls, text: (row) => formatCalls(row.calls) });
     /** @type {SheetColumn<Operator>} */
     const time = { heading: "Time", value: (row) => row.own.device_ns, text: (row) => formatTime(row.own.device_ns), share: (row) => row.own.device_ns / whole };
     const parts = [];
-    if (operators.length) parts.push(element("h4", {}, "Operators"), operatorSheet(this.run, operators, measure, source));
+    if (operators.length) parts.push(element("h4", {}, `Operators${within}`), operatorSheet(this.run, operators, measure, source));
     if (kernels.length) parts.push(element("h4", {}, "Kernels"), sheet([name("Kernel"), time, calls("Calls")], kernels, { sortedBy: 1, shown: 8 }));
     if (lines.length) parts.push(element("h4", {}, "Source lines between operators"), sheet([name("Source line"), calls("Samples")], lines, { sortedBy: 1, shown: 5 }));
     return parts;
@@ -247,7 +250,7 @@ function operatorSheet(run, rows, measure, source) {
   /** @type {SheetColumn<Operator>[]} */
   const columns = [
     { heading: "Operator", isText: true, value: (row) => row.name, text: (row) => rangeInWords(row) },
-    { heading: "Calls", value: (row) => row.calls, text: (row) => (row.calls ? String(row.calls) : "") },
+    { heading: "Calls", value: (row) => row.calls, text: (row) => (row.calls ? formatCalls(row.calls) : "") },
   ];
   if (measure) {
     const { heading, field, unit, lowerBoundIf } = measure;

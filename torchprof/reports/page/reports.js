@@ -11,7 +11,8 @@ class ReportTabs {
     this.drawn = -1; // the index of the content
     this.list = element("div", { class: "tabs", role: "tablist", "aria-label": "Tables" });
     this.panel = element("div", { role: "tabpanel", id: "report", tabindex: "0" });
-    this.box = element("section", { id: "reports", hidden: !tabs.length }, element("h3", {}, "Tables"), this.list, this.panel);
+    this.title = element("h3");
+    this.box = element("section", { id: "reports", hidden: !tabs.length }, this.title, this.list, this.panel);
     this.list.addEventListener("keydown", (event) => this.#key(event));
   }
 
@@ -24,6 +25,9 @@ class ReportTabs {
   /** @param {number} source @param {number} phase */
   draw(source, phase) {
     keepingFocus(this.list, () => this.list.replaceChildren(...this.tabs.map(({ title }) => this.#tab(title))));
+    const { sources, comparison } = this.page.run.data;
+    const of = source < 0 ? "all ranks" : comparison ? `the whole run ${sources[source].name}` : sources[source].name;
+    this.title.textContent = sources.length > 1 ? `Tables of ${of}` : "Tables";
     const tab = this.tabs.find(({ title }) => title === this.chosen);
     if (!tab) return;
     const index = tab.of.at(source)?.at(tab.of[0].length > 1 ? phase : 0) ?? null;

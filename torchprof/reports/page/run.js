@@ -201,14 +201,19 @@ class Run {
     return source < 0 ? this.data.figures.values.length - 1 : source;
   }
 
-  // The values of a column for all nodes, without bounds. In a comparison of runs of different length, they are for one call
-  // of the model, or for one step.
+  // In a comparison of runs of different length, figures are for one call of the model, or for one step.
+  /** @param {number} place */
+  #scale(place) {
+    return this.data.comparison?.per ? this.data.comparison.scale[place] : 1;
+  }
+
+  // The values of a column for all nodes, without bounds.
   /** @param {FigureColumn} column @param {number} source */
   #vector({ number }, source) {
     const place = this.#place(source);
     const { values, vectors } = this.data.figures;
     const vector = vectors[values[place][number]];
-    const scale = this.data.comparison?.per ? this.data.comparison.scale[place] : 1;
+    const scale = this.#scale(place);
     return scale === 1 ? vector : this.#cached(`scaled ${number} ${place}`, () => Float64Array.from(vector, (value) => value * scale));
   }
 
@@ -379,14 +384,15 @@ class Run {
   operators(node, phase, source) {
     const { operators } = this.data;
     const place = this.#place(source);
+    const scale = this.#scale(place);
     const found = [];
     let at = this.firstOperator.get(`${place} ${node}`) ?? this.operatorNode.length;
     for (; this.operatorNode[at] === node && operators.source[at] === place; at++) {
       if (phase === ALL_PHASES ? !operators.isAll[at] : operators.phase[at] !== phase) continue;
       const [kind, name] = operators.names[operators.name[at]];
-      const own = Object.fromEntries(Object.entries(operators.self).map(([field, values]) => [field, values[at]]));
-      const total = Object.fromEntries(Object.entries(operators.inside).map(([field, values]) => [field, own[field] + values[at]]));
-      found.push({ name, kind, calls: operators.calls[at], isPart: operators.isPart[at] === 1, own, total });
+      const own = Object.fromEntries(Object.entries(operators.self).map(([field, values]) => [field, values[at] * scale]));
+      const total = Object.fromEntries(Object.entries(operators.inside).map(([field, values]) => [field, own[field] + values[at] * scale]));
+      found.push({ name, kind, calls: operators.calls[at] * scale, isPart: operators.isPart[at] === 1, own, total });
     }
     return found;
   }

@@ -30,8 +30,7 @@ from torchprof.ranks.pipeline_bubble import judged_pipelines
 from torchprof.ranks.pipeline_report import section_of_replicas
 from torchprof.ranks.report import table_of_ranks
 from torchprof.ranks.sentences import name_of, sentences, unit_of
-from torchprof.reports.icicle import title_of
-from torchprof.reports.over_time import Course, course_of, drawn_memory
+from torchprof.reports.over_time import Course, course_of, drawn_memory, title_of_memory
 from torchprof.reports.page.layers import differences
 from torchprof.reports.viewers import tracks_of
 from torchprof.run.formats import FORMATS, Cell, ReportCell, format_number, format_share, format_time, ranks_in_words
@@ -235,9 +234,8 @@ def _levels(course: Course) -> dict[str, Any]:
 
 
 def _memory_picture(run: Run, memory: Memory, course: Course, timeline: Timeline) -> str:
-    rank = f", rank {memory.rank}" if len(run.metas) > 1 else ""
     steps = timeline.spans.steps if timeline.spans is not None else ()
-    return drawn_memory(memory, course, steps, title_of(run, f"memory on {memory.device}{rank}"))
+    return drawn_memory(memory, course, steps, title_of_memory(run, memory))
 
 
 # The ranks of a job: their comparison, and their sum if they are too many, and next to another run

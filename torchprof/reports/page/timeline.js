@@ -268,10 +268,10 @@ class TimelineView {
     /** @param {number} nbytes */
     const y = (nbytes) => MEMORY_HEIGHT - 2 - ((nbytes - least) / (most - least)) * (MEMORY_HEIGHT - 4);
     const corners = course.timesNs.flatMap((ns, at) => {
-      const end = at + 1 < course.timesNs.length ? course.timesNs[at + 1] : course.lastNs;
+      const end = at + 1 < course.timesNs.length ? course.timesNs[at + 1] : this.end;
       return end < from || ns > to ? [] : [ns, end].map((one) => `${x(one).toFixed(1)},${y(levels[at]).toFixed(1)}`);
     });
-    const [first, last] = [x(Math.max(from, 0)), x(Math.min(to, course.lastNs))];
+    const [first, last] = [x(Math.max(from, 0)), x(to)];
     const points = [`${first.toFixed(1)},${y(0).toFixed(1)}`, ...corners, `${last.toFixed(1)},${y(0).toFixed(1)}`].join(" ");
     const svg = drawing("svg", { viewBox: `0 0 ${width} ${MEMORY_HEIGHT}`, width, height: MEMORY_HEIGHT, class: "memory-line", role: "img", "aria-label": `memory on ${memory.device}, up to ${formatBytes(most)} above the start` });
     if (corners.length) svg.append(drawing("polygon", { points }));
