@@ -68,11 +68,12 @@ def kinds_of_runs(trace: Path) -> dict[str, Run]:
 
 
 REFUSED = {
-    "with the model": {"kernels", "device", "steps"},
-    "without": {"kernels", "device", "steps"},
-    "times alone": {"kernels", "device", "steps", "chrome-trace", "memory"},
-    "A100": {"memory"},
-    "MI250": {"memory", "chrome-trace"},
+    "with the model": {"kernels", "device", "steps", "step", "roofline"},
+    "without": {"kernels", "device", "steps", "step", "roofline"},
+    "times alone": {"kernels", "device", "steps", "step", "roofline"}
+    | {"chrome-trace", "timeline", "memory", "memory-chart"},
+    "A100": {"memory", "memory-chart", "roofline"},
+    "MI250": {"memory", "memory-chart", "roofline", "chrome-trace", "timeline"},
 }
 """The reports that need something that was not recorded."""
 

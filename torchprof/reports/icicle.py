@@ -296,7 +296,8 @@ def _bars(diff: Diff, own: Column) -> tuple[list[str], float]:
         return [], 0.0
     noise = [change.noise.spread * diff.calls_in_figures if change.noise else 0.0 for _, change in shown]
     ends = [change.difference or 0 for _, change in shown]
-    reach = [end + sign * spread for end, spread in zip(ends, noise) for sign in (-1, 1)]
+    is_loud = [color_of_change(*part) != "quiet" for part in shown]  # the lines of the others may be cut off
+    reach = [end + sign * spread for end, spread, loud in zip(ends, noise, is_loud) if loud for sign in (-1, 1)]
     axis = Axis(min(0, *ends, *reach), max(0, *ends, *reach), _NAMES, WIDTH - _FIGURES)
     height = float(_ROW * len(shown))
     parts = [axis_x(axis, 0, height, lambda value: _rounded(str(signed(own, value))) if value else "0")]

@@ -44,7 +44,7 @@ _COLORS_OF_PARTS = {
     "recompute": "class-6",
     PARTS_OF_NO_LAYER["step_optimizer_ns"]: "class-2",
     PARTS_OF_NO_LAYER["step_data_ns"]: "class-3",
-    PARTS_OF_NO_LAYER["step_backward_ns"]: "kind-6",
+    PARTS_OF_NO_LAYER["step_backward_ns"]: "kind-4",
     PARTS_OF_NO_LAYER["step_copy_ns"]: "class-4",
     PARTS_OF_NO_LAYER["step_wait_ns"]: "class-0",
     PARTS_OF_NO_LAYER["step_awaited_ns"]: "kind-2",
