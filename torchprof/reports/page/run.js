@@ -322,15 +322,21 @@ class Run {
   // Unknown where the measure, or what it is divided by, is unknown or a lower bound.
   /** @param {DerivedColumn} column @param {number} source @returns {Value[]} */
   #derived({ of, field, phase }, source) {
-    const calls = this.figures.find(({ kind }) => kind === "calls");
+    const ofCalls = this.figures.find(({ kind }) => kind === "calls");
+    const [calls, callBounds] = ofCalls ? [this.values(ofCalls, source), this.bounds(ofCalls, source)] : [[], []];
+    const column = this.#chart(field, phase);
+    const bounds = column ? this.bounds(column, source) : new Uint8Array(this.nodes).fill(BOUND.BLANK);
+    const values = this.widths(field, phase, source);
     const whole = of === "share" ? this.whole(field, phase, source) || Infinity : this.#steps(source);
-    return Array.from({ length: this.nodes }, (_, node) => {
-      const { value, bound } = this.figure(field, phase, source, node);
-      const count = of === "call" ? calls && this.value(calls, node, source) : whole;
-      if (bound === BOUND.BLANK || count === undefined || count === 0) return undefined;
-      const isKnown = bound === BOUND.EXACT && count !== Infinity && !(of === "call" && calls && this.isAtLeast(calls, node, source));
-      return isKnown && node !== this.before ? value / Number(count) : null;
-    });
+    /** @type {Value[]} */
+    const found = new Array(this.nodes);
+    for (let node = 0; node < this.nodes; node++) {
+      const count = of === "call" ? calls[node] : whole;
+      if (bounds[node] >= BOUND.BLANK || count === undefined || count === 0) continue;
+      const isKnown = bounds[node] === BOUND.EXACT && count !== Infinity && !(of === "call" && callBounds[node] !== BOUND.EXACT);
+      found[node] = isKnown && node !== this.before ? values[node] / Number(count) : null;
+    }
+    return found;
   }
 
   // One part of the change of a quantity, by node: before, after, difference, ratio or verdict.
