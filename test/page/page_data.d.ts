@@ -264,8 +264,6 @@ declare namespace PageData {
   interface Memory {
     source: number;
     device: string;
-    peakBytes: number;
-    peakNs: number;
     report: ReportPart[];
     /** An SVG of memory over time. */
     picture: string | null;

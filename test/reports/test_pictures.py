@@ -29,7 +29,7 @@ from torchprof.run.layers import Layer
 from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.meta import Peak
 from torchprof.run.timeline import Lane, Memory, Spans, Timeline
-from torchprof.run.words import BACKWARD, FORWARD, NOT_SELECTED, OUTSIDE, PHASES
+from torchprof.run.words import BACKWARD, FORWARD, NOT_SELECTED, OUTSIDE, PHASES, RECOMPUTE
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -201,6 +201,7 @@ def test_the_steps_of_the_timeline_have_a_bar_each() -> None:
     spans = [
         (0, 40, 0, 0, FORWARD, -1),
         (10, 20, 0, 1, FORWARD, -1),  # inside
+        (80, 90, 0, 1, RECOMPUTE, -1),  # inside a span of backward
         (70, 120, 0, 0, BACKWARD, -1),
         (120, 170, 0, 0, FORWARD, -1),
         (170, 250, 0, 0, BACKWARD, -1),
@@ -219,6 +220,7 @@ def test_the_steps_of_the_timeline_have_a_bar_each() -> None:
     run = replace(run_of([row(0, cpu_ns=10), row(1, cpu_ns=10)], steps=2), samples=samples, timeline=timeline)
     room = 1160 - 70
     widths = {name: block[2] for name, block in blocks(drawn(run, "step")).items()}
+    assert "step 1: recompute" not in widths
     wanted = {"forward": 40, "backward": 30, "other": 30}
     assert {name: widths[f"step 1: {name}"] for name in wanted} == {
         name: pytest.approx(room * ns / 200, abs=0.11) for name, ns in wanted.items()

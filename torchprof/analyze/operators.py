@@ -69,7 +69,7 @@ def operators(
     Raises TorchprofError for an unknown layer, and if shapes or source lines were not recorded.
     """
     if layer is None and not group_by_input_shape and not group_by_stack_n:
-        return _of_whole_run(run).get(phase, {})
+        return dict(_of_whole_run(run).get(phase, {}))
     layers = None if layer is None else _at_or_below(run, layer)
     flags = dict(run.meta.flags)
     for is_asked, flag, name in (

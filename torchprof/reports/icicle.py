@@ -193,19 +193,19 @@ def _groups(
     children: Sequence[Sequence[int]], totals: Mapping[int, int], shapes: Mapping[int, int]
 ) -> Iterator[tuple[int, int]]:
     """The first and the end of each group of equal neighbors. ``children``: those of each member of the block above."""
-    of = children[0]
-    sums = [sum(max(totals[others[at]], 0) for others in children) for at in range(len(of))]
-    at = 0
-    while at < len(of):
-        end = at + 1
-        while end < len(of) and shapes.get(of[end], -1) == shapes.get(of[at], -2):
-            of_group = sums[at : end + 1]
+    siblings = children[0]
+    sums = [sum(max(totals[others[place]], 0) for others in children) for place in range(len(siblings))]
+    first = 0
+    while first < len(siblings):
+        end = first + 1
+        while end < len(siblings) and shapes.get(siblings[end], -1) == shapes.get(siblings[first], -2):
+            of_group = sums[first : end + 1]
             if not min(of_group) > 0 or max(of_group) > _ALIKE * min(of_group):
                 break
             end += 1
-        end = end if end - at >= _FEWEST_EQUAL else at + 1
-        yield at, end
-        at = end
+        end = end if end - first >= _FEWEST_EQUAL else first + 1
+        yield first, end
+        first = end
 
 
 @report("icicle", "a picture: the layers, as wide as their shares", suffix="icicle.svg")
@@ -237,6 +237,7 @@ def icicle(run: Run, *, phase: str | None = None) -> str:
 
 
 def title_of(run: Run, what: str) -> str:
+    """The title of a picture: the model, and what is shown of it."""
     return f"{', '.join(run.meta.model) or 'torchprof'}: {what}"
 
 

@@ -123,22 +123,24 @@ def _value(cell: Cell) -> float:
 
 
 def _single_steps(run: Run) -> Iterator[_Bar]:
-    """The steps of the timeline: the phases of layers and the optimizer, on the thread of each, and the rest."""
+    """The steps of the timeline: the phases of layers, the optimizer, and the rest. Each moment of a thread counts
+    once, for the outermost of these spans: what is recomputed inside a span of backward is backward."""
     if run.timeline is None or run.timeline.spans is None or not len(run.timeline.spans):
         return
     spans = run.timeline.spans
     if spans.dropped:  # of what came after the last span nothing is known
         last = max(spans.columns["start_ns"])
         spans = replace(spans, steps=tuple(end for end in spans.steps if end <= last))
-    ends: dict[tuple[int, str], int] = {}  # how far the time of each lane and part is counted
+    ends: dict[int, int] = {}  # how far the time of each lane is counted
     times = [dict.fromkeys([*PHASES, _OPTIMIZER], 0) for _ in spans.steps[1:]]
-    for start, end, lane, layer, phase, name in sorted(zip(*(spans.columns[name] for name in spans.COLUMNS))):
+    columns = zip(*(spans.columns[name] for name in spans.COLUMNS))
+    for start, end, lane, layer, phase, name in sorted(columns, key=lambda span: (span[0], -span[1])):
         is_optimizer = name >= 0 and spans.names[name].startswith("Optimizer.step#")
         if spans.lanes[lane].device != "cpu" or not (is_optimizer or (name < 0 and layer >= 0)):
             continue
         part = _OPTIMIZER if is_optimizer else PHASES[phase]
-        begin = max(start, ends.get((lane, part), 0))
-        ends[lane, part] = max(end, begin)
+        begin = max(start, ends.get(lane, 0))
+        ends[lane] = max(end, begin)
         first = max(bisect_right(spans.steps, begin) - 1, 0)
         for number in range(first, min(bisect_left(spans.steps, end), len(times))):
             times[number][part] += max(min(end, spans.steps[number + 1]) - max(begin, spans.steps[number]), 0)
@@ -375,6 +377,7 @@ def memory_chart(run: Run) -> str:
 
 
 def title_of_memory(run: Run, memory: Memory) -> str:
+    """The title of the chart of a device, with its rank if the run has several."""
     rank = f", rank {memory.rank}" if len(run.metas) > 1 else ""
     return title_of(run, f"memory on {memory.device}{rank}")
 

@@ -216,8 +216,6 @@ def memory_of(run: Run, nodes: Mapping[int, int]) -> Iterator[tuple[Memory, dict
             about = stacked(about_peak(run, memory, of_device, depth=None, shown=_LIVE_SHOWN))
             data = {
                 "device": memory.device,
-                "peakBytes": memory.peak_bytes,
-                "peakNs": memory.peak_ns,
                 "report": report_data(about, nodes),
                 "levels": None if course is None else _levels(course),
                 "picture": None
