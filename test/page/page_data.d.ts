@@ -62,6 +62,8 @@ declare namespace PageData {
   interface Timeline {
     source: number;
     tracks: string[];
+    /** The number of the thread of each track, 0 on a device. */
+    threads: number[];
     names: string[];
     steps: number[];
     start: Integers;
@@ -268,7 +270,18 @@ declare namespace PageData {
     /** An SVG of memory over time. */
     picture: string | null;
     levels: Levels | null;
+    moves: Moves | null;
+    /** The names of the numbers in `moves.kind`. */
+    kinds: string[];
     dropped: number;
+  }
+
+  /** Allocations, and frees with negative bytes, in the order of time; `time` has differences. */
+  interface Moves {
+    time: Integers;
+    nbytes: Integers;
+    node: Integers;
+    kind: Integers;
   }
 
   /** Live memory, as a step function: the bytes from each time on. */

@@ -59,11 +59,13 @@ def step(run: Run) -> str:
 
 
 class _Bar(NamedTuple):
-    """What a step is made of: the ``parts`` in ns, and how long it takes. ``name``: of the rank or the step."""
+    """What a step is made of: the ``parts`` in ns, and how long it takes. ``name``: of the rank or the step. ``step``:
+    the number of a step of the timeline, from 0 on, which a click on the page shows."""
 
     name: str
     parts: Sequence[tuple[str, float]]
     whole: float
+    step: int | None = None
 
 
 def drawn_step(run: Run) -> str:
@@ -78,7 +80,7 @@ def drawn_step(run: Run) -> str:
     slowest = max(range(len(means)), key=lambda number: means[number].whole)
     bars = [*means[:_MOST_BARS], *single[:_MOST_BARS]]
     axis = Axis(0, max(sum(ns for _, ns in bar.parts) for bar in bars), _NAME_OF_BAR if len(bars) > 1 else 0, WIDTH)
-    drawn = [part for row, bar in enumerate(bars) for part in _drawn_bar(bar, axis, row * _BAR, is_named=len(bars) > 1)]
+    drawn = [_drawn_bar(bar, axis, row * _BAR, is_named=len(bars) > 1) for row, bar in enumerate(bars)]
     figures, most = durations[slowest], means[slowest]
     on_rank = f" on {most.name}, whose steps last longest," if len(means) > 1 else ""
     caption = f"A step takes {figures['Mean']}{on_rank} in the mean of {figures['Steps']}: median {figures['Median']}, "
@@ -96,9 +98,8 @@ def _with_share(ns: float, whole: float) -> str:
     return f"{short_time(ns)} ({format_share(ns / whole)})" if whole else short_time(ns)
 
 
-def _drawn_bar(bar: _Bar, axis: Axis, y: float, *, is_named: bool) -> Iterator[str]:
-    if is_named:
-        yield text(bar.name, 0, y + 17)
+def _drawn_bar(bar: _Bar, axis: Axis, y: float, *, is_named: bool) -> str:
+    drawn = [text(bar.name, 0, y + 17)] if is_named else []
     start = 0.0
     for name, ns in bar.parts:
         x, width = axis(start), axis(start + ns) - axis(start)
@@ -106,8 +107,9 @@ def _drawn_bar(bar: _Bar, axis: Axis, y: float, *, is_named: bool) -> Iterator[s
         share = f" {format_share(ns / bar.whole)}" if bar.whole else ""
         if words := fitted(f"{name.split(', ')[-1]}{share}", width - 8):
             inside.append(text(words, x + 5, y + 15, class_="ink"))
-        yield tag("g", hint([f"{bar.name}: {name}", _with_share(ns, bar.whole)]), *inside)
+        drawn.append(tag("g", hint([f"{bar.name}: {name}", _with_share(ns, bar.whole)]), *inside))
         start += ns
+    return tag("g", hint([f"{bar.name}: {short_time(bar.whole)}"]), *drawn, data_link=bar.step)
 
 
 def _mean_bar(table: ReportTable) -> _Bar:
@@ -144,10 +146,10 @@ def _single_steps(run: Run) -> Iterator[_Bar]:
         first = max(bisect_right(spans.steps, begin) - 1, 0)
         for number in range(first, min(bisect_left(spans.steps, end), len(times))):
             times[number][part] += max(min(end, spans.steps[number + 1]) - max(begin, spans.steps[number]), 0)
-    for number, (of_step, (start, end)) in enumerate(zip(times, pairwise(spans.steps)), 1):
+    for number, (of_step, (start, end)) in enumerate(zip(times, pairwise(spans.steps))):
         rest = max(end - start - sum(of_step.values()), 0)
         parts = [(part, ns) for part, ns in [*of_step.items(), ("other", rest)] if ns > 0]
-        yield _Bar(f"step {number}", parts, end - start)
+        yield _Bar(f"step {number + 1}", parts, end - start, number)
 
 
 _OPTIMIZER = PARTS_OF_NO_LAYER["step_optimizer_ns"]

@@ -96,10 +96,10 @@ def drawn_roofline(run: Run, nodes: Mapping[tuple[str, ...], int] | None = None)
         labels.append(label)
     own: Counter[int] = Counter({point.layer: point.ns for point in points})
     colors = colors_of(run, own)
-    for number, point in enumerate(points[:_MOST_POINTS]):
+    for point in points[:_MOST_POINTS]:
         layer = run.layers[point.layer]
         about = (layer.name, layer.kind, f"{format_rate(point.per_second)} FLOP/s, {point.per_byte:.2f} FLOP/byte")
-        of_page = {} if nodes is None else {"data_node": nodes[layer.path], "tabindex": 0 if number < _NAMED else -1}
+        of_page = {} if nodes is None else {"data_link": nodes[layer.path]}
         circle = {
             "cx": x(point.per_byte),
             "cy": y(point.per_second),

@@ -4,19 +4,28 @@ const SAVED = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharr
 const LINE = 16; // of text in a saved picture
 const PIXELS = 2; // of a saved PNG for each of the picture
 
-// A picture from its markup, in which Python escaped all texts. What has a layer shows it on a click.
-/** @param {string} markup @param {(node: number) => void} onlayer */
-function chart(markup, onlayer) {
+// A picture from its markup, in which Python escaped all texts. A click on what has a link calls `onclick` with its number: of
+// a layer, or of a step. All links are one stop of the Tab key; arrows go from one to the next.
+/** @param {string} markup @param {(node: number) => void} onclick */
+function chart(markup, onclick) {
   const made = document.importNode(new DOMParser().parseFromString(markup, "image/svg+xml").documentElement, true);
-  const links = made.querySelectorAll("[data-node]");
+  const links = /** @type {NodeListOf<SVGElement>} */ (made.querySelectorAll("[data-link]"));
   if (links.length) made.setAttribute("role", "group");
-  for (const part of links) {
+  links.forEach((part, at) => {
     part.setAttribute("role", "button");
-    part.setAttribute("aria-label", part.textContent ?? "");
-    const show = () => onlayer(Number(part.getAttribute("data-node")));
+    part.setAttribute("tabindex", at ? "-1" : "0");
+    const show = () => onclick(Number(part.dataset.link));
     part.addEventListener("click", show);
-    part.addEventListener("keydown", (event) => { if (event instanceof KeyboardEvent && event.key === "Enter") show(); });
-  }
+    part.addEventListener("keydown", (event) => {
+      if (event.key === "Enter") show();
+      const next = links[at + ({ ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key] ?? links.length)];
+      if (!next) return;
+      event.preventDefault();
+      event.stopPropagation();
+      for (const one of links) one.setAttribute("tabindex", one === next ? "0" : "-1");
+      next.focus();
+    });
+  });
   const title = made.querySelector(".title")?.textContent ?? "picture";
   return element("figure", {}, made, saveButtons(title, () => selfContained(/** @type {SVGElement} */ (/** @type {unknown} */ (made)))));
 }

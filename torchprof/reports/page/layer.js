@@ -26,8 +26,7 @@ class LayerPanel {
       ...this.#findings(node),
       ...(comparison ? this.#changes(node, comparison.quantities) : this.#figures(node, source)),
       ...this.#operators(node, run.operators(node, phase, source), measure, source),
-      ...this.#calls(node, source),
-      ...this.#sources(node, phase, measure));
+      ...(run.interval ? [element("p", { class: "hint" }, "Operators, single calls and memory of layers are there for all of the time.")] : [...this.#calls(node, source), ...this.#sources(node, phase, measure)]));
     if (node !== this.node) this.box.scrollTop = 0;
     this.node = node;
   }
@@ -68,6 +67,7 @@ class LayerPanel {
     const lines = new Map();
     for (const column of run.figures) {
       if (column.where === "chart" || column.kind === "params" || run.text(column, node, source) === "") continue;
+      if (run.interval && !run.interval.has(column)) continue;
       const phase = "phase" in column ? column.phase : 0;
       const lead = phase > 0 ? `${capitalized(allPhases[phase])} ` : "";
       const title = column.heading.slice(lead.length).replace(/^Self /, "").replace(/ total$/, " time");
@@ -83,7 +83,7 @@ class LayerPanel {
         const column = line.get(part);
         return element("td", { class: "number", "data-key": column ? column.key : null }, ...(column ? figure(run.text(column, node, source)) : [""]));
       })));
-    for (const [device, most] of this.#peaks(node, source)) {
+    for (const [device, most] of run.interval ? [] : this.#peaks(node, source)) {
       const cells = used.map((part) => {
         const nbytes = most.get(part);
         return element("td", { class: "number" }, ...(nbytes === undefined ? [""] : figure(formatBytes(nbytes))));
@@ -141,7 +141,7 @@ class LayerPanel {
   /** @param {number} node @param {Operator[]} rows @param {PageData.Measure | null} measure @param {number} source */
   #operators(node, rows, measure, source) {
     const { layers } = this.run.data.operators;
-    if (!rows.length && this.run.isLayer(node) && this.run.count > layers) {
+    if (!rows.length && this.run.isLayer(node) && this.run.count > layers && !this.run.interval) {
       const how = `run.report("ops", layer=${JSON.stringify(this.run.path(node))})`;
       return [element("p", { class: "hint" }, `This page has the operators of the ${layers} largest layers. Those of this layer: `, element("code", {}, how))];
     }

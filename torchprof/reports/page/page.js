@@ -7,8 +7,9 @@ const KEYS = [
   ["/", "search layers"], ["Enter, Shift+Enter", "in the search: the next match, the one before"],
   ["← →", "the layer before, after"], ["↑ ↓", "the layer above, the largest one below"],
   ["Enter", "zoom in"], ["Backspace, Escape", "zoom out, all the way"], ["Space", "open or close a line of the table"],
-  ["← → + − Escape", "in the timeline: move, zoom, show all"], ["?", "this list"],
+  ["← → + − Escape", "in the timeline: move, zoom, show all; the page has the figures of what is shown"], ["?", "this list"],
 ];
+const HINT_OF_INTERVAL = "These figures are sums over the spans of the timeline in this part of the last cycle. Calls are those that begin in it. The time of a thread without a span is work outside all layers. In backward, the time of autograd's engine between two layers is self of the module that has both.";
 const STEPS = ["measure", "phase", "source", "zoom", "select", "time", "table"];
 
 // The name of a measure in the address: "cpu", "device", "flops".
@@ -35,6 +36,7 @@ class Page {
   controls = element("div", { class: "controls chosen" });
   tip = element("div", { class: "tip", hidden: true });
   caption = element("p", { class: "caption" });
+  hint = element("p", { class: "hint" }, HINT_OF_INTERVAL);
   legend = element("p", { class: "classes" });
   flatBox = element("input", { type: "checkbox", class: "flat" });
   /** @type {Map<HTMLElement, string>} */
@@ -52,7 +54,7 @@ class Page {
     const { run } = this;
     this.phase = "all";
     this.source = data.areRanks && data.sources.length > 1 ? -1 : 0;
-    this.measure = run.mainMeasure(this.source);
+    this.chosenMeasure = run.mainMeasure(this.source);
     this.top = run.children[run.all].filter((node) => run.isLayer(node)).length === 1 && this.#nothingOutside() ? 0 : run.all;
     this.root = this.top;
     this.selected = run.count ? 0 : run.all;
@@ -76,7 +78,7 @@ class Page {
   // What is chosen, as words for the address.
   /** @returns {Choices} */
   #chosen() {
-    const { run, table, measure, source } = this;
+    const { run, table, chosenMeasure: measure, source } = this;
     const flags = [this.showOwn && "self", this.byOwnTime && "time", !this.icicle.groups && "ungrouped", table.isFlat && "flat"];
     return {
       measure: measure ? nameOfMeasure(measure) : "",
@@ -97,7 +99,7 @@ class Page {
   #choose(choices) {
     const { run } = this;
     const { measure, phase, source, zoom, select, sort, time, table, show, search } = { ...this.atFirst, ...choices };
-    this.measure = data.measures.find((one) => nameOfMeasure(one) === measure) ?? this.measure;
+    this.chosenMeasure = data.measures.find((one) => nameOfMeasure(one) === measure) ?? this.chosenMeasure;
     this.phase = phase === "all" || data.phases.includes(phase) ? phase : "all";
     const number = data.sources.findIndex((_, at) => nameOfSource(at) === source);
     this.source = number >= 0 ? number : data.areRanks && data.sources.length > 1 ? -1 : 0;
@@ -142,6 +144,13 @@ class Page {
     return data.sources.every((_, source) => !run.exists(run.outside, source) && !run.exists(run.notSelected, source));
   }
 
+  // The chosen measure; in an interval of the timeline, a time.
+  /** @returns {PageData.Measure | null} */
+  get measure() {
+    const { chosenMeasure, run } = this;
+    return chosenMeasure && run.isShown(chosenMeasure) ? chosenMeasure : run.mainMeasure(this.source);
+  }
+
   get phases() {
     return (this.phase === "all" ? data.phases : [this.phase]).map((name) => data.allPhases.indexOf(name));
   }
@@ -164,7 +173,7 @@ class Page {
         ...this.#changes(),
         this.controls,
         element("div", { class: "split" },
-          element("div", { class: "chart-of-layers" }, this.crumbs, this.icicle.box, this.caption, this.status, this.legend,
+          element("div", { class: "chart-of-layers" }, this.crumbs, this.icicle.box, this.caption, this.hint, this.status, this.legend,
             saveButtons(`${data.title}: layers`, () => pictureOfBlocks(this.icicle.box, `${data.title}: layers`, this.caption.textContent ?? "", this.legend))),
           this.panel.box,
           element("section", { id: "layers" }, element("h3", {}, "Layers"), this.#tableTools(), tableBox, signs(data.legend))),
@@ -205,7 +214,7 @@ class Page {
       const items = data.help.map(([cause, remedy, measured]) => element("li", {}, ...withCode(cause), " → ", ...withCode(remedy), ...(measured ? [barsOfTrial(measured)] : [])));
       parts.push(element("div", { class: "help" }, element("b", {}, "What would help"), element("ol", {}, ...items)));
     }
-    if (data.step) parts.push(chart(data.step, () => {}));
+    if (data.step) parts.push(chart(data.step, (step) => this.timeline?.showStep(step)));
     if (!data.comparison) {
       parts.push(...data.uncertain.map((sentence) => element("p", { class: "warning" }, sentence)));
       parts.push(...data.notes.map((sentence) => element("p", { class: "hint" }, sentence)));
@@ -222,7 +231,7 @@ class Page {
     const hint = "To see what ran when, record with Profile(..., with_timeline=True).";
     const { timeline } = this;
     const title = `${data.title}: timeline`;
-    const inside = timeline ? [timeline.box, timeline.status, saveButtons(title, () => pictureOfBlocks(timeline.box, title, timeline.status.textContent ?? "", this.legend)),
+    const inside = timeline ? [timeline.box, timeline.status, timeline.live, saveButtons(title, () => pictureOfBlocks(timeline.box, title, timeline.status.textContent ?? "", this.legend)),
       element("button", { type: "button", class: "trace", onclick: () => download(`${data.title}.trace.json`, new Blob([timeline.trace])) }, "Save trace for Perfetto")] : [element("p", { class: "hint" }, hint)];
     const of = data.timeline && data.sources.length > 1 ? ` of ${data.sources[data.timeline.source].name}` : "";
     return [element("section", { id: "timeline" }, element("h3", {}, `Timeline${of}`), ...inside)];
@@ -309,7 +318,8 @@ class Page {
   #drawControls() {
     /** @type {HTMLElement[]} */
     const parts = [];
-    if (data.measures.length > 1) parts.push(this.#choice("Width", data.measures.map((one) => [one, one.heading]), this.measure, (one) => { this.measure = one; }));
+    const measures = data.measures.filter((one) => this.run.isShown(one));
+    if (measures.length > 1) parts.push(this.#choice("Width", measures.map((one) => [one, one.heading]), this.measure, (one) => { this.chosenMeasure = one; }));
     if (data.phases.length > 1) {
       /** @type {[string, string][]} */
       const choices = data.phases.map((name) => [name, name]);
@@ -322,9 +332,14 @@ class Page {
       if (data.areRanks) sources.unshift({ name: isAll ? "all ranks" : `these ${sources.length} ranks`, at: -1 });
       const options = sources.map(({ name, at }) => element("option", { value: at, selected: at === this.source }, name));
       const select = element("select", { class: "source" }, ...options);
-      select.addEventListener("change", () => { this.source = Number(select.value); this.draw(); });
+      select.addEventListener("change", () => {
+        this.source = Number(select.value);
+        if (this.timeline) this.timeline.range = "";
+        this.draw();
+      });
       parts.push(element("label", {}, data.areRanks ? "Rank " : "Run ", select));
     }
+    if (this.run.interval) parts.push(element("button", { type: "button", class: "interval", "aria-label": `Only ${this.timeline?.words}. Show all of the time`, onclick: () => this.timeline?.showAll() }, `${this.timeline?.words} ×`));
     parts.push(this.#box("own", "self and operators as blocks", this.showOwn, (isOn) => { this.showOwn = isOn; }));
     if (!data.comparison) parts.push(this.#box("time", "color by self", this.byOwnTime, (isOn) => { this.byOwnTime = isOn; }));
     if (this.icicle.hasGroups) parts.push(this.#box("grouped", "group equal layers", this.icicle.groups, (isOn) => { this.icicle.groups = isOn; }));
@@ -426,7 +441,10 @@ class Page {
   }
 
   draw() {
-    const { run, phaseNumber: phase, source, measure, isMatch } = this;
+    const { run, timeline } = this;
+    run.restrict(timeline?.interval ?? null);
+    if (run.interval) this.source = data.timeline?.source ?? this.source;
+    const { phaseNumber: phase, source, measure, isMatch } = this;
     this.#drawControls();
     this.#drawFound(isMatch);
     const field = measure ? measure.field : "";
@@ -436,7 +454,7 @@ class Page {
     this.#drawLegend();
     this.flatBox.checked = this.table.isFlat;
     this.table.draw({ columns: this.columns, source, selected: this.selected, isMatch });
-    this.timeline?.draw(this.selected, isMatch);
+    timeline?.draw(this.selected, isMatch);
     this.panel.draw({ node: this.selected, phase, source, measure });
     this.reports.draw(source, data.phases.indexOf(this.phase));
     this.#drawRoofline();
@@ -454,7 +472,9 @@ class Page {
     const names = phases.map((phase) => data.allPhases[phase]);
     const whole = measure && widths[this.root] > 0 ? `; the whole is ${formatFigure(run.figure(measure.field, this.phaseNumber, this.source, this.root), measure.unit)}` : "";
     const where = data.sources.length > 1 && this.source >= 0 ? ` on ${data.sources[this.source].name}` : "";
-    this.caption.textContent = measure ? `Width: ${measure.heading}${names.length ? `, ${names.join(" and ")}` : ""}${where}${whole}.` : "";
+    const when = run.interval ? `, in ${this.timeline?.words} of the timeline` : "";
+    this.caption.textContent = measure ? `Width: ${measure.heading}${names.length ? `, ${names.join(" and ")}` : ""}${where}${when}${whole}.` : "";
+    this.hint.hidden = !run.interval;
   }
 
   // The columns of the table of layers: those of the terminal's table, first those of the chosen measure and phases; in a
@@ -466,6 +486,7 @@ class Page {
       const all = this.run.figures.filter((column) => column.where === "tree");
       /** @param {FigureColumn} column */
       const isChosen = (column) => column.kind === "cost" && measure !== null && phases.includes(column.phase) && column.field === measure.field;
+      if (this.run.interval) all.splice(0, all.length, ...all.filter((column) => column.kind === "params" || this.run.interval?.has(column)));
       const words = this.phase === "all" && data.phases.length > 1 ? this.phaseWords : "";
       const derived = measure ? this.run.columnsOf(measure, this.phaseNumber, this.source, words) : [];
       return [...derived, ...all.filter(isChosen), ...all.filter((column) => !isChosen(column))];

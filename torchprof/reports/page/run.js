@@ -54,6 +54,11 @@ class Run {
     this.peakNode = runningSums(data.peaks.node);
     /** @type {Map<string, unknown>} */
     this.cache = new Map();
+    /** @type {Map<string, unknown>} */
+    this.figuresOfAll = new Map();
+    this.cacheOfFigures = this.figuresOfAll;
+    /** @type {Interval | null} */
+    this.interval = null; // of which the figures are; null: of the whole run
     this.pairs = data.comparison ? data.comparison.pairs : []; // by node; empty if the page is no comparison
     /** @type {FigureColumn[]} */
     this.figures = data.columns.map((column, number) => ({ ...column, number }));
@@ -84,6 +89,20 @@ class Run {
     return descriptionIn(this.take(source), node);
   }
 
+  // From now on, times and calls are those in an interval of the timeline, and what it does not have is unknown.
+  /** @param {Interval | null} interval */
+  restrict(interval) {
+    if (interval === this.interval) return;
+    this.interval = interval;
+    this.cacheOfFigures = interval ? new Map() : this.figuresOfAll;
+  }
+
+  // Whether there are figures of a measure in the interval.
+  /** @param {PageData.Measure} measure */
+  isShown({ field }) {
+    return !this.interval || TIMES.includes(field);
+  }
+
   // The class of a layer: in the shown run, else in any run that has the layer.
   /** @param {number} node @param {number} source @returns {string} */
   kind(node, source) {
@@ -102,8 +121,8 @@ class Run {
   /** @param {number} source @returns {PageData.Measure | null} */
   mainMeasure(source) {
     const { measures, mainField } = this.data;
-    const isMain = (/** @type {PageData.Measure} */ { field }) => field === mainField && this.isMeasured([field], source);
-    return measures.find(isMain) ?? measures.find(({ field }) => this.isMeasured([field], source)) ?? null;
+    const known = measures.filter((measure) => this.isShown(measure) && this.isMeasured([measure.field], source));
+    return known.find(({ field }) => field === mainField) ?? known.at(0) ?? null;
   }
 
   get hasOtherClasses() {
@@ -190,9 +209,9 @@ class Run {
   }
 
   /** @template Made @param {string} key @param {() => Made} make */
-  #cached(key, make) {
-    if (!this.cache.has(key)) this.cache.set(key, make());
-    return /** @type {Made} */ (this.cache.get(key));
+  #cached(key, make, cache = this.cache) {
+    if (!cache.has(key)) cache.set(key, make());
+    return /** @type {Made} */ (cache.get(key));
   }
 
   // The index of a source in the data: all sources together (-1) are the last.
@@ -209,7 +228,9 @@ class Run {
 
   // The values of a column for all nodes, without bounds.
   /** @param {FigureColumn} column @param {number} source */
-  #vector({ number }, source) {
+  #vector(column, source) {
+    if (this.interval) return this.interval.vector(column);
+    const { number } = column;
     const place = this.#place(source);
     const { values, vectors } = this.data.figures;
     const vector = vectors[values[place][number]];
@@ -233,16 +254,19 @@ class Run {
   // The bound of each node's figure in one column and one source (-1: all sources): exact, lower bound, unknown, blank.
   /** @param {FigureColumn} column @param {number} source */
   bounds(column, source) {
-    return this.#cached(`bounds ${column.number} ${source}`, () => {
-      const { bounds, boundVectors } = this.data.figures;
-      const found = new Uint8Array(this.all + 1 + this.data.ranges.name.length);
-      let at = 0;
-      for (const [bound, nodes] of boundVectors[bounds[this.#place(source)][column.number]]) {
-        found.fill(bound, at, at + nodes);
-        at += nodes;
-      }
-      return found;
-    });
+    return this.#cached(`bounds ${column.number} ${source}`, () => this.#bounds(column, source), this.cacheOfFigures);
+  }
+
+  /** @param {FigureColumn} column @param {number} source */
+  #bounds(column, source) {
+    const { bounds, boundVectors } = this.data.figures;
+    const found = new Uint8Array(this.all + 1 + this.data.ranges.name.length);
+    let at = 0;
+    for (const [bound, nodes] of boundVectors[bounds[this.#place(source)][column.number]]) {
+      found.fill(bound, at, at + nodes);
+      at += nodes;
+    }
+    return this.interval ? this.interval.bounds(column, found) : found;
   }
 
   // Whether a node has a row. Work of no layer has one only if there is any; on a rank, only its own layers have one.
@@ -276,7 +300,7 @@ class Run {
   /** @param {Column} column @param {number} source */
   values(column, source) {
     const of = "field" in column ? `${column.field} ${column.phase}` : "";
-    return this.#cached(`values ${column.key} ${of} ${source}`, () => this.#values(column, source));
+    return this.#cached(`values ${column.key} ${of} ${source}`, () => this.#values(column, source), this.cacheOfFigures);
   }
 
   /** @param {Column} column @param {number} source @returns {Value[]} */
@@ -295,6 +319,7 @@ class Run {
   /** @param {FigureColumn} column @param {number} source @returns {PageData.Integers} */
   #figures(column, source) {
     if (column.kind === "params") return this.take(source).params;
+    if (this.interval && !this.interval.has(column)) return new Float64Array(this.nodes); // unknown
     if (column.kind !== "rate") return this.#vector(column, source);
     const [flops, ns] = ["flops", column.onDevice ? "device_ns" : "cpu_ns"].map((field) => this.widths(field, column.phase, source));
     return Float64Array.from(flops, (value, node) => (value / ns[node]) * 1e9);
@@ -309,7 +334,8 @@ class Run {
     /** @type {(of: DerivedColumn["of"], title: string, unit: Unit) => DerivedColumn} */
     const derived = (of, title, ofUnit) => ({ kind: "derived", of, field, phase, key: of, heading: title, unit: ofUnit });
     const perStep = this.#steps(source) ? [derived("step", "per step", unit)] : [];
-    return [...(words ? [shown] : []), derived("share", "%", "share"), derived("call", "per call", unit), ...perStep];
+    const perCall = this.interval ? [] : [derived("call", "per call", unit), ...perStep]; // it may have parts of calls
+    return [...(words ? [shown] : []), derived("share", "%", "share"), ...perCall];
   }
 
   // The recorded steps, of all ranks if none is chosen; 0 if that is not known of each.
@@ -388,6 +414,7 @@ class Run {
   // What ran in a layer and in all layers below it: operators and labels, kernels ("kernel"), source lines ("python").
   /** @param {number} node @param {number} phase @param {number} source @returns {Operator[]} */
   operators(node, phase, source) {
+    if (this.interval) return this.interval.operators(node, phase);
     const { operators } = this.data;
     const place = this.#place(source);
     const scale = this.#scale(place);

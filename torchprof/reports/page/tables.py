@@ -38,7 +38,7 @@ from torchprof.run.groups import lists_by_key
 from torchprof.run.measures import SampleKey, Spread, quantile
 from torchprof.run.rows import Rows, rows_of_lines
 from torchprof.run.run import Run
-from torchprof.run.timeline import ACTIONS, DeviceTime, Memory, Timeline
+from torchprof.run.timeline import ACTIONS, KINDS, DeviceTime, Memory, Timeline
 from torchprof.run.words import FORWARD, NO_LAYERS, PHASES
 
 _EM_SPACE = "\u2003"  # browsers keep these spaces
@@ -153,6 +153,7 @@ def _table_of(
 _CALLS = 100  # the most calls that are shown for a layer
 _LIVE_SHOWN = 200  # the most rows of what was live at the peak; the last row is the sum of all others
 _MOST_SPANS = 200_000  # of the timeline
+_MOST_MOVES = 100_000  # allocations and frees
 
 
 def calls_over_time(run: Run, nodes: Mapping[int, int]) -> Iterator[tuple[int, int, list[int]]]:
@@ -176,8 +177,9 @@ def calls_over_time(run: Run, nodes: Mapping[int, int]) -> Iterator[tuple[int, i
 
 def timeline_of(run: Run, nodes: Mapping[int, int]) -> dict[str, Any] | None:
     """What ran when in the last cycle, as columns, by start, outer spans first. ``ns``: how long each took; ``node``:
-    its layer; ``name``: index in ``names``, which has labels and kernels, -1 for a call of the layer. ``leftOut``: how
-    many of the shortest spans are not on the page, and ``dropped``: how many were not recorded."""
+    its layer; ``name``: index in ``names``, which has labels and kernels, -1 for a call of the layer. ``threads``: the
+    number of the thread of each track, 0 on a device. ``leftOut``: how many of the shortest spans are not on the page,
+    and ``dropped``: how many were not recorded."""
     if run.timeline is None or run.timeline.spans is None or not len(run.timeline.spans):
         return None
     spans = run.timeline.spans
@@ -187,8 +189,11 @@ def timeline_of(run: Run, nodes: Mapping[int, int]) -> dict[str, Any] | None:
         sorted(columns, key=lambda span: span[0] - span[1])[:_MOST_SPANS], key=lambda span: (span[0], -span[1])
     )
     start, end, lane, layer, phase, name = (array("q", column) for column in zip(*kept))
+    lanes = spans.lanes
+    threads = {track: lanes[at].number for (at, _), track in tracks.items() if lanes[at].device == "cpu"}
     return {
         "tracks": names,
+        "threads": [threads.get(track, 0) for track in range(len(names))],
         "names": spans.names,
         "steps": spans.steps,
         "start": differences(start),
@@ -218,6 +223,8 @@ def memory_of(run: Run, nodes: Mapping[int, int]) -> Iterator[tuple[Memory, dict
                 "device": memory.device,
                 "report": report_data(about, nodes),
                 "levels": None if course is None else _levels(course),
+                "moves": None if timeline is None or course is None else _moves(timeline, memory.device, nodes),
+                "kinds": [*KINDS, "unknown"],
                 "picture": None
                 if course is None or timeline is None
                 else _memory_picture(run, memory, course, timeline),
@@ -229,6 +236,24 @@ def memory_of(run: Run, nodes: Mapping[int, int]) -> Iterator[tuple[Memory, dict
 def _levels(course: Course) -> dict[str, Any]:
     """Live bytes from each time on, for the timeline."""
     return {"timesNs": course.times_ns, "nbytes": course.levels, "lastNs": course.last_ns}
+
+
+def _moves(timeline: Timeline, device: str, nodes: Mapping[int, int]) -> dict[str, Any] | None:
+    """Each allocation and free of a device, in the order of time, by the layer and the kind of its block. None if not
+    all were recorded, or if they are too many for a page."""
+    number, columns = timeline.devices.index(device), timeline.columns
+    shown = [at for at, where in enumerate(columns["device"]) if where == number]
+    if timeline.dropped or len(shown) > _MOST_MOVES:
+        return None
+    times, nbytes, layer, kind = (
+        [columns[name][at] for at in shown] for name in ("time_ns", "nbytes", "layer", "kind")
+    )
+    return {
+        "time": differences(times),
+        "nbytes": array("q", nbytes),
+        "node": array("q", map(nodes.__getitem__, layer)),
+        "kind": array("q", [number if number >= 0 else len(KINDS) for number in kind]),
+    }
 
 
 def _memory_picture(run: Run, memory: Memory, course: Course, timeline: Timeline) -> str:

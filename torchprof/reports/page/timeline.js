@@ -25,9 +25,9 @@ class TimelineView {
     this.start = runningSums(data.start);
     this.depth = new Int32Array(this.start.length);
     this.tracks = this.#tracks();
-    this.memory = run.data.memory.find(({ source, levels }) => source === data.source && levels) ?? null;
+    this.memory = run.data.memory.filter(({ source, levels }) => source === data.source && levels);
     const last = this.start.reduce((most, start, at) => Math.max(most, start + data.ns[at]), 0);
-    this.end = Math.max(last, this.memory?.levels?.lastNs ?? 0, data.steps[data.steps.length - 1] ?? 0);
+    this.end = Math.max(last, ...this.memory.map(({ levels }) => levels?.lastNs ?? 0), data.steps[data.steps.length - 1] ?? 0);
     /** @type {Stretch} */
     this.shown = { from: 0, to: this.end };
     this.wasDragged = false;
@@ -36,6 +36,10 @@ class TimelineView {
     this.axis = element("div", { class: "axis-line" });
     this.map = element("div", { class: "minimap", "aria-hidden": "true" });
     this.lines = element("div", { class: "tracks" });
+    this.cross = element("div", { class: "step-mark", hidden: true }, element("span"));
+    this.live = element("div", { class: "live" });
+    /** @type {Interval | null} */
+    this.interval = null; // what is shown, if it is not all
     this.box = element("div", { class: "timeline", tabindex: "0", role: "group", "aria-label": "Timeline: arrow keys move, plus and minus zoom, Escape shows all" }, this.map, this.axis, this.lines);
     this.status = element("p", { class: "status" });
     this.#listen();
@@ -60,23 +64,49 @@ class TimelineView {
     return found;
   }
 
+  get isWhole() {
+    return this.shown.from === 0 && this.shown.to === this.end;
+  }
+
   get range() {
+    return this.isWhole ? "" : `${Math.round(this.shown.from)}-${Math.round(this.shown.to)}`;
+  }
+
+  // The shown part in words: "step 2", "1.2ms to 3.4ms".
+  get words() {
     const { from, to } = this.shown;
-    return from === 0 && to === this.end ? "" : `${Math.round(from)}-${Math.round(to)}`;
+    const step = this.data.steps.findIndex((ns, at) => Math.round(ns) === Math.round(from) && this.data.steps[at + 1] === Math.round(to));
+    return step < 0 ? `${formatTime(from)} to ${formatTime(to)}` : `step ${step + 1}`;
   }
 
   // The shown part of the time, as in the address: "1000-2500", "" for all.
   /** @param {string} text */
   set range(text) {
     const [from, to] = text.split("-").map(Number);
-    this.shown = from >= 0 && to > from && from < this.end ? { from, to: Math.min(to, this.end) } : { from: 0, to: this.end };
+    this.#set(from >= 0 && to > from && from < this.end ? { from, to: Math.min(to, this.end) } : { from: 0, to: this.end });
+  }
+
+  /** @param {Stretch} shown */
+  #set(shown) {
+    this.shown = shown;
+    this.interval = this.isWhole ? null : new Interval(this.run, this.data, this.start, shown, this.end);
+  }
+
+  showAll() {
+    this.#show(0, this.end);
+  }
+
+  // Shows one step, by its number from 0 on.
+  /** @param {number} step */
+  showStep(step) {
+    this.#show(this.data.steps[step], this.data.steps[step + 1]);
   }
 
   /** @param {number} from @param {number} to */
   #show(from, to) {
     const length = Math.min(Math.max(to - from, LEAST_NS), this.end);
     const first = Math.min(Math.max(from, 0), this.end - length);
-    this.shown = { from: first, to: first + length };
+    this.#set({ from: first, to: first + length });
     this.page.draw();
   }
 
@@ -102,6 +132,11 @@ class TimelineView {
       this.wasDragged = false;
       if (event.button === 0) began = { x: event.clientX, ns: timeAt(event) };
     });
+    lines.addEventListener("pointermove", (event) => {
+      this.cross.hidden = false;
+      this.cross.style.setProperty("--at", String(share(event, lines)));
+      this.cross.replaceChildren(element("span", {}, formatTime(timeAt(event))));
+    });
     window.addEventListener("pointermove", (event) => {
       if (!began || Math.abs(event.clientX - began.x) < 5) return;
       const { from, to } = this.shown;
@@ -122,16 +157,18 @@ class TimelineView {
       this.#show(from, to);
     });
     lines.addEventListener("click", (event) => {
+      const step = closest(event, "[data-step]");
+      if (step && !this.wasDragged) this.showStep(Number(step.dataset.step));
       const made = closest(event, ".span");
       if (made && !this.wasDragged) this.page.select(this.data.node[this.drawn[Number(made.dataset.span)]]);
     });
-    lines.addEventListener("dblclick", () => this.#show(0, this.end));
+    lines.addEventListener("dblclick", () => this.showAll());
     lines.addEventListener("mouseover", (event) => {
       const made = closest(event, ".span");
       showTip(this.page.tip, made ? this.#about(this.drawn[Number(made.dataset.span)]) : [], event);
     });
     lines.addEventListener("mousemove", (event) => placeTip(this.page.tip, event));
-    lines.addEventListener("mouseleave", () => { this.page.tip.hidden = true; });
+    lines.addEventListener("mouseleave", () => { this.page.tip.hidden = this.cross.hidden = true; });
     box.addEventListener("wheel", (event) => {
       if (!event.ctrlKey) return;
       event.preventDefault();
@@ -156,7 +193,7 @@ class TimelineView {
       ArrowRight: () => this.#show(from + part, to + part),
       "+": () => this.#zoom(ZOOM, middle),
       "-": () => this.#zoom(1 / ZOOM, middle),
-      Escape: () => this.#show(0, this.end),
+      Escape: () => this.showAll(),
     };
     if (!keys[event.key]) return;
     event.preventDefault();
@@ -182,7 +219,8 @@ class TimelineView {
     const width = this.lines.clientWidth || 900;
     this.drawn = [];
     const tracks = this.tracks.map((track) => this.#track(track, width, selected, isMatch));
-    this.lines.replaceChildren(...tracks, ...this.#memory(width), ...this.#stepMarks());
+    this.lines.replaceChildren(...tracks, ...this.memory.map((one) => this.#memory(one, width)), ...this.#stepMarks(), this.cross);
+    this.live.replaceChildren(...this.#live());
     const marks = ticks(from, to, Math.max(Math.floor(width / 110), 2));
     this.axis.replaceChildren(...marks.map((ns) => element("span", { "--at": (ns - from) / (to - from) }, shortTime(ns))));
     this.map.replaceChildren(element("div", { class: "window", "--at": from / this.end, "--part": Math.max((to - from) / this.end, 0.002) }));
@@ -249,33 +287,47 @@ class TimelineView {
     const { steps } = this.data;
     return steps.flatMap((ns, number) => {
       if (ns < from || ns > to) return [];
-      const label = number + 1 < steps.length ? `step ${number + 1}` : "";
-      return [element("div", { class: "step-mark", "--at": (ns - from) / (to - from) }, element("span", {}, label))];
+      const label = number + 1 < steps.length ? [element("span", { "data-step": number, title: "Restrict the page to this step" }, `step ${number + 1}`)] : [];
+      return [element("div", { class: "step-mark", "--at": (ns - from) / (to - from) }, ...label)];
     });
   }
 
   // Live memory as steps, on the axis of the spans.
-  /** @param {number} width */
-  #memory(width) {
-    const { memory } = this;
-    const course = memory?.levels;
-    if (!memory || !course) return [];
+  /** @param {PageData.Memory} memory @param {number} width */
+  #memory(memory, width) {
     const { from, to } = this.shown;
-    const levels = course.nbytes;
+    const { timesNs, nbytes: levels } = memory.levels ?? { timesNs: [], nbytes: [] };
     const [least, most] = [Math.min(0, ...levels), Math.max(1, ...levels)];
     /** @param {number} ns */
     const x = (ns) => Math.min(Math.max(((ns - from) / (to - from)) * width, 0), width);
     /** @param {number} nbytes */
     const y = (nbytes) => MEMORY_HEIGHT - 2 - ((nbytes - least) / (most - least)) * (MEMORY_HEIGHT - 4);
-    const corners = course.timesNs.flatMap((ns, at) => {
-      const end = at + 1 < course.timesNs.length ? course.timesNs[at + 1] : this.end;
+    const corners = timesNs.flatMap((ns, at) => {
+      const end = at + 1 < timesNs.length ? timesNs[at + 1] : this.end;
       return end < from || ns > to ? [] : [ns, end].map((one) => `${x(one).toFixed(1)},${y(levels[at]).toFixed(1)}`);
     });
     const [first, last] = [x(Math.max(from, 0)), x(to)];
     const points = [`${first.toFixed(1)},${y(0).toFixed(1)}`, ...corners, `${last.toFixed(1)},${y(0).toFixed(1)}`].join(" ");
     const svg = drawing("svg", { viewBox: `0 0 ${width} ${MEMORY_HEIGHT}`, width, height: MEMORY_HEIGHT, class: "memory-line", role: "img", "aria-label": `memory on ${memory.device}, up to ${formatBytes(most)} above the start` });
     if (corners.length) svg.append(drawing("polygon", { points }));
-    return [element("div", { class: "track" }, element("div", { class: "track-name" }, `memory on ${memory.device} above the start, up to ${formatBytes(most)}`), svg)];
+    return element("div", { class: "track" }, element("div", { class: "track-name" }, `memory on ${memory.device} above the start, up to ${formatBytes(most)}`), svg);
+  }
+
+  // What was live at the highest point of the shown part.
+  #live() {
+    const { interval, run, words } = this;
+    return this.memory.flatMap(({ device, moves, kinds }) => {
+      if (!interval || !moves) return [];
+      const { level, ns, rows } = interval.peak(moves);
+      const text = `Memory on ${device} in ${words}: at most ${formatBytes(level)} above the start of the recording, after ${formatTime(ns)}. Live then:`;
+      /** @type {SheetColumn<typeof rows[number]>[]} */
+      const columns = [
+        { heading: "Layer", isText: true, value: ({ node }) => run.path(node), text: ({ node }) => run.path(node) },
+        { heading: "Kind", isText: true, value: ({ kind }) => kinds[kind], text: ({ kind }) => kinds[kind] },
+        { heading: "Memory", value: ({ nbytes }) => nbytes, text: ({ nbytes }) => formatBytes(nbytes), share: ({ nbytes }) => nbytes / level },
+      ];
+      return [element("p", {}, text), sheet(columns, rows, { shown: 8, click: ({ node }) => () => this.page.show(node) })];
+    });
   }
 }
 

@@ -1,0 +1,281 @@
+"""An interval of the timeline on the page, in a browser: its figures are those of the spans in it."""
+
+from __future__ import annotations
+
+import csv
+from array import array
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from io import StringIO
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from build.hand_made import kernel, row, run_of
+from build.page import choice
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from torchprof import Profile, Run, merge
+from torchprof.run.formats import format_memory, format_time
+from torchprof.run.layers import Layer
+from torchprof.run.timeline import KINDS, Lane, Spans, Timeline
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = pytest.mark.browser
+
+COPIED = """() => {
+  let text = "";
+  document.execCommand = () => { text = document.querySelector("textarea").value; return true; };
+  document.querySelector("button.copy").click();
+  return text;
+}"""
+
+
+RESTRICTED = """(time) => {
+  const choices = new URLSearchParams(location.hash.slice(1));
+  choices.set("time", time);
+  location.hash = choices.toString();
+}"""
+
+
+def table(page: Page) -> dict[str, dict[str, int | None]]:
+    """The figures of the table of layers in ns, by layer and heading. None: unknown."""
+    [header, *lines] = csv.reader(StringIO(page.evaluate(COPIED)))
+    rows = {line[0]: dict(zip(header[1:-1], line[1:])) for line in lines if ", " not in line[0]}  # without labels
+    return {
+        layer: {name: int(float(cell)) if cell else None for name, cell in row.items()} for layer, row in rows.items()
+    }
+
+
+def times(figures: dict[str, int | None]) -> dict[str, int]:
+    """The CPU time by phase in a row."""
+    lead = {"CPU total (ns)": "forward", "Backward CPU total (ns)": "backward", "Recompute CPU total (ns)": "recompute"}
+    return {lead[name]: ns or 0 for name, ns in figures.items() if name in lead}
+
+
+def restrict(page: Page, first_ns: int, last_ns: int) -> None:
+    page.evaluate(RESTRICTED, f"{first_ns}-{last_ns}")
+    page.locator("button.interval").wait_for()
+
+
+def net(spans: Sequence[tuple[int, ...]], lanes: Sequence[Lane], names: Sequence[str], rows: Sequence[tuple]) -> Run:
+    layers = [Layer(("Net",), "Net"), Layer(("Net", "a"), "Linear"), Layer(("Net", "b"), "Conv1d")]
+    columns = {name: array("q", column) for name, column in zip(Spans.COLUMNS, zip(*spans))}
+    found = Spans(tuple(lanes), tuple(names), columns, (0, 500_000, 1_000_000))
+    run = run_of(rows, layers=layers, measured=MEASURED, requested=MEASURED, device="cuda")
+    return replace(run, timeline=Timeline.of_spans(found, 0))
+
+
+US = 1000
+MEASURED = ("cpu_ns", "device_ns", "flops")
+SPANS = [
+    # start, end, lane, layer, phase, name
+    (0, 800 * US, 0, 0, 0, -1),
+    (100 * US, 300 * US, 0, 1, 0, -1),
+    (300 * US, 700 * US, 0, 2, 0, -1),
+    (350 * US, 600 * US, 0, 2, 0, 0),
+    (400 * US, 900 * US, 1, 2, 0, 1),
+    (850 * US, 1000 * US, 0, 2, 1, -1),
+]
+ROWS = [
+    *(row(at, calls=1, cpu_ns=1000, flops=5) for at in range(3)),
+    *(row(at, cpu_ns=10, phase="backward") for at in (-1, 2)),
+    row(-1, cpu_ns=1),
+    row(2, kernel("gemm"), device="cuda:0", device_ns=9),
+]
+
+
+def by_hand() -> Run:
+    return net(SPANS, (Lane("cpu", 1), Lane("cuda:0", 1)), ("mine", "gemm"), ROWS)
+
+
+def test_figures_of_an_interval_by_hand(look: Callable[..., Page]) -> None:
+    """From 600 to 900 us: Net runs until 800, 100 of it in b; then nothing for 50; then backward of b for 50. A kernel
+    of b runs all the time. One call begins before it: there are none in it."""
+    page = look(by_hand())
+    whole = table(page)
+    restrict(page, 600 * US, 900 * US)
+    found = table(page)
+    assert {layer: times(figures) for layer, figures in found.items()} == {
+        "Net": {"forward": 200 * US, "backward": 50 * US},
+        "Net.a": {"forward": 0, "backward": 0},
+        "Net.b": {"forward": 100 * US, "backward": 50 * US},
+        "(outside)": {"forward": 50 * US, "backward": 0},
+    }
+    assert [found[name]["Self CPU total (ns)"] for name in ("Net", "Net.b")] == [100 * US, 100 * US]
+    assert found["Net.b"]["Self CUDA total (ns)"] == found["Net"]["CUDA total (ns)"] == 300 * US
+    assert [figures["Number of Calls"] for figures in found.values()] == [0, 0, 0, None]
+    assert page.locator("button.interval").inner_text() == "600.000us to 900.000us ×"
+    page.locator("button.interval").click()
+    assert table(page) == whole and page.locator("button.interval").count() == 0
+
+
+def test_a_measure_without_spans_gives_way_to_a_time(look: Callable[..., Page]) -> None:
+    page = look(by_hand())
+    choice(page, "FLOPs").click()
+    restrict(page, 0, 500 * US)
+    assert page.locator(".choice").get_by_role("button", name="FLOPs").count() == 0
+    caption = page.locator("p.caption").inner_text()
+    assert caption == "Width: CUDA time, forward and backward, in step 1 of the timeline; the whole is 100.000us."
+    assert "FLOPs" not in page.locator(".treetable .head").inner_text()
+    page.locator("button.interval").click()
+    assert page.locator("p.caption").inner_text().startswith("Width: FLOPs")
+
+
+def test_labels_and_kernels_of_a_layer_in_an_interval(look: Callable[..., Page]) -> None:
+    page = look(by_hand())
+    restrict(page, 500 * US, 700 * US)
+    choice(page, "CPU time").click()
+    page.locator(".line", has_text="Conv1d").click()
+    cells = [page.locator(".panel .sheet").nth(number).locator("tbody td") for number in range(2)]
+    [labels, kernels] = [[text.strip() for text in of_sheet.all_inner_texts()] for of_sheet in cells]
+    assert labels[:3] == ["mine (label)", "1", "100.000us"] and kernels == ["gemm", "200.000us", "1"]
+    assert "One forward call" not in page.locator(".panel").inner_text()
+
+
+def test_the_time_between_spans_of_backward_is_backward_of_no_layer(look: Callable[..., Page]) -> None:
+    spans = [(100, 200, 0, 1, 0, -1), (300, 400, 0, 2, 1, -1), (450, 500, 0, 1, 1, -1), (600, 700, 0, 0, 0, -1)]
+    rows = [row(at, cpu_ns=1000) for at in range(3)] + [row(-1, cpu_ns=1), row(-1, cpu_ns=1, phase="backward")]
+    page = look(net([*spans, (990, 1000, 0, 1, 0, -1)], [Lane("cpu", 1)], (), rows))
+    restrict(page, 50, 999)
+    outside = table(page)["(outside)"]
+    assert times(outside) == {"forward": 50 + 100 + 100 + 290, "backward": 50}
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(32), nn.Linear(32, 128), nn.Linear(128, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.head = nn.ModuleList(Block() for _ in range(3)), nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.blocks[0](x)
+        for block in self.blocks[1:]:
+            x = checkpoint(block, x, use_reentrant=False)
+        return self.head(x)
+
+
+@pytest.fixture(scope="module")
+def trained() -> Run:
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with Profile(model, with_timeline=True, profile_memory=True) as prof:
+        for _ in range(3):
+            model(torch.rand(256, 32)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            prof.step()
+    return prof.run
+
+
+def test_an_interval_of_all_has_the_figures_of_the_run(look: Callable[..., Page], trained: Run) -> None:
+    """All but its last nanosecond. In forward and recompute each figure is that of the run; in backward that of each
+    innermost layer is, and modules have the engine's time between their layers in addition."""
+    assert trained.timeline is not None and trained.timeline.spans is not None
+    spans = trained.timeline.spans
+    end = max(*spans.columns["end_ns"], *spans.steps, *trained.timeline.columns["time_ns"])
+    page = look(trained)
+    whole = table(page)
+    restrict(page, 0, end - 1)
+    found = table(page)
+    assert [*found] == [*whole]
+    for name, figures in whole.items():
+        for heading, ns in figures.items():
+            is_exact = "Backward" not in heading or not any(other.startswith(f"{name}.") for other in whole)
+            if heading.endswith("(ns)") and name != "(outside)":
+                shown = found[name][heading] or 0
+                assert shown == (ns or 0) if is_exact else shown >= (ns or 0), (name, heading)
+            if heading == "Number of Calls":
+                assert found[name][heading] == ns
+    [net, outside] = [times(whole[name])["backward"] for name in ("Net", "(outside)")]
+    assert net < times(found["Net"])["backward"] < net + outside, "the engine's time is outside of all layers"
+
+
+def test_a_step_is_complete_and_a_click_on_it_restricts_the_page(look: Callable[..., Page], trained: Run) -> None:
+    """The figures of a step add up to its duration, since all ran on one thread; those of the steps to all of them."""
+    assert trained.timeline is not None and trained.timeline.spans is not None
+    steps = trained.timeline.spans.steps
+    page = look(trained)
+    sums: Counter[str] = Counter()
+    for number, (start, end) in enumerate(pairwise(steps), 1):
+        page.locator("header [data-link]").nth(number - 1).dispatch_event("click")
+        assert page.locator("button.interval").inner_text() == f"step {number} ×"
+        found = table(page)
+        assert sum(ns for name in ("Net", "(outside)") for ns in times(found[name]).values()) == end - start
+        assert f"the whole is {format_time(end - start)}." in page.locator("p.caption").inner_text()
+        assert found["Net"]["Number of Calls"] == 1
+        sums.update({name: figures["Self CPU total (ns)"] or 0 for name, figures in found.items()})
+    page.locator("button.interval").click()
+    own = {name: figures["Self CPU total (ns)"] for name, figures in table(page).items()}
+    assert {**own, "(outside)": 0} == {**sums, "(outside)": 0}
+    page.locator(".step-mark [data-step]").first.click()
+    assert page.locator("button.interval").inner_text() == "step 1 ×"
+    page.go_back()
+    assert page.locator("button.interval").count() == 0
+
+
+def test_memory_at_the_highest_point_of_an_interval(look: Callable[..., Page], trained: Run) -> None:
+    """From all allocations and frees until then, added up."""
+    timeline = trained.timeline
+    assert timeline is not None and timeline.spans is not None
+    [start, end] = timeline.spans.steps[1:3]
+    columns = [*zip(*(timeline.columns[name] for name in ("time_ns", "nbytes", "layer", "kind")))]
+    levels = {0: 0}
+    for number, (_, nbytes, _, _) in enumerate(columns, 1):
+        levels[number] = levels[number - 1] + nbytes
+    inside = [number for number, (time, *_) in enumerate(columns, 1) if start <= time <= end]
+    last = max(inside, key=lambda number: (levels[number], -number))
+    live: Counter[tuple[str, str]] = Counter()
+    for _, nbytes, layer, kind in columns[:last]:
+        live[trained.layers.name_of(layer), KINDS[kind] if kind >= 0 else "unknown"] += nbytes
+    page = look(trained)
+    restrict(page, start, end)
+    said = page.locator(".live p").inner_text()
+    assert f"at most {format_memory(levels[last])} above the start" in said
+    assert f"after {format_time(columns[last - 1][0])}." in said
+    if page.locator(".live button.more").is_visible():
+        page.locator(".live button.more").click()
+    rows = page.locator(".live tbody tr")
+    found = {tuple(cell.strip() for cell in rows.nth(at).locator("td").all_inner_texts()) for at in range(rows.count())}
+    assert found == {(*key, str(format_memory(nbytes))) for key, nbytes in live.items() if nbytes}
+
+
+def test_what_was_not_recorded_makes_figures_lower_bounds(look: Callable[..., Page]) -> None:
+    run = by_hand()
+    assert run.timeline is not None and run.timeline.spans is not None
+    page = look(replace(run, timeline=Timeline.of_spans(replace(run.timeline.spans, dropped=3), 0)))
+    restrict(page, 600 * US, 950 * US)
+    assert page.locator(".line.selected").inner_text().count("≥ ") > 1
+    restrict(page, 300 * US, 500 * US)
+    assert "≥" not in page.locator(".lines").inner_text()
+
+
+def test_memory_is_left_out_if_its_allocations_are_not_all_there(look: Callable[..., Page], trained: Run) -> None:
+    assert trained.timeline is not None
+    page = look(replace(trained, timeline=replace(trained.timeline, dropped=1)))
+    restrict(page, 1000, 20_000_000)
+    assert page.locator(".live").inner_text() == "" and page.locator(".memory-line").count() == 1
+
+
+def test_an_interval_is_of_the_rank_of_the_timeline(look: Callable[..., Page]) -> None:
+    run = by_hand()
+    other = run_of([row(at, cpu_ns=7, rank=1) for at in range(3)], layers=[*run.layers], rank=1)
+    page = look(merge([run, other]))
+    assert page.locator("select.source").input_value() == "-1"
+    restrict(page, 600 * US, 900 * US)
+    assert page.locator("select.source").input_value() == "0"
+    page.locator("select.source").select_option("1")
+    assert page.locator("button.interval").count() == 0 and page.locator("select.source").input_value() == "1"
