@@ -387,7 +387,7 @@ class Page {
 
   #memory() {
     if (!data.memory.length) return [];
-    return [element("section", { id: "memory" }, element("h2", {}, data.questions.fit), element("h3", {}, "Memory"), ...data.memory.map((one) => memorySection(this.run, one, (node) => this.show(node))))];
+    return [element("section", { id: "memory" }, element("h2", {}, data.questions.fit), element("h3", {}, "Memory"), ...[...data.memory].sort((one, other) => (data.comparison ? other.source - one.source : 0)).map((one) => memorySection(this.run, one, (node) => this.show(node))))];
   }
 
   #waits() {
@@ -533,9 +533,10 @@ class Page {
 
 
   #drawRoofline() {
-    const made = data.rooflines.at(this.source);
-    this.#fill(this.rooflineBox, String(this.source), () => (made ? [element("h3", {}, "Roofline"), chart(made, (node) => this.show(node))] : []));
-    this.why.hidden = !made && !data.findings.length;
+    const drawn = data.sources.map(({ name }, at) => ({ name, svg: data.rooflines[at] })).reverse(); // before, then after
+    const shown = (data.comparison ? drawn : [{ name: "", svg: data.rooflines.at(this.source) ?? null }]).filter(({ svg }) => svg);
+    this.#fill(this.rooflineBox, String(this.source), () => shown.flatMap(({ name, svg }) => [element("h3", {}, `Roofline${name && `, ${name}`}`), chart(svg ?? "", (node) => this.show(node))]));
+    this.why.hidden = !shown.length && !data.findings.length;
   }
 
   // Compares all ranks, whichever rank is chosen.

@@ -35,7 +35,7 @@ class TreeTable {
     this.#openAtFirst();
     this.key = ""; // of the column that sorts the table
     this.descending = true;
-    this.isFlat = false;
+    this.isFlat = Boolean(run.data.comparison);
     this.isPrinted = false;
     /** @type {number[]} */
     this.lines = [];
@@ -136,7 +136,7 @@ class TreeTable {
     if (this.isFlat) {
       const all = [];
       for (let node = 0; node < run.nodes; node++) if (node !== run.all && run.exists(node, source) && (!isMatch || isMatch(node))) all.push(node);
-      this.lines = this.#sorted(all, this.by ?? (isOfTerminal(this.columns[0]) ? null : 0));
+      this.lines = this.#sorted(all, this.by ?? this.#orderOfFlat());
       return;
     }
     const leads = isMatch ? this.#leadsToMatch(isMatch) : null;
@@ -153,6 +153,15 @@ class TreeTable {
       }
     }
     this.lines = lines;
+  }
+
+  // The column that sorts the flat list if the reader chose none: the chosen measure; in a comparison the differences, of
+  // self if the table has it, since those of totals are the same again in all layers above.
+  #orderOfFlat() {
+    const { columns } = this;
+    const differences = columns.flatMap((column, at) => (column.kind === "change" && column.part === "difference" ? [at] : []));
+    const self = differences.find((at) => columns[at].heading.startsWith("Self "));
+    return self ?? differences.at(0) ?? (isOfTerminal(columns[0]) ? null : 0);
   }
 
   // By node: 1 if the node matches, 2 if any node below matches.
