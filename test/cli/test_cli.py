@@ -623,6 +623,11 @@ def test_show_has_every_report_of_a_run(net: Path, cli: Any) -> None:
         assert cli("show run.json --report", *options.split()) == (f"{report}\n", "")
 
 
+def squeezed(text: str) -> str:
+    """A text with columns as narrow as they can be: how wide a column is depends on the figures in all its rows."""
+    return re.sub(r"-+", "-", re.sub(" +", " ", text))
+
+
 def test_show_prints_all_sections_and_with_table_options_only_the_table(net: Path, cli: Any) -> None:
     cli("profile net.py:Net --input 3,8 --memory --steps 2 -o run.json")
     run = torchprof.load("run.json")
@@ -636,7 +641,7 @@ def test_show_prints_all_sections_and_with_table_options_only_the_table(net: Pat
         run.report("memory", depth=1),
         run.report("calls", depth=1),
     ):
-        assert "\n".join(text.splitlines()[:4]) in out
+        assert squeezed("\n".join(text.splitlines()[:4])) in squeezed(out)
     sections, signs = out.rstrip("\n").split("\n\nLegend\n======\n")
     assert signs.splitlines() == legend(sections), "the last section has the signs of those above it"
     assert cli("show run.json --depth 0").out.startswith(run.report("tree", depth=0) + "\n")

@@ -229,29 +229,20 @@ declare namespace PageData {
     about: string;
     report: ReportPart[];
     unit: string;
-    ranks: number[];
-    /** The own work of each rank in one step, in ns. `node` is null for what is not in the tree of the page. */
-    work: [name: string, node: number | null, phase: number, ns: (number | null)[]][];
+    /** How many ranks are compared. */
+    compared: number;
+    /** SVGs of the own work of each rank by layer: in each of `phases`, and in all of them. */
+    maps: (string | null)[];
     /** If not all ranks are on the page: a table of the own work in one step over all ranks. */
     quantiles: ReportTable[];
   }
-
-  type ActionKind = "F" | "B" | "I" | "W";
 
   /** Pipelines that do the same. `name`: that of their run, if there are several. */
   interface Pipeline {
     name: string;
     report: ReportPart[];
-    step: PipelineStep | null;
-  }
-
-  /** `actions`: those of each rank, in their order. `line` has indices in `ranks`, `what` in `kinds`. */
-  interface PipelineStep {
-    about: string;
-    ns: number;
-    ranks: number[];
-    kinds: ActionKind[];
-    actions: { line: Integers; stage: Integers; what: Integers; microbatch: Integers; waitedNs: Integers; tookNs: Integers };
+    /** An SVG of a step. */
+    step: string | null;
   }
 
   interface Device {

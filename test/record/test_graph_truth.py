@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from examples.models import MLP, Bert, LeNet5, TinyTransformer
 from torchprof.attribute.compiled_graphs import CompiledKernel, Span
-from torchprof.record.compiled.graph_flow import kernels_by_parameters
-from torchprof.record.compiled.graph_matching import saves_for
+from torchprof.record.compiled.graph_flow import kernels_by_parameters, saves_for
 from torchprof.record.compiled.inductor import Provenance
 from torchprof.record.compiled.kept_graph import KeptGraph
 

@@ -396,7 +396,7 @@ def test_the_page_shows_the_terminals_rows_and_cells(run: Run, look: Callable[[s
     check_line_under_the_icicle(page, run)
     if len(run.metas) > 1:
         for meta in run.metas:
-            page.get_by_label("Rank").select_option(f"rank {meta.rank}")
+            page.locator("select.source").select_option(f"rank {meta.rank}")
             alone = terminal(run.of_rank(meta.rank))
             assert in_one_order(shown_on(page)) == in_one_order(alone)
 

@@ -67,13 +67,14 @@ def kinds_of_runs(trace: Path) -> dict[str, Run]:
     return runs
 
 
+_NO_RANKS = {"ranks-chart", "pipeline-chart"}
+_NO_DEVICE = {"kernels", "device", "steps", "step", "roofline", *_NO_RANKS}
 REFUSED = {
-    "with the model": {"kernels", "device", "steps", "step", "roofline"},
-    "without": {"kernels", "device", "steps", "step", "roofline"},
-    "times alone": {"kernels", "device", "steps", "step", "roofline"}
-    | {"chrome-trace", "timeline", "memory", "memory-chart"},
-    "A100": {"memory", "memory-chart", "roofline"},
-    "MI250": {"memory", "memory-chart", "roofline", "chrome-trace", "timeline"},
+    "with the model": _NO_DEVICE,
+    "without": _NO_DEVICE,
+    "times alone": _NO_DEVICE | {"chrome-trace", "timeline", "memory", "memory-chart"},
+    "A100": {"memory", "memory-chart", "roofline", *_NO_RANKS},
+    "MI250": {"memory", "memory-chart", "roofline", "chrome-trace", "timeline", *_NO_RANKS},
 }
 """The reports that need something that was not recorded."""
 

@@ -90,7 +90,7 @@ def page_data(takes: Sequence[Take], compared: Run | None = None) -> dict[str, A
         "sources": sources.data(),
         "areRanks": sources.are_ranks,
         "largest": [] if len(takes) > 1 else report_data(first, tree.nodes[0]),
-        "ranks": None if compared is None else compared_ranks(compared, takes[0].run, tree.nodes[0]),
+        "ranks": None if compared is None else compared_ranks(compared, takes[0].run, tree.nodes[0], figures.phases),
         **sentences,
         "pipelines": [
             {"name": take.name if len(takes) > 1 else "", **pipeline}

@@ -328,7 +328,7 @@ class Page {
     }
     if (data.sources.length > 1) {
       const sources = data.sources.map(({ name }, at) => ({ name, at }));
-      const isAll = !data.ranks || data.ranks.ranks.length === sources.length;
+      const isAll = !data.ranks || data.ranks.compared === sources.length;
       if (data.areRanks) sources.unshift({ name: isAll ? "all ranks" : `these ${sources.length} ranks`, at: -1 });
       const options = sources.map(({ name, at }) => element("option", { value: at, selected: at === this.source }, name));
       const select = element("select", { class: "source" }, ...options);
@@ -392,9 +392,24 @@ class Page {
 
   #waits() {
     const parts = [];
-    if (data.pipelines.length) parts.push(element("section", { id: "pipelines" }, element("h3", {}, "Pipelines"), ...data.pipelines.map((one) => pipelineSection(one, (node) => this.show(node)))));
-    if (data.ranks) parts.push(element("section", { id: "ranks" }, element("h3", {}, "Ranks"), ...reportParts(data.ranks.report, () => {}), this.ranksBox));
+    if (data.pipelines.length) parts.push(element("section", { id: "pipelines" }, element("h3", {}, "Pipelines"), ...data.pipelines.map((one) => this.#pipeline(one))));
+    if (data.ranks) parts.push(element("section", { id: "ranks" }, element("h3", {}, "Ranks"), ...reportParts(data.ranks.report, () => {}), this.ranksBox, ...this.#quantiles(data.ranks)));
     return parts.length ? [element("h2", {}, data.questions.waits), ...parts] : [];
+  }
+
+  // The report of a pipeline, with a step as a picture after its sentences.
+  /** @param {PageData.Pipeline} pipeline */
+  #pipeline({ name, report, step }) {
+    const onlayer = (/** @type {number} */ node) => this.show(node);
+    const [sentences, ...tables] = reportParts(report, onlayer);
+    return element("div", { class: "pipeline" }, name ? element("h4", {}, name) : null, sentences, step ? chart(step, onlayer) : null, ...tables);
+  }
+
+  // The own work in each layer over all ranks of a job of which the page has some.
+  /** @param {PageData.Ranks} ranks */
+  #quantiles({ quantiles, compared, unit }) {
+    const text = `Own work${unit} of the layers with all layers below them: quantiles over all ${compared} ranks, or those that have the layer. First come the layers whose slowest rank is furthest above the mean.`;
+    return quantiles.length ? [element("p", { class: "hint" }, text), ...reportParts(quantiles, (node) => this.show(node))] : [];
   }
 
   /** @returns {((node: number) => boolean) | null} */
@@ -542,7 +557,8 @@ class Page {
   // Compares all ranks, whichever rank is chosen.
   #drawRanks() {
     const { ranks } = data;
-    if (ranks) this.#fill(this.ranksBox, String(this.phases), () => [ranksMap, ranksQuantiles].map((part) => part(this.run, ranks, this.phases, (node) => this.show(node))));
+    const map = ranks?.maps.at(data.phases.indexOf(this.phase));
+    if (ranks) this.#fill(this.ranksBox, this.phase, () => [map ? chart(map, (node) => this.show(node)) : element("p", { class: "hint" }, "Times of single layers were not recorded by rank.")]);
   }
 
   #drawCrumbs() {

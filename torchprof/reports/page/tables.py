@@ -25,11 +25,11 @@ from torchprof.errors import TorchprofError, printable
 from torchprof.ranks import balance_of
 from torchprof.ranks.collectives import collectives
 from torchprof.ranks.compared import IN_NO_OP, OneLayer, OverRanks
-from torchprof.ranks.pipeline import OnePipeline
 from torchprof.ranks.pipeline_bubble import judged_pipelines
 from torchprof.ranks.pipeline_report import section_of_replicas
 from torchprof.ranks.report import table_of_ranks
 from torchprof.ranks.sentences import name_of, sentences, unit_of
+from torchprof.reports.over_ranks import drawn_pipeline, drawn_ranks
 from torchprof.reports.over_time import Course, course_of, drawn_memory, title_of_memory
 from torchprof.reports.page.layers import differences
 from torchprof.reports.viewers import tracks_of
@@ -38,7 +38,7 @@ from torchprof.run.groups import lists_by_key
 from torchprof.run.measures import SampleKey, Spread, quantile
 from torchprof.run.rows import Rows, rows_of_lines
 from torchprof.run.run import Run
-from torchprof.run.timeline import ACTIONS, KINDS, DeviceTime, Memory, Timeline
+from torchprof.run.timeline import KINDS, DeviceTime, Memory, Timeline
 from torchprof.run.words import FORWARD, NO_LAYERS, PHASES
 
 _EM_SPACE = "\u2003"  # browsers keep these spaces
@@ -263,15 +263,14 @@ def _memory_picture(run: Run, memory: Memory, course: Course, timeline: Timeline
 
 # The ranks of a job: their comparison, and their sum if they are too many, and next to another run
 
-_DIFFERING = 24  # layers that are compared in each phase: those whose slowest rank exceeds the mean most
 _QUANTILES = {"Min": 0.0, "10 %": 0.1, "Median": 0.5, "90 %": 0.9, "Max": 1.0}
 
 
-def compared_ranks(compared: Run, run: Run, nodes: Mapping[int, int]) -> dict[str, Any]:
+def compared_ranks(compared: Run, run: Run, nodes: Mapping[int, int], phases: Sequence[str]) -> dict[str, Any]:
     """The comparison of ranks on the page. ``compared`` has all ranks, ``run`` those whose layers are on the page, with
     the ``nodes`` of its layers.
 
-    ``work``: own work in layers, in ns per step for each rank, None for a rank that does not have the layer.
+    ``maps``: the pictures of own work in each of the ``phases`` and in all of them, None without times.
     ``quantiles``: a table, if not all ranks are on the page. A layer that is not on the page has the node None.
     """
     balance = balance_of(compared)
@@ -283,22 +282,14 @@ def compared_ranks(compared: Run, run: Run, nodes: Mapping[int, int]) -> dict[st
     }
     known = [(row, row.work) for row in balance.layers if row.work is not None]
     by_difference = sorted(known, key=lambda of_row: of_row[1].above_mean, reverse=True)
-    differing: set[int] = set()
-    for phase in PHASES:
-        differing.update([row.layer for row, _ in by_difference if row.phase == phase][:_DIFFERING])
-    work = []
-    for row, over in known:
-        if row.layer in differing:
-            of_rank = dict(zip(over.ranks, over.values))
-            where = name_of(compared, row.layer), page_nodes[row.layer], PHASES.index(row.phase)
-            work.append([*where, [of_rank.get(rank.rank) for rank in balance.ranks]])
+    chosen = [*([phase] for phase in phases), phases]
     whole_table = table_of_ranks(compared, balance, len(compared.metas))
     return {
         "about": _about(compared, run),
         "report": report_data(stacked([*sentences(compared, balance), whole_table]), {}),
         "unit": unit_of(compared),
-        "ranks": [rank.rank for rank in balance.ranks],
-        "work": work,
+        "compared": len(balance.ranks),
+        "maps": [drawn_ranks(compared, balance, of_phases, page_nodes) for of_phases in chosen],
         "quantiles": [] if compared is run else report_data(_quantiles(compared, by_difference), page_nodes),
     }
 
@@ -367,46 +358,14 @@ def common(sets: Iterable[Sequence[str]]) -> list[str]:
 
 # Pipelines: the report "pipeline", and a step as a picture
 
-_MOST_ACTIONS = 6_000  # in a picture: the ranks that come after them are hidden
-
 
 def pipelines_of_page(run: Run, nodes: Mapping[int, int]) -> list[dict[str, Any]]:
-    """Pipelines that do the same are one: their part of the report, and a step of the first of them whose times are
-    known, None if there is none. ``nodes``: the node of each layer."""
+    """Pipelines that do the same are one: their part of the report, and the picture of a step of the first of them
+    whose times are known, None if there is none. ``nodes``: the node of each layer."""
     pipelines = []
     for number, judged in enumerate(judged_pipelines(run)):
         known = (pipeline for pipeline in judged.replicas.pipelines if pipeline.typical_steps)
         drawn = next(known, None)
         report = report_data(section_of_replicas(run, number, judged), nodes)
-        pipelines.append({"report": report, "step": None if drawn is None else _step(drawn)})
+        pipelines.append({"report": report, "step": None if drawn is None else drawn_pipeline(run, drawn)})
     return pipelines
-
-
-def _step(pipeline: OnePipeline) -> dict[str, Any]:
-    """The step of median length: the actions of its ranks in their order, as columns. ``line``: the index of the rank
-    in ``ranks``; ``what``: an index in ``kinds``.
-
-    A rank that began the step before the others waits before its first action only as long as they let it.
-    """
-    steps = pipeline.steps_by_length
-    step = steps[(len(steps) - 1) // 2]
-    shown = pipeline.members[: max(_MOST_ACTIONS // len(pipeline.members[0].actions), 1)]
-    lines = []
-    for line, member in enumerate(shown):
-        early = pipeline.early_ns(member)[step]
-        for action in member.actions:
-            waited, took = action.waited_ns[step] - early, action.took_ns[step]
-            lines.append((line, action.stage, ACTIONS.index(action.what), action.microbatch, waited, took))
-            early = 0
-    columns = ("line", "stage", "what", "microbatch", "waitedNs", "tookNs")
-    hidden = len(pipeline.members) - len(shown)
-    ns, ranks = pipeline.step_ns[step], [member.rank for member in shown]
-    return {
-        "about": f"The step of median length, {format_time(ns)}, on {ranks_in_words(ranks)}. Numbers are microbatches. "
-        "Time in which a rank neither works nor waits, such as that of sending, is at its end."
-        f"{f' {hidden} ranks are hidden.' if hidden else ''}",
-        "ns": ns,
-        "ranks": ranks,
-        "kinds": ACTIONS,
-        "actions": {name: array("q", column) for name, column in zip(columns, zip(*lines))},
-    }
