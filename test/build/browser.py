@@ -71,7 +71,9 @@ def open_tab(chromium: Browser) -> Iterator[Callable[..., Tab]]:
         file: str | os.PathLike[str], *, width: int = 1280, height: int = 800, dark: bool = False, fragment: str = ""
     ) -> Tab:
         context = chromium.new_context(
-            viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light"
+            viewport={"width": width, "height": height},
+            color_scheme="dark" if dark else "light",
+            reduced_motion="reduce",  # blocks are at their places at once
         )
         contexts.append(context)
         context.grant_permissions(["clipboard-read", "clipboard-write"])

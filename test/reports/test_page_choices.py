@@ -388,3 +388,19 @@ def test_a_comparison_keeps_its_choices_in_the_address(look: Callable[..., Page]
     page.reload()
     page.locator("main").wait_for()
     assert state(page)["pressed"] == ["backward"]
+
+
+def test_blocks_keep_their_elements_and_move(look: Callable[..., Page]) -> None:
+    """A block that is there before and after a choice is the same element, unless motion is to be reduced it moves."""
+    page = look(equal_layers(100, 300, 500, 900))
+    page.evaluate("document.querySelectorAll('.icicle .block').forEach((one) => { one.was = one.dataset.node; })")
+    count = page.locator(".icicle .block").count()
+    page.get_by_label("self and operators as blocks").check()
+    read = "[...document.querySelectorAll('.icicle .block')].map((one) => [one.dataset.node, one.was ?? null])"
+    kept = [(node, was) for node, was in page.evaluate(read) if was is not None]
+    assert len(kept) == count < page.locator(".icicle .block").count()
+    assert all(node == was for node, was in kept)
+    duration = "getComputedStyle(document.querySelector('.icicle .block')).transitionDuration"
+    assert page.evaluate(duration) == "0s"
+    page.emulate_media(reduced_motion="no-preference")
+    assert page.evaluate(duration).startswith("0.2s")

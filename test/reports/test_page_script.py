@@ -107,12 +107,13 @@ def test_the_data_of_the_page_has_the_types_of_page_data_d_ts(tmp_path: Path) ->
         "operators.inside.cpu_ns",
         "reports.contents.rows",
         "devices.report.rows",
-        "ranks.work",
+        "ranks.maps",
         "ranks.report.rows",
         "ranks.quantiles.rows",
     ]
     whole += [
         "memory.levels.nbytes",
+        "memory.moves.nbytes",
         "memory.picture",
         "comparison.picture",
         "memory.report.rows",

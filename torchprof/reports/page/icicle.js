@@ -92,6 +92,10 @@ class Icicle {
     this.hasGroups = !run.data.comparison && run.children.some((children) => children.some((node, at) => at > 1 && run.isLayer(node) && shapes[node] === shapes[children[at - 1]] && shapes[node] === shapes[children[at - 2]]));
     /** @type {Block[]} */
     this.blocks = [];
+    /** @type {Map<string, HTMLElement>} */
+    this.elements = new Map();
+    this.empty = element("p", { class: "empty" }, "Nothing was recorded for this choice.");
+    box.append(this.empty);
     box.addEventListener("click", (event) => this.#click(this.#blockAt(event)));
     box.addEventListener("mouseover", (event) => {
       const block = this.#blockAt(event);
@@ -230,7 +234,7 @@ class Icicle {
     this.box.style.height = `${Math.min(rows * this.rowHeight, BOX_HEIGHT)}px`;
     this.box.style.setProperty("--row", `${this.rowHeight}px`);
     this.blocks = blocks;
-    const made = blocks.map((block, number) => {
+    this.#place(blocks.map((block, number) => {
       const { nodes, isRest } = block;
       const one = this.#block(block, width, hasShares ? nodes.map((node) => widths[node] / total) : []);
       one.dataset.block = String(number);
@@ -239,9 +243,29 @@ class Icicle {
       if (!isRest && isMatch) one.classList.add(nodes.some(isMatch) ? "match" : "dimmed");
       if (!isRest) this.#color(one, nodes, { byOwnTime, heat: hottest ? Math.sqrt(largest(nodes.map((node) => own[node])) / hottest) : 0, change });
       return one;
+    }));
+    this.empty.hidden = blocks.length > 0;
+  }
+
+  // Shows these blocks. What was shown before keeps its element, which moves to its new place.
+  /** @param {HTMLElement[]} blocks */
+  #place(blocks) {
+    /** @type {Map<string, HTMLElement>} */
+    const elements = new Map();
+    blocks.forEach((block, at) => {
+      const { row, isRest, isOwn, operator } = this.blocks[at];
+      let key = `${block.dataset.node} ${isRest || isOwn || operator ? `${row} ${operator?.name}` : ""}`;
+      while (elements.has(key)) key += "+";
+      const shown = this.elements.get(key) ?? block;
+      if (shown === block) this.box.append(block);
+      else {
+        for (const { name, value } of block.attributes) shown.setAttribute(name, value);
+        shown.replaceChildren(...block.childNodes);
+      }
+      elements.set(key, shown);
     });
-    this.box.replaceChildren(...made);
-    if (!blocks.length) this.box.append(element("p", { class: "empty" }, "Nothing was recorded for this choice."));
+    for (const [key, shown] of this.elements) if (!elements.has(key)) shown.remove();
+    this.elements = elements;
   }
 
   /** @param {HTMLElement} made @param {number[]} nodes @param {{ byOwnTime: boolean, heat: number, change: IcicleDrawing["change"] }} drawing */
