@@ -22,6 +22,7 @@ from torch import nn
 
 import torchprof
 from torchprof import Profile, Run, TorchprofError
+from torchprof.reports import icicle
 from torchprof.reports.charts import Axis, fitted
 from torchprof.reports.over_time import course_of
 from torchprof.reports.roofline import last_peaks, points_of, traffic_bytes
@@ -522,6 +523,17 @@ def test_layers_before_and_after_are_on_one_scale() -> None:
     tops = [one for one in all_of(root, "g") if (one.findtext(f"{SVG}title") or "").startswith("Net\n")]
     widths = [place(one.findall(f"{SVG}rect")[0], "width")[0] + 1 for one in tops]
     assert widths[1] == pytest.approx(1160, abs=0.06) and widths[0] == pytest.approx(1160 * 10 / 12, abs=0.06)
+
+
+def test_work_of_no_layer_has_the_color_of_its_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [[row(0, cpu_ns=1000), row(OUTSIDE, cpu_ns=ns)] for ns in (500, 900)]
+    runs = [run_of(of_run, layers=[Layer(("Net",), "Net")]) for of_run in rows]
+    is_outside = lambda pair, change: "more" if pair.name == "(outside)" and change.difference == 400 else "quiet"
+    monkeypatch.setattr(icicle, "color_of_change", is_outside)
+    root = parsed(torchprof.compare(*runs).report("picture"))
+    groups = [one for one in all_of(root, "g") if (one.findtext(f"{SVG}title") or "").startswith("(outside)")]
+    assert [place.get("class") for one in groups for place in one.findall(f"{SVG}rect")] == ["more", "more"]
+    assert rect_of(root, "(outside)").get("class") == "more"
 
 
 def test_equal_runs_have_no_bars(tmp_path: Path) -> None:

@@ -264,12 +264,13 @@ _SIGNS = (
 def diff_picture(diff: Diff) -> str:
     """The ten largest changes of self as bars with their noise, and the layers before above those after, on one scale,
     in the colors of the change. See ``drawn_diff``."""
-    return standalone(drawn_diff(diff))
+    return standalone(drawn_diff(diff, diff_headline(diff)))
 
 
-def drawn_diff(diff: Diff) -> str:
+def drawn_diff(diff: Diff, lead: str = "") -> str:
     """Bars: the change of self of the main quantity of the report "table", the largest first, those within noise last.
-    A line over a bar is as long as the interquartile range of the noisier run on both sides, where that is known."""
+    A line over a bar is as long as the interquartile range of the noisier run on both sides, where that is known.
+    ``lead``: how the caption begins."""
     main = main_of(diff)
     own = diff.self_of(main)
     parts, height = _bars(diff, own)
@@ -281,8 +282,7 @@ def drawn_diff(diff: Diff) -> str:
         parts.append(tag("g", *below, transform=f"translate(0 {height + 8:.0f})"))
         height += 8 + high
         words.append("Below: the layers before and after, on one scale, in all phases; colors are of the change above.")
-    caption = f"{diff_headline(diff)} {' '.join(words)}"
-    return picture(f"{main.heading}: what changed", caption, parts, (WIDTH, height), _SIGNS)
+    return picture(f"{main.heading}: what changed", " ".join([lead, *words]), parts, (WIDTH, height), _SIGNS)
 
 
 def _bars(diff: Diff, own: Column) -> tuple[list[str], float]:
@@ -355,6 +355,7 @@ def _before_and_after(diff: Diff, main: Column) -> tuple[list[str], float]:
         {pair.before.path: pair for pair in pairs if pair.before},
         {pair.after.path: pair for pair in pairs if pair.after},
     )
+    of_none = {pair.name: pair for pair in diff.walk() if not pair.is_layer}
     drawn = [Icicle(run, field, grouped=False) for run in (diff.before, diff.after)]
     counts = diff.counts if diff.unit else (1, 1)
     wholes = [each.whole / count for each, count in zip(drawn, counts)]
@@ -363,7 +364,8 @@ def _before_and_after(diff: Diff, main: Column) -> tuple[list[str], float]:
     for words, each, whole, of_side in zip(("before", "after"), drawn, wholes, of_sides):
 
         def color_of(index: int, each: Icicle = each, of_side: Mapping[tuple[str, ...], Pair] = of_side) -> str:
-            pair = of_side.get(each.run.layers[index].path) if index >= 0 else None
+            is_layer = index >= 0
+            pair = of_side.get(each.run.layers[index].path) if is_layer else of_none.get(NO_LAYERS.get(index, ""))
             return "quiet" if pair is None else color_of_change(pair, pair.changes.get(main.key))
 
         blocks, height = each.draw(WIDTH * whole / max(*wholes, 1e-9), color_of)
