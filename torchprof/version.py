@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-__version__ = "2.8.0"
+__version__ = "3.0.0"

@@ -528,8 +528,11 @@ def test_layers_before_and_after_are_on_one_scale() -> None:
 def test_work_of_no_layer_has_the_color_of_its_change(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [[row(0, cpu_ns=1000), row(OUTSIDE, cpu_ns=ns)] for ns in (500, 900)]
     runs = [run_of(of_run, layers=[Layer(("Net",), "Net")]) for of_run in rows]
-    is_outside = lambda pair, change: "more" if pair.name == "(outside)" and change.difference == 400 else "quiet"
-    monkeypatch.setattr(icicle, "color_of_change", is_outside)
+
+    def color_of(pair: Any, change: Any) -> str:
+        return "more" if pair.name == "(outside)" and change.difference == 400 else "quiet"
+
+    monkeypatch.setattr(icicle, "color_of_change", color_of)
     root = parsed(torchprof.compare(*runs).report("picture"))
     groups = [one for one in all_of(root, "g") if (one.findtext(f"{SVG}title") or "").startswith("(outside)")]
     assert [place.get("class") for one in groups for place in one.findall(f"{SVG}rect")] == ["more", "more"]
