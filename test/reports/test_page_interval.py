@@ -15,10 +15,11 @@ import pytest
 import torch
 from build.hand_made import kernel, row, run_of
 from build.page import choice
+from build.traced_runs import A100, NEEDS_TRACES
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from torchprof import Profile, Run, merge
+from torchprof import Profile, Run, from_trace, merge
 from torchprof.run.formats import format_memory, format_time
 from torchprof.run.layers import Layer
 from torchprof.run.timeline import KINDS, Lane, Spans, Timeline
@@ -111,6 +112,7 @@ def test_figures_of_an_interval_by_hand(look: Callable[..., Page]) -> None:
     assert found["Net.b"]["Self CUDA total (ns)"] == found["Net"]["CUDA total (ns)"] == 300 * US
     assert [figures["Number of Calls"] for figures in found.values()] == [0, 0, 0, None]
     assert page.locator("button.interval").inner_text() == "600.000us to 900.000us ×"
+    assert page.evaluate(COPIED).startswith('"Module, 600.000us to 900.000us",')
     page.locator("button.interval").click()
     assert table(page) == whole and page.locator("button.interval").count() == 0
 
@@ -136,6 +138,17 @@ def test_labels_and_kernels_of_a_layer_in_an_interval(look: Callable[..., Page])
     [labels, kernels] = [[text.strip() for text in of_sheet.all_inner_texts()] for of_sheet in cells]
     assert labels[:3] == ["mine (label)", "1", "100.000us"] and kernels == ["gemm", "200.000us", "1"]
     assert "One forward call" not in page.locator(".panel").inner_text()
+
+
+def test_other_threads_have_only_their_spans(look: Callable[..., Page]) -> None:
+    """As backward on a device, which has a thread of its own: between two passes it has nothing to do."""
+    lanes = [Lane("cpu", 1), Lane("cpu", 2)]
+    spans = [(0, 100, 0, 0, 0, -1), (100, 300, 0, -1, 0, 0), (150, 250, 1, 2, 1, -1), (700, 800, 1, 1, 1, -1)]
+    page = look(net([*spans, (900, 1000, 0, 0, 0, -1)], lanes, ("(waits for autograd)",), ROWS))
+    restrict(page, 0, 950)
+    found = {layer: times(figures) for layer, figures in table(page).items()}
+    assert found["Net"] == {"forward": 150, "backward": 200}
+    assert found["(outside)"] == {"forward": 200 + 600, "backward": 0}, "the wait is there, and nothing from 300 to 900"
 
 
 def test_the_time_between_spans_of_backward_is_backward_of_no_layer(look: Callable[..., Page]) -> None:
@@ -279,3 +292,20 @@ def test_an_interval_is_of_the_rank_of_the_timeline(look: Callable[..., Page]) -
     assert page.locator("select.source").input_value() == "0"
     page.locator("select.source").select_option("1")
     assert page.locator("button.interval").count() == 0 and page.locator("select.source").input_value() == "1"
+
+
+@NEEDS_TRACES
+def test_an_interval_of_a_trace_of_a_gpu_has_the_figures_of_the_run(look: Callable[..., Page]) -> None:
+    """Kernels, and the forward of the thread that launches them; backward has a thread of its own."""
+    run = from_trace(A100, with_timeline=True)
+    assert run.timeline is not None and run.timeline.spans is not None
+    page = look(run)
+    whole = table(page)
+    restrict(page, 0, max(run.timeline.spans.columns["end_ns"]) - 1)
+    found = table(page)
+    for name in [*whole][:-1]:  # work of no layer is also before and after the spans
+        assert found[name]["Number of Calls"] == whole[name]["Number of Calls"]
+        for heading in ("Self CUDA total (ns)", "CUDA total (ns)", "Backward CUDA total (ns)", "CPU total (ns)"):
+            assert found[name][heading] == whole[name][heading], (name, heading)
+        [backward, of_run] = [times(each[name])["backward"] for each in (found, whole)]
+        assert backward == pytest.approx(of_run, rel=0.001)

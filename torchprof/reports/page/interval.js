@@ -2,7 +2,7 @@
 
 const TIMES = ["cpu_ns", "device_ns"]; // the measures that spans have
 
-/** @typedef {{ around: number[], until: number, phase: number }} Line The spans around a time of a thread, and where they end. */
+/** @typedef {{ around: number[], until: number, phase: number, isFirst: boolean }} Line The spans around a time of a thread, and where they end. */
 
 class Interval {
   // `start`: that of each span. `end`: that of the timeline.
@@ -34,8 +34,8 @@ class Interval {
     return Math.max(Math.min(end, this.to) - Math.max(start, this.from), 0);
   }
 
-  // The self of each span: of it, without the spans in it. The time of a thread without a span is work of no layer: of
-  // backward between two spans of backward.
+  // The self of each span: of it, without the spans in it. The time of the first thread without a span is work of no layer:
+  // of backward between two spans of backward. Other threads, as that of backward on a device, have nothing to do then.
   /** @param {number} end */
   #sum(end) {
     const { threads, track, ns, node, phase, name } = this.data;
@@ -51,17 +51,17 @@ class Interval {
         this.#add("device_ns", phase[at], node[at], inside);
         continue;
       }
-      const line = lines.get(thread) ?? { around: [], until: lines.size ? start : 0, phase: forward };
+      const line = lines.get(thread) ?? { around: [], until: 0, phase: forward, isFirst: !lines.size };
       lines.set(thread, line);
       const { around } = line;
       while (around.length && this.#end(around[around.length - 1]) <= start) around.pop();
       const outer = around.at(-1);
-      if (outer === undefined) {
+      if (outer !== undefined) {
+        this.#add("cpu_ns", phase[outer], node[outer], -inside);
+      } else if (line.isFirst) {
         const isBackward = line.phase !== forward && phase[at] !== forward;
         this.#add("cpu_ns", isBackward ? backward : forward, this.run.outside, this.#inside(line.until, start));
         line.phase = phase[at];
-      } else {
-        this.#add("cpu_ns", phase[outer], node[outer], -inside);
       }
       this.#add("cpu_ns", phase[at], node[at], inside);
       line.until = Math.max(line.until, start + ns[at]);

@@ -9,7 +9,7 @@ const KEYS = [
   ["Enter", "zoom in"], ["Backspace, Escape", "zoom out, all the way"], ["Space", "open or close a line of the table"],
   ["← → + − Escape", "in the timeline: move, zoom, show all; the page has the figures of what is shown"], ["?", "this list"],
 ];
-const HINT_OF_INTERVAL = "These figures are sums over the spans of the timeline in this part of the last cycle. Calls are those that begin in it. The time of a thread without a span is work outside all layers. In backward, the time of autograd's engine between two layers is self of the module that has both.";
+const HINT_OF_INTERVAL = "These figures are sums over the spans of the timeline in this part of the last cycle. Calls are those that begin in it. The time of the first thread without a span is work outside all layers. In backward, the time of autograd's engine between two layers is self of the module that has both.";
 const STEPS = ["measure", "phase", "source", "zoom", "select", "time", "table"];
 
 // The name of a measure in the address: "cpu", "device", "flops".
@@ -616,7 +616,7 @@ class Page {
     if (!column || !run.isLayer(node)) return lines;
     const calls = sumOf(nodes.map((one) => ({ value: Number(run.value(column, one, source) ?? 0), bound: run.bounds(column, source)[one] })));
     if (calls.bound >= BOUND.UNKNOWN || !calls.value) return lines;
-    const isKnown = calls.bound === BOUND.EXACT && figure.bound === BOUND.EXACT && calls.value > 1;
+    const isKnown = calls.bound === BOUND.EXACT && figure.bound === BOUND.EXACT && calls.value > 1 && !run.interval; // it may have parts of calls
     const each = isKnown ? `, ${formatFigure({ value: figure.value / calls.value, bound: BOUND.EXACT }, measure.unit)} a call` : "";
     return [...lines, `${formatFigure(calls, "calls")} ${calls.value === 1 ? "call" : "calls"}${each}`];
   }

@@ -286,12 +286,17 @@ class TreeTable {
     }
   }
 
+  // The heading of the layers in what is copied: it says of which part of the time the figures are.
+  get #module() {
+    return this.run.interval ? `Module, ${this.page.timeline?.words}` : "Module";
+  }
+
   // The listed lines as a table for a pull request, with figures as they are written in the table.
   markdown() {
     /** @param {string[]} cells */
     const line = (cells) => `| ${cells.map((cell) => cell.replace(/[\\|]/g, "\\$&").replace(/\s+/g, " ")).join(" | ")} |`;
     const rows = this.lines.map((node) => line([this.run.path(node), ...this.columns.map((column) => this.run.text(column, node, this.source))]));
-    return [line(["Module", ...this.columns.map(({ heading }) => heading)]), `|---|${"---:|".repeat(this.columns.length)}`, ...rows].join("\n") + "\n";
+    return [line([this.#module, ...this.columns.map(({ heading }) => heading)]), `|---|${"---:|".repeat(this.columns.length)}`, ...rows].join("\n") + "\n";
   }
 
   // The listed lines as CSV, with plain numbers: ns, bytes, counts. Unknown figures are empty; the last column names the
@@ -309,6 +314,6 @@ class TreeTable {
       }),
       columns.filter((column) => this.run.isAtLeast(column, node, this.source)).map(({ heading }) => heading).join(", "),
     ]);
-    return [["Module", ...headings, "Lower bounds"], ...lines].map((line) => line.map(quoted).join(",")).join("\n") + "\n";
+    return [[this.#module, ...headings, "Lower bounds"], ...lines].map((line) => line.map(quoted).join(",")).join("\n") + "\n";
   }
 }
