@@ -22,6 +22,8 @@ interface PageData {
   allPhases: string[];
   /** The names of the rows of work of no layer, in the order of their nodes. */
   names: string[];
+  /** What memory is used for. */
+  kinds: string[];
   sources: PageData.Source[];
   areRanks: boolean;
   ranks: PageData.Ranks | null;
@@ -231,7 +233,7 @@ declare namespace PageData {
     unit: string;
     /** How many ranks are compared. */
     compared: number;
-    /** SVGs of the own work of each rank by layer: in each of `phases`, and in all of them. */
+    /** SVGs of the own work of each rank by layer: in each of `phases`, if there are several, and in all. */
     maps: (string | null)[];
     /** If not all ranks are on the page: a table of the own work in one step over all ranks. */
     quantiles: ReportTable[];
@@ -262,12 +264,10 @@ declare namespace PageData {
     picture: string | null;
     levels: Levels | null;
     moves: Moves | null;
-    /** The names of the numbers in `moves.kind`. */
-    kinds: string[];
     dropped: number;
   }
 
-  /** Allocations, and frees with negative bytes, in the order of time; `time` has differences. */
+  /** Allocations, and frees with negative bytes, in the order of time; `time` has differences, `kind` indices in `kinds`. */
   interface Moves {
     time: Integers;
     nbytes: Integers;

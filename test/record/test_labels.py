@@ -33,6 +33,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils import _pytree
 
 from torchprof import Profile, TorchprofError
+from torchprof.record.this_process import block_of
 
 
 @pytest.fixture
@@ -1610,6 +1611,17 @@ def test_functional_call_and_transforms_inside_the_block(untouched) -> None:
     assert torch.equal(mapped, model(x))
     assert torch.equal(grads, torch.full((1, 2), 3.0))
     assert calls_of(prof) == {"Sequential": 3, "Sequential.0": 3}
+
+
+@pytest.mark.filterwarnings("error:Accessing the data pointer of FakeTensor")
+def test_a_fake_tensor_has_no_block_and_torch_does_not_warn() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        assert block_of(torch.empty(3)) is None
+    assert block_of(torch.empty(3, device="meta")) is None
+    tensor = torch.empty(3)
+    assert block_of(tensor) == ("cpu", tensor.data_ptr())
 
 
 def test_fake_tensors_and_the_meta_device(untouched) -> None:

@@ -1605,6 +1605,32 @@ def test_page_of_a_comparison(dark: bool, look: Callable[..., Page]) -> None:
     assert narrow.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
+def test_layers_of_a_comparison_are_sorted_by_all_chosen_phases(look: Callable[..., Page]) -> None:
+    """By hand: backward of a takes 300 longer, forward of b 50; both of c 20 longer; forward of d takes 15 less, and
+    backward 15 longer. The FLOPs of c before are a lower bound: how they differ is unknown, so it comes last."""
+    layers = [Layer(tuple(name.split(".")), name) for name in ("Net", "Net.a", "Net.b", "Net.c", "Net.d")]
+    measured = ("cpu_ns", "flops", "uncounted")
+
+    def run(forward: Sequence[int], backward: Sequence[int], uncounted: int) -> Run:
+        rows = [row(at, cpu_ns=ns, flops=ns) for at, ns in enumerate(forward)]
+        rows += [row(at, cpu_ns=ns, phase=BACKWARD) for at, ns in enumerate(backward)]
+        return run_of([*rows, row(3, uncounted=uncounted)], layers=layers, measured=measured, requested=measured)
+
+    before = run([1, 100, 100, 100, 100], [1, 100, 100, 100, 100], 1)
+    after = run([1, 100, 150, 120, 85], [1, 400, 100, 120, 115], 0)
+    page = look(torchprof.compare(before, after).report("html"))
+
+    def order() -> list[str]:
+        return [line["name"] for line in table(page)]
+
+    assert order()[:3] == ["Net.a", "Net.b", "Net.c"]
+    button(page, "backward").click()
+    assert order()[:3] == ["Net.a", "Net.c", "Net.d"]
+    choice(page, "FLOPs").click()
+    choice(page, "forward").click()
+    assert order()[:2] == ["Net.b", "Net.d"] and order()[-1] == "Net.c"
+
+
 class Grown(Layers):
     """Like ``Net``, with a renamed layer, an added layer, and a wider layer."""
 

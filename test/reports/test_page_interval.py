@@ -9,20 +9,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from io import StringIO
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from build.hand_made import kernel, row, run_of
+from build.hand_made import kernel, label, row, run_of
 from build.page import choice
 from build.traced_runs import A100, NEEDS_TRACES
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from torchprof import Profile, Run, from_trace, merge
+from torchprof.reports.page import tables
 from torchprof.run.formats import format_memory, format_time
 from torchprof.run.layers import Layer
 from torchprof.run.timeline import KINDS, Lane, Spans, Timeline
+from torchprof.run.words import LAUNCHED_BEFORE, NOT_SELECTED, OUTSIDE
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -59,16 +61,24 @@ def times(figures: dict[str, int | None]) -> dict[str, int]:
     return {lead[name]: ns or 0 for name, ns in figures.items() if name in lead}
 
 
+def outside(page: Page) -> str:
+    """The chosen measure of work of no layer, in all phases."""
+    text: str = page.locator(".lines .line", has_text="(outside)").locator(".number").first.inner_text()
+    return text
+
+
 def restrict(page: Page, first_ns: int, last_ns: int) -> None:
     page.evaluate(RESTRICTED, f"{first_ns}-{last_ns}")
     page.locator("button.interval").wait_for()
 
 
-def net(spans: Sequence[tuple[int, ...]], lanes: Sequence[Lane], names: Sequence[str], rows: Sequence[tuple]) -> Run:
+def net(
+    spans: Sequence[tuple[int, ...]], lanes: Sequence[Lane], names: Sequence[str], rows: Sequence[tuple], **meta: Any
+) -> Run:
     layers = [Layer(("Net",), "Net"), Layer(("Net", "a"), "Linear"), Layer(("Net", "b"), "Conv1d")]
     columns = {name: array("q", column) for name, column in zip(Spans.COLUMNS, zip(*spans))}
     found = Spans(tuple(lanes), tuple(names), columns, (0, 500_000, 1_000_000))
-    run = run_of(rows, layers=layers, measured=MEASURED, requested=MEASURED, device="cuda")
+    run = run_of(rows, layers=layers, measured=MEASURED, requested=MEASURED, device="cuda", **meta)
     return replace(run, timeline=Timeline.of_spans(found, 0))
 
 
@@ -106,8 +116,10 @@ def test_figures_of_an_interval_by_hand(look: Callable[..., Page]) -> None:
         "Net": {"forward": 200 * US, "backward": 50 * US},
         "Net.a": {"forward": 0, "backward": 0},
         "Net.b": {"forward": 100 * US, "backward": 50 * US},
-        "(outside)": {"forward": 50 * US, "backward": 0},
+        "(outside)": {"forward": 0, "backward": 0},  # unknown
     }
+    choice(page, "CPU time").click()
+    assert outside(page) == "50.000us"
     assert [found[name]["Self CPU total (ns)"] for name in ("Net", "Net.b")] == [100 * US, 100 * US]
     assert found["Net.b"]["Self CUDA total (ns)"] == found["Net"]["CUDA total (ns)"] == 300 * US
     assert [figures["Number of Calls"] for figures in found.values()] == [0, 0, 0, None]
@@ -130,13 +142,24 @@ def test_a_measure_without_spans_gives_way_to_a_time(look: Callable[..., Page]) 
 
 
 def test_labels_and_kernels_of_a_layer_in_an_interval(look: Callable[..., Page]) -> None:
-    page = look(by_hand())
-    restrict(page, 500 * US, 700 * US)
+    """A label from 350 to 600 us with another one in it from 400 to 550, and a wait in that; from 380 us on."""
+    inner = [(400 * US, 550 * US, 0, 2, 0, 2), (500 * US, 540 * US, 0, 2, 0, 3)]
+    names = ("mine", "gemm", "inner", "(waits for autograd)")
+    labels = [row(2, label(name), cpu_ns=1) for name in ("mine", "inner")]
+    spans = sorted([*SPANS, *inner], key=lambda span: (span[0], -span[1]))
+    page = look(net(spans, (Lane("cpu", 1), Lane("cuda:0", 1)), names, [*ROWS, *labels]))
+    restrict(page, 380 * US, 700 * US)
     choice(page, "CPU time").click()
     page.locator(".line", has_text="Conv1d").click()
-    cells = [page.locator(".panel .sheet").nth(number).locator("tbody td") for number in range(2)]
-    [labels, kernels] = [[text.strip() for text in of_sheet.all_inner_texts()] for of_sheet in cells]
-    assert labels[:3] == ["mine (label)", "1", "100.000us"] and kernels == ["gemm", "200.000us", "1"]
+    rows = [page.locator(".panel .sheet").nth(number).locator("tbody tr") for number in range(2)]
+    [labels_, kernels] = [[row.split("\t") for row in of_sheet.all_inner_texts()] for of_sheet in rows]
+    assert [[cell.strip() for cell in row] for row in labels_] == [
+        ["inner (label)", "1", "110.000us", "150.000us"],
+        ["mine (label)", "", "70.000us", "220.000us"],  # it began before
+        ["(waits for autograd)", "1", "40.000us", "40.000us"],
+    ]
+    assert [[cell.strip() for cell in row] for row in kernels] == [["gemm", "300.000us", "1"]]
+    assert page.locator(".panel h4").all_inner_texts() == ["Labels", "Kernels"]
     assert "One forward call" not in page.locator(".panel").inner_text()
 
 
@@ -148,16 +171,51 @@ def test_other_threads_have_only_their_spans(look: Callable[..., Page]) -> None:
     restrict(page, 0, 950)
     found = {layer: times(figures) for layer, figures in table(page).items()}
     assert found["Net"] == {"forward": 150, "backward": 200}
-    assert found["(outside)"] == {"forward": 200 + 600, "backward": 0}, "the wait is there, and nothing from 300 to 900"
+    choice(page, "CPU time").click()
+    assert outside(page) == "0.800us", "the wait, and the time of the first thread from 300 to 900"
 
 
-def test_the_time_between_spans_of_backward_is_backward_of_no_layer(look: Callable[..., Page]) -> None:
-    spans = [(100, 200, 0, 1, 0, -1), (300, 400, 0, 2, 1, -1), (450, 500, 0, 1, 1, -1), (600, 700, 0, 0, 0, -1)]
-    rows = [row(at, cpu_ns=1000) for at in range(3)] + [row(-1, cpu_ns=1), row(-1, cpu_ns=1, phase="backward")]
-    page = look(net([*spans, (990, 1000, 0, 1, 0, -1)], [Lane("cpu", 1)], (), rows))
-    restrict(page, 50, 999)
-    outside = table(page)["(outside)"]
-    assert times(outside) == {"forward": 50 + 100 + 100 + 290, "backward": 50}
+def test_in_inference_the_phase_of_all_work_is_known(look: Callable[..., Page]) -> None:
+    page = look(net(SPANS[:5], (Lane("cpu", 1), Lane("cuda:0", 1)), ("mine", "gemm"), [*ROWS[:3], *ROWS[5:]]))
+    restrict(page, 0, 850 * US)
+    assert times(table(page)["(outside)"]) == {"forward": 50 * US}
+
+
+UNKNOWN_IN_SPANS = {
+    # What spans do not say → the run, and the figures in it from 300 to 500 us: those of CPU and CUDA, "–" for unknown.
+    "kernels launched before": (
+        {"rows": [row(OUTSIDE, label(LAUNCHED_BEFORE), kernel("old"), device="cuda:0", device_ns=7)]},
+        {"(outside)": ("0.000us", "–"), "Net": ("200.000us", "100.000us"), LAUNCHED_BEFORE: ("0.000us", "–")},
+    ),
+    "layers that were not selected": (
+        {"rows": [row(NOT_SELECTED, cpu_ns=5)], "paths": (("Net",), ("Net", "b"))},
+        {"(outside)": ("–", "0.000us"), "(not selected)": ("–", "0.000us"), "Net": ("200.000us", "100.000us")},
+    ),
+}
+
+
+@pytest.mark.parametrize("what", UNKNOWN_IN_SPANS)
+def test_what_spans_do_not_say_is_unknown(what: str, look: Callable[..., Page]) -> None:
+    meta, expected = UNKNOWN_IN_SPANS[what]
+    rows = [*ROWS, *meta["rows"]]
+    meta = {name: value for name, value in meta.items() if name != "rows"}
+    page = look(net(SPANS, (Lane("cpu", 1), Lane("cuda:0", 1)), ("mine", "gemm"), rows, **meta))
+    restrict(page, 300 * US, 500 * US)
+    for number, measure in enumerate(("CPU time", "CUDA time")):
+        choice(page, measure).click()
+        for name, texts in expected.items():
+            line = page.locator(".lines .line").filter(has=page.locator(f".name[title='{name}']"))
+            assert line.locator(".number").first.inner_text() == texts[number], (name, measure)
+
+
+def test_layers_in_compiled_code_have_unknown_times_on_a_thread(look: Callable[..., Page]) -> None:
+    """Calls of b in it are in no span: its time is unknown, and so is what Net has without it."""
+    run = net(SPANS[:2], [Lane("cpu", 1)], (), [row(0, cpu_ns=9), row(1, cpu_ns=9), row(2, cpu_ns=9, calls=0)])
+    layers = (*run.layers[:2], replace(run.layers[2], compiled=True))
+    page = look(replace(run, layers=layers, rows=replace(run.rows, layers=layers)))
+    restrict(page, 0, 300 * US)
+    found = {name: (row["Self CPU total (ns)"], row["CPU total (ns)"]) for name, row in table(page).items()}
+    assert found == {"Net": (None, 300 * US), "Net.a": (200 * US, 200 * US), "Net.b": (None, None)}
 
 
 class Block(nn.Module):
@@ -213,8 +271,12 @@ def test_an_interval_of_all_has_the_figures_of_the_run(look: Callable[..., Page]
                 assert shown == (ns or 0) if is_exact else shown >= (ns or 0), (name, heading)
             if heading == "Number of Calls":
                 assert found[name][heading] == ns
-    [net, outside] = [times(whole[name])["backward"] for name in ("Net", "(outside)")]
-    assert net < times(found["Net"])["backward"] < net + outside, "the engine's time is outside of all layers"
+    [net, of_none] = [times(whole[name]) for name in ("Net", "(outside)")]
+    engine = times(found["Net"])["backward"] - net["backward"]
+    assert 0 < engine < of_none["backward"], "it is outside of all layers in the run"
+    wall = format_time(end - 1)
+    assert f"the whole is {wall}." in page.locator("p.caption").inner_text(), "all ran on one thread"
+    assert outside(page) == str(format_time(end - 1 - sum(times(found["Net"]).values())))
 
 
 def test_a_step_is_complete_and_a_click_on_it_restricts_the_page(look: Callable[..., Page], trained: Run) -> None:
@@ -227,7 +289,7 @@ def test_a_step_is_complete_and_a_click_on_it_restricts_the_page(look: Callable[
         page.locator("header [data-link]").nth(number - 1).dispatch_event("click")
         assert page.locator("button.interval").inner_text() == f"step {number} ×"
         found = table(page)
-        assert sum(ns for name in ("Net", "(outside)") for ns in times(found[name]).values()) == end - start
+        assert outside(page) == str(format_time(end - start - sum(times(found["Net"]).values())))
         assert f"the whole is {format_time(end - start)}." in page.locator("p.caption").inner_text()
         assert found["Net"]["Number of Calls"] == 1
         sums.update({name: figures["Self CPU total (ns)"] or 0 for name, figures in found.items()})
@@ -258,7 +320,7 @@ def test_memory_at_the_highest_point_of_an_interval(look: Callable[..., Page], t
     restrict(page, start, end)
     said = page.locator(".live p").inner_text()
     assert f"at most {format_memory(levels[last])} above the start" in said
-    assert f"after {format_time(columns[last - 1][0])}." in said
+    assert f"{format_time(columns[last - 1][0])} after it." in said
     if page.locator(".live button.more").is_visible():
         page.locator(".live button.more").click()
     rows = page.locator(".live tbody tr")
@@ -266,21 +328,29 @@ def test_memory_at_the_highest_point_of_an_interval(look: Callable[..., Page], t
     assert found == {(*key, str(format_memory(nbytes))) for key, nbytes in live.items() if nbytes}
 
 
-def test_what_was_not_recorded_makes_figures_lower_bounds(look: Callable[..., Page]) -> None:
+@pytest.mark.parametrize("missing", ["dropped", "left out"])
+def test_without_some_spans_figures_stay_those_of_the_run(
+    missing: str, look: Callable[..., Page], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = by_hand()
     assert run.timeline is not None and run.timeline.spans is not None
-    page = look(replace(run, timeline=Timeline.of_spans(replace(run.timeline.spans, dropped=3), 0)))
-    restrict(page, 600 * US, 950 * US)
-    assert page.locator(".line.selected").inner_text().count("≥ ") > 1
-    restrict(page, 300 * US, 500 * US)
-    assert "≥" not in page.locator(".lines").inner_text()
+    if missing == "dropped":
+        run = replace(run, timeline=Timeline.of_spans(replace(run.timeline.spans, dropped=3), 0))
+    else:
+        monkeypatch.setattr(tables, "_MOST_SPANS", 4)
+    page = look(run)
+    whole = table(page)
+    page.evaluate(RESTRICTED, f"{600 * US}-{950 * US}")
+    status = page.locator("#timeline .status", has_text="Shown: 350.000us")
+    assert "So the figures of the page stay those of the whole run." in status.inner_text()
+    assert table(page) == whole and page.locator("button.interval").count() == 0
 
 
 def test_memory_is_left_out_if_its_allocations_are_not_all_there(look: Callable[..., Page], trained: Run) -> None:
     assert trained.timeline is not None
     page = look(replace(trained, timeline=replace(trained.timeline, dropped=1)))
     restrict(page, 1000, 20_000_000)
-    assert page.locator(".live").inner_text() == "" and page.locator(".memory-line").count() == 1
+    assert "not on this page" in page.locator(".live").inner_text() and page.locator(".memory-line").count() == 1
 
 
 def test_an_interval_is_of_the_rank_of_the_timeline(look: Callable[..., Page]) -> None:
@@ -290,6 +360,9 @@ def test_an_interval_is_of_the_rank_of_the_timeline(look: Callable[..., Page]) -
     assert page.locator("select.source").input_value() == "-1"
     restrict(page, 600 * US, 900 * US)
     assert page.locator("select.source").input_value() == "0"
+    page.locator("button.interval").click()
+    assert page.locator("select.source").input_value() == "-1", "all ranks, as before"
+    restrict(page, 600 * US, 900 * US)
     page.locator("select.source").select_option("1")
     assert page.locator("button.interval").count() == 0 and page.locator("select.source").input_value() == "1"
 

@@ -316,8 +316,10 @@ def block_of(tensor: torch.Tensor) -> tuple[str, int] | None:
         if _is_copied_on_write(tensor):  # asking for its address would copy it
             return None
         with torch._C.DisableTorchFunctionSubclass():
-            device, address = tensor.device, tensor.untyped_storage().data_ptr()
-    except RuntimeError:  # sparse, fake and wrapped tensors
+            storage = tensor.untyped_storage()
+            # A fake tensor is one of the compiler, without memory: torch warns of who asks for its address.
+            device, address = tensor.device, 0 if storage.device.type == "meta" else storage.data_ptr()
+    except RuntimeError:  # sparse and wrapped tensors
         return None
     name = device.type if device.type == "cpu" else f"{device.type}:{device.index or 0}"
     return (name, address) if address else None

@@ -19,6 +19,7 @@ from torchprof.reports.icicle import title_of
 from torchprof.run.formats import format_time, ranks_in_words
 from torchprof.run.run import Run
 from torchprof.run.timeline import ACTIONS
+from torchprof.run.words import PHASES, number_of_phase
 
 _ROW = 22  # pixels
 
@@ -28,7 +29,7 @@ _MOST_LAYERS = 24
 _MOST_COLUMNS = 64  # with more ranks, neighbors share a column
 _WRITTEN_COLUMNS = 12  # with up to so many columns, cells have their figures
 _DEEPEST = log2(1.5)  # the ratio to the median from which on the color does not get deeper
-_NAMES, _FIRST_CELL = 290, 390
+_NAMES, _FIRST_CELL = 310, 390
 _WIDEST_CELL = 90
 _STRONG = 0.55  # of a color, with another color of text
 
@@ -43,12 +44,13 @@ def ranks_chart(run: Run, *, phase: str | None = None) -> str:
     ``phase``: None is the sum of all. Raises TorchprofError if the run has one rank, or no times of single layers by
     rank.
     """
-    phases = run.phases() if phase is None else [phase]
+    phases = run.phases() if phase is None else [PHASES[number_of_phase(phase)]]
     drawn = drawn_ranks(run, balance_of(run), phases) if len(run.metas) > 1 else None
     if drawn is None:
+        in_phase = "" if phase is None else f" in {phase}"
         raise TorchprofError(
-            "This run has no times of layers by rank: merge the runs of all ranks with torchprof.merge, or open a job "
-            "folder."
+            f"This run has no times of layers by rank{in_phase}: merge the runs of all ranks with torchprof.merge, or "
+            "open a job folder."
         )
     return standalone(drawn)
 
@@ -83,7 +85,7 @@ def drawn_ranks(
     for row, line in enumerate(lines, 1):
         y = row * _ROW
         node = None if nodes is None else nodes.get(line.layer)
-        name = line.name if len(line.name) < 46 else f"…{line.name[-44:]}"
+        name = fitted(line.name[::-1], _NAMES)[::-1]  # its end says more than its beginning
         parts.append(tag("g", hint([line.name]), text(name, 0, y + 15, class_="ink"), data_link=node))
         parts.append(text(str(format_time(round(line.median))), _FIRST_CELL - 10, y + 15, text_anchor="end"))
         parts += [
@@ -93,8 +95,8 @@ def drawn_ranks(
     together = len(columns[0])
     each = f"One column for up to {together} ranks, the one with the most:" if together > 1 else "One column per rank:"
     caption = (
-        f"{each} own work{unit_of(run)}, {' and '.join(phases)}, relative to the median of the ranks. Full color from "
-        "1.5×, and from 0.67×. Layers that differ most."
+        f"{each} own work{unit_of(run)} of a layer with all below it, {' and '.join(phases)}, relative to the median "
+        "of the ranks. Full color: 1.5× or more, 0.67× or less. The layers that differ most."
     )
     signs = [*_SIGNS, *([_ABSENT] if any(len(line.work) < len(balance.ranks) for line in lines) else [])]
     return picture(title_of(run, "own work of the ranks"), caption, parts, (WIDTH, _ROW * (len(lines) + 1)), signs)
@@ -203,7 +205,7 @@ def drawn_pipeline(run: Run, pipeline: OnePipeline) -> str:
     caption = (
         f"The step of median length, {format_time(ns)}, on {ranks}. Numbers are microbatches. Time in which a rank "
         "neither works nor waits, such as that of sending, is at its end."
-        f"{' Lighter: the later stages of a rank.' if later else ''}{f' {hidden} ranks are hidden.' if hidden else ''}"
+        f"{' Fainter: the later stages of a rank.' if later else ''}{f' {hidden} ranks are hidden.' if hidden else ''}"
     )
     used = {action.what for member in shown for action in member.actions}
     signs = [Sign(_COLORS[what], _NAMES_OF_ACTIONS[what]) for what in ACTIONS if what in used]

@@ -1,6 +1,7 @@
 """The data of the HTML page as JSON: one or several runs over one tree of layers.
 
-Every figure of a layer comes from the rows of the terminal's tables: the page's script does not add them up again.
+Every figure of a layer comes from the rows of the terminal's tables: the page's script does not add them up again. Only
+those of a part of the timeline are its own sums, over the spans.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from torchprof.reports.roofline import drawn_roofline
 from torchprof.run.measures import Measure, SampleKey, Spread
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
-from torchprof.run.timeline import DeviceTime
+from torchprof.run.timeline import KINDS, DeviceTime
 from torchprof.run.words import FORWARD, LAUNCHED_BEFORE, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME, PHASES
 
 _POINTS = 24  # values that show the distribution of a layer's calls
@@ -87,6 +88,7 @@ def page_data(takes: Sequence[Take], compared: Run | None = None) -> dict[str, A
         "phases": figures.phases,
         "allPhases": PHASES,
         "names": [OUTSIDE_NAME, NOT_SELECTED_NAME, LAUNCHED_BEFORE],
+        "kinds": [*KINDS, "unknown"],
         "sources": sources.data(),
         "areRanks": sources.are_ranks,
         "largest": [] if len(takes) > 1 else report_data(first, tree.nodes[0]),

@@ -1,8 +1,8 @@
-// An interval of the timeline: the times of layers and what was live in it, from the spans and the allocations in it.
+// An interval of the timeline: the times and calls in it, from the spans, and the memory that was live in it.
 
 const TIMES = ["cpu_ns", "device_ns"]; // the measures that spans have
 
-/** @typedef {{ around: number[], until: number, phase: number, isFirst: boolean }} Line The spans around a time of a thread, and where they end. */
+/** @typedef {{ around: number[], until: number }} Thread The spans around a time of a thread, and where they end. */
 
 class Interval {
   // `start`: that of each span. `end`: that of the timeline.
@@ -10,22 +10,48 @@ class Interval {
   constructor(run, data, start, { from, to }, end) {
     this.run = run;
     this.data = data;
+    /** @type {ArrayLike<number>} */
     this.start = start;
+    /** @type {number} */
     this.from = from;
+    /** @type {number} */
     this.to = to;
-    this.isComplete = !data.dropped || to <= start[start.length - 1];
-    /** @type {Map<string, Float64Array>} */
-    this.sums = new Map(); // of self, by measure and phase; the others when they are needed
+    /** @type {Map<string, unknown>} */
+    this.cache = new Map(); // of figures
+    this.self = this.#selfOfSpans();
+    this.outside = this.#withoutSpans(end);
     this.calls = new Float64Array(run.nodes);
-    this.#sum(end);
+    /** @type {Float64Array[][]} */
+    this.sums = TIMES.map(() => run.data.allPhases.map(() => new Float64Array(run.nodes))); // of self, by measure and phase
+    const forward = run.data.allPhases.indexOf("forward");
+    for (let at = 0; at < start.length; at++) {
+      const [node, phase] = [data.node[at], data.phase[at]];
+      this.sums[this.#isKernel(at) ? 1 : 0][phase][node] += this.self[at];
+      if (data.name[at] < 0 && phase === forward && this.#begins(at)) this.calls[node] += 1;
+    }
+    const calls = run.figures.find(({ kind }) => kind === "calls") ?? run.figures[0];
+    this.ofRun = run.boundsOfRun(calls, data.source); // the bounds of the calls in the whole run
+    this.hasUnknownBelow = new Uint8Array(run.nodes);
+    for (let node = run.count - 1; node >= 0; node--) {
+      if (this.#isWithoutSpans(node) || this.hasUnknownBelow[node]) this.hasUnknownBelow[run.parent[node]] = 1;
+    }
+    const { names } = run.data.operators;
+    this.kinds = new Map(names.filter(([kind]) => ["label", "region"].includes(kind)).map(([kind, name]) => [name, kind]));
   }
 
-  /** @param {string} field @param {number} phase @param {number} node @param {number} ns */
-  #add(field, phase, node, ns) {
-    const key = `${field} ${phase} true`;
-    const sums = this.sums.get(key) ?? new Float64Array(this.run.nodes);
-    sums[node] += ns;
-    this.sums.set(key, sums);
+  /** @param {number} at */
+  #end(at) {
+    return this.start[at] + this.data.ns[at];
+  }
+
+  /** @param {number} at */
+  #isKernel(at) {
+    return !this.data.threads[this.data.track[at]];
+  }
+
+  /** @param {number} at */
+  #begins(at) {
+    return this.start[at] >= this.from && this.start[at] < this.to;
   }
 
   // How much of a time is in the interval.
@@ -34,65 +60,68 @@ class Interval {
     return Math.max(Math.min(end, this.to) - Math.max(start, this.from), 0);
   }
 
-  // The self of each span: of it, without the spans in it. The time of the first thread without a span is work of no layer:
-  // of backward between two spans of backward. Other threads, as that of backward on a device, have nothing to do then.
-  /** @param {number} end */
-  #sum(end) {
-    const { threads, track, ns, node, phase, name } = this.data;
-    const forward = this.run.data.allPhases.indexOf("forward");
-    const backward = this.run.data.allPhases.indexOf("backward");
-    /** @type {Map<number, Line>} */
-    const lines = new Map();
-    for (let at = 0; at < this.start.length; at++) {
-      const start = this.start[at];
-      const inside = this.#inside(start, start + ns[at]);
-      const thread = threads[track[at]];
-      if (!thread) {
-        this.#add("device_ns", phase[at], node[at], inside);
-        continue;
-      }
-      const line = lines.get(thread) ?? { around: [], until: 0, phase: forward, isFirst: !lines.size };
-      lines.set(thread, line);
-      const { around } = line;
-      while (around.length && this.#end(around[around.length - 1]) <= start) around.pop();
-      const outer = around.at(-1);
-      if (outer !== undefined) {
-        this.#add("cpu_ns", phase[outer], node[outer], -inside);
-      } else if (line.isFirst) {
-        const isBackward = line.phase !== forward && phase[at] !== forward;
-        this.#add("cpu_ns", isBackward ? backward : forward, this.run.outside, this.#inside(line.until, start));
-        line.phase = phase[at];
-      }
-      this.#add("cpu_ns", phase[at], node[at], inside);
-      line.until = Math.max(line.until, start + ns[at]);
-      around.push(at);
-      if (name[at] < 0 && phase[at] === forward && start >= this.from && start < this.to) this.calls[node[at]] += 1;
+  // The time of each span in the interval, without that of the spans in it.
+  #selfOfSpans() {
+    const self = new Float64Array(this.start.length);
+    /** @type {number[][]} */
+    const around = []; // by thread
+    for (let at = 0; at < self.length; at++) {
+      self[at] = this.#inside(this.start[at], this.#end(at));
+      if (this.#isKernel(at)) continue;
+      const spans = around[this.data.threads[this.data.track[at]]] ??= [];
+      while (spans.length && this.#end(spans[spans.length - 1]) <= this.start[at]) spans.pop();
+      if (spans.length) self[spans[spans.length - 1]] -= self[at];
+      spans.push(at);
     }
-    const [first] = lines.values();
-    if (first) this.#add("cpu_ns", forward, this.run.outside, this.#inside(first.until, end));
+    return self;
   }
 
-  /** @param {number} at */
-  #end(at) {
-    return this.start[at] + this.data.ns[at];
+  // The time in which the first thread has no span: work of no layer. Other threads, as that of backward on a device, may
+  // have nothing to do then.
+  /** @param {number} end */
+  #withoutSpans(end) {
+    const { threads, track } = this.data;
+    let [first, until, sum] = [0, 0, 0];
+    for (let at = 0; at < this.start.length; at++) {
+      first ||= threads[track[at]];
+      if (!first || threads[track[at]] !== first) continue;
+      sum += this.#inside(until, this.start[at]);
+      until = Math.max(until, this.#end(at));
+    }
+    return first ? sum + this.#inside(until, end) : 0;
   }
 
-  // A time of all nodes: total, or self.
+  // A time of all nodes: total, or self. Where it is unknown it is 0.
   /** @param {string} field @param {number} phase @param {boolean} isSelf @returns {Float64Array} */
   times(field, phase, isSelf) {
-    const key = `${field} ${phase} ${isSelf}`;
-    const known = this.sums.get(key);
-    if (known) return known;
+    const key = `times ${field} ${phase} ${isSelf}`;
+    const known = this.cache.get(key);
+    if (known instanceof Float64Array) return known;
     const { run } = this;
     const sums = new Float64Array(run.nodes);
-    if (phase === ALL_PHASES) {
-      run.data.allPhases.forEach((_, one) => this.times(field, one, isSelf).forEach((ns, node) => { sums[node] += ns; }));
-    } else if (!isSelf) {
-      sums.set(this.times(field, phase, true));
-      for (let node = run.outside + 1; node >= 0; node--) sums[run.parent[node]] += sums[node];
-    }
-    this.sums.set(key, sums);
+    const phases = this.sums[TIMES.indexOf(field)];
+    for (const of of phase === ALL_PHASES ? phases : [phases[phase]]) of.forEach((ns, node) => { sums[node] += ns; });
+    if (field === "cpu_ns") sums[run.outside] += this.outside;
+    if (!this.#knowsAll(field, phase)) sums.fill(0, run.outside, run.all);
+    if (!isSelf) for (let node = run.outside + 1; node >= 0; node--) sums[run.parent[node]] += sums[node];
+    this.cache.set(key, sums);
     return sums;
+  }
+
+  // Whether it is known what work of no layer took. On a thread, it is not known which of it was backward, and layers that
+  // were not selected have no spans; on a device, it is not known which kernels were launched before the recording.
+  /** @param {string} field @param {number} phase */
+  #knowsAll(field, phase) {
+    const { run, ofRun } = this;
+    const isThere = (/** @type {number} */ node) => ofRun[node] !== BOUND.NO_ROW;
+    if (field === "device_ns") return !isThere(run.before);
+    return !isThere(run.notSelected) && (phase === ALL_PHASES || run.data.phases.length === 1);
+  }
+
+  // Whether a layer has calls without spans: in compiled code, or if it was not selected.
+  /** @param {number} node */
+  #isWithoutSpans(node) {
+    return this.ofRun[node] !== BOUND.EXACT && this.ofRun[node] !== BOUND.NO_ROW;
   }
 
   // Whether the spans have the figure.
@@ -109,12 +138,20 @@ class Interval {
   // The bounds of a column, from those in the whole run.
   /** @param {FigureColumn} column @param {Uint8Array} bounds */
   bounds(column, bounds) {
+    const { run } = this;
     const vector = this.has(column) ? this.vector(column) : null;
     return bounds.map((bound, node) => {
-      if (this.run.isRange(node)) return BOUND.NO_ROW;
+      if (run.isRange(node)) return BOUND.NO_ROW;
       if (column.kind === "params" || bound >= BOUND.UNKNOWN) return bound;
-      return vector ? boundOfSum(vector[node], this.isComplete) : BOUND.UNKNOWN;
+      return vector && !this.#isUnknown(column, node) ? boundOfSum(vector[node], bound === BOUND.EXACT) : BOUND.UNKNOWN;
     });
+  }
+
+  /** @param {FigureColumn} column @param {number} node */
+  #isUnknown(column, node) {
+    if (column.kind !== "cost") return false;
+    if (!this.run.isLayer(node)) return !this.#knowsAll(column.field, column.phase);
+    return column.field === "cpu_ns" && (this.#isWithoutSpans(node) || (column.self && this.hasUnknownBelow[node] === 1));
   }
 
   // The labels and the kernels of a layer and all below it: of operators there are no spans.
@@ -128,12 +165,12 @@ class Interval {
       const ns = this.#inside(this.start[at], this.#end(at));
       if (!isIn || data.name[at] < 0 || !ns || (phase !== ALL_PHASES && phase !== data.phase[at])) continue;
       const name = data.names[data.name[at]];
-      const isKernel = !data.threads[data.track[at]];
-      const key = `${isKernel} ${name}`;
-      const sum = found.get(key) ?? { name, kind: isKernel ? "kernel" : "label", calls: 0, isPart: false, own: { cpu_ns: 0, device_ns: 0 }, total: { cpu_ns: 0, device_ns: 0 } };
-      const field = isKernel ? "device_ns" : "cpu_ns";
-      sum.calls += 1;
-      sum.own[field] += ns;
+      const kind = this.#isKernel(at) ? "kernel" : this.kinds.get(name) ?? "other";
+      const key = `${kind} ${name}`;
+      const sum = found.get(key) ?? { name, kind, calls: 0, isPart: false, own: { cpu_ns: 0, device_ns: 0 }, total: { cpu_ns: 0, device_ns: 0 } };
+      const field = kind === "kernel" ? "device_ns" : "cpu_ns";
+      if (this.#begins(at)) sum.calls += 1;
+      sum.own[field] += this.self[at];
       sum.total[field] += ns;
       found.set(key, sum);
     }

@@ -23,10 +23,10 @@ class LayerPanel {
     this.box.replaceChildren(
       element("h3", {}, run.path(node)),
       ...(run.isLayer(node) ? this.#facts(node, source) : []),
-      ...this.#findings(node),
+      ...(run.interval ? [] : this.#findings(node)),
       ...(comparison ? this.#changes(node, comparison.quantities) : this.#figures(node, source)),
       ...this.#operators(node, run.operators(node, phase, source), measure, source),
-      ...(run.interval ? [element("p", { class: "hint" }, "Operators, single calls and memory of layers are there for all of the time.")] : [...this.#calls(node, source), ...this.#sources(node, phase, measure)]));
+      ...(run.interval ? [element("p", { class: "hint" }, "To see operators, single calls and memory of the layer, show all of the time.")] : [...this.#calls(node, source), ...this.#sources(node, phase, measure)]));
     if (node !== this.node) this.box.scrollTop = 0;
     this.node = node;
   }
@@ -160,7 +160,7 @@ class LayerPanel {
     /** @type {SheetColumn<Operator>} */
     const time = { heading: "Time", value: (row) => row.own.device_ns, text: (row) => formatTime(row.own.device_ns), share: (row) => row.own.device_ns / whole };
     const parts = [];
-    if (operators.length) parts.push(element("h4", {}, `Operators${within}`), operatorSheet(this.run, operators, measure, source));
+    if (operators.length) parts.push(element("h4", {}, this.run.interval ? "Labels" : `Operators${within}`), operatorSheet(this.run, operators, measure, source));
     if (kernels.length) parts.push(element("h4", {}, "Kernels"), sheet([name("Kernel"), time, calls("Calls")], kernels, { sortedBy: 1, shown: 8 }));
     if (lines.length) parts.push(element("h4", {}, "Source lines between operators"), sheet([name("Source line"), calls("Samples")], lines, { sortedBy: 1, shown: 5 }));
     return parts;
@@ -225,9 +225,9 @@ const CHANGES = ["before", "after", "difference", "ratio", "verdict"];
 
 // A column of the table of layers that shows one part of the change of a quantity.
 /** @param {PageData.Quantity} quantity @param {ChangePart} part @returns {ChangeColumn} */
-function changeColumn({ key, heading, unit }, part) {
+function changeColumn({ key, heading, unit, self }, part) {
   const shown = part === "ratio" || part === "verdict" ? part : unit;
-  return { kind: "change", of: key, part, key: `${key} ${part}`, heading: `${heading}, ${part}`, unit: shown };
+  return { kind: "change", of: key, part, isSelf: self, key: `${key} ${part}`, heading: `${heading}, ${part}`, unit: shown };
 }
 
 /** @param {string} text */

@@ -9,7 +9,7 @@ const KEYS = [
   ["Enter", "zoom in"], ["Backspace, Escape", "zoom out, all the way"], ["Space", "open or close a line of the table"],
   ["← → + − Escape", "in the timeline: move, zoom, show all; the page has the figures of what is shown"], ["?", "this list"],
 ];
-const HINT_OF_INTERVAL = "These figures are sums over the spans of the timeline in this part of the last cycle. Calls are those that begin in it. The time of the first thread without a span is work outside all layers. In backward, the time of autograd's engine between two layers is self of the module that has both.";
+const HINT_OF_INTERVAL = "Icicle, layers and panel: sums over the spans of the timeline in this part of the last cycle; calls that begin in it. All else is of the whole run. Work outside all layers is the time of the first thread without a span; its phases are unknown. In backward, the time of autograd's engine between two layers is self of the module that has both.";
 const STEPS = ["measure", "phase", "source", "zoom", "select", "time", "table"];
 
 // The name of a measure in the address: "cpu", "device", "flops".
@@ -53,7 +53,7 @@ class Page {
     this.run = new Run(data);
     const { run } = this;
     this.phase = "all";
-    this.source = data.areRanks && data.sources.length > 1 ? -1 : 0;
+    this.chosenSource = data.areRanks && data.sources.length > 1 ? -1 : 0;
     this.chosenMeasure = run.mainMeasure(this.source);
     this.top = run.children[run.all].filter((node) => run.isLayer(node)).length === 1 && this.#nothingOutside() ? 0 : run.all;
     this.root = this.top;
@@ -78,7 +78,7 @@ class Page {
   // What is chosen, as words for the address.
   /** @returns {Choices} */
   #chosen() {
-    const { run, table, chosenMeasure: measure, source } = this;
+    const { run, table, chosenMeasure: measure, chosenSource: source } = this;
     const flags = [this.showOwn && "self", this.byOwnTime && "time", !this.icicle.groups && "ungrouped", table.isFlat && "flat"];
     return {
       measure: measure ? nameOfMeasure(measure) : "",
@@ -102,7 +102,7 @@ class Page {
     this.chosenMeasure = data.measures.find((one) => nameOfMeasure(one) === measure) ?? this.chosenMeasure;
     this.phase = phase === "all" || data.phases.includes(phase) ? phase : "all";
     const number = data.sources.findIndex((_, at) => nameOfSource(at) === source);
-    this.source = number >= 0 ? number : data.areRanks && data.sources.length > 1 ? -1 : 0;
+    this.chosenSource = number >= 0 ? number : data.areRanks && data.sources.length > 1 ? -1 : 0;
     this.root = (zoom === this.atFirst.zoom ? undefined : run.nodeOf(zoom)) ?? this.top;
     this.selected = (select === this.atFirst.select ? undefined : run.nodeOf(select)) ?? (run.count ? 0 : run.all);
     const flags = show.split(".");
@@ -142,6 +142,11 @@ class Page {
   #nothingOutside() {
     const { run } = this;
     return data.sources.every((_, source) => !run.exists(run.outside, source) && !run.exists(run.notSelected, source));
+  }
+
+  // The chosen rank or run; in an interval, that of the timeline.
+  get source() {
+    return this.run.interval && data.timeline ? data.timeline.source : this.chosenSource;
   }
 
   // The chosen measure; in an interval of the timeline, a time.
@@ -333,7 +338,7 @@ class Page {
       const options = sources.map(({ name, at }) => element("option", { value: at, selected: at === this.source }, name));
       const select = element("select", { class: "source" }, ...options);
       select.addEventListener("change", () => {
-        this.source = Number(select.value);
+        this.chosenSource = Number(select.value);
         if (this.timeline) this.timeline.range = "";
         this.draw();
       });
@@ -458,7 +463,6 @@ class Page {
   draw() {
     const { run, timeline } = this;
     run.restrict(timeline?.interval ?? null);
-    if (run.interval) this.source = data.timeline?.source ?? this.source;
     const { phaseNumber: phase, source, measure, isMatch } = this;
     this.#drawControls();
     this.#drawFound(isMatch);
@@ -546,7 +550,6 @@ class Page {
     this.drawnFor.set(box, choices);
   }
 
-
   #drawRoofline() {
     const drawn = data.sources.map(({ name }, at) => ({ name, svg: data.rooflines[at] })).reverse(); // before, then after
     const shown = (data.comparison ? drawn : [{ name: "", svg: data.rooflines.at(this.source) ?? null }]).filter(({ svg }) => svg);
@@ -557,7 +560,7 @@ class Page {
   // Compares all ranks, whichever rank is chosen.
   #drawRanks() {
     const { ranks } = data;
-    const map = ranks?.maps.at(data.phases.indexOf(this.phase));
+    const map = ranks?.maps.at(ranks.maps.length > 1 ? data.phases.indexOf(this.phase) : 0);
     if (ranks) this.#fill(this.ranksBox, this.phase, () => [map ? chart(map, (node) => this.show(node)) : element("p", { class: "hint" }, "Times of single layers were not recorded by rank.")]);
   }
 

@@ -27,8 +27,8 @@ class ReportTabs {
     keepingFocus(this.list, () => this.list.replaceChildren(...this.tabs.map(({ title }) => this.#tab(title))));
     const { sources, comparison } = this.page.run.data;
     const of = source < 0 ? "all ranks" : comparison ? `the whole run ${sources[source].name}` : sources[source].name;
-    const ofInterval = this.page.run.interval ? "Tables of all of the time" : "Tables";
-    this.title.textContent = sources.length > 1 ? `Tables of ${of}` : ofInterval;
+    const title = sources.length > 1 ? `Tables of ${of}` : "Tables";
+    this.title.textContent = this.page.run.interval ? `${title}, all of the time` : title;
     const tab = this.tabs.find(({ title }) => title === this.chosen);
     if (!tab) return;
     const index = tab.of.at(source)?.at(tab.of[0].length > 1 ? phase : 0) ?? null;

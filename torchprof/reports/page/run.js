@@ -1,11 +1,12 @@
-// The run: its layers, and their figures, which torchprof/reports/page/layers.py reads from the table of the terminal. A phase
+// The run: its layers, and their figures, which torchprof/reports/page/layers.py reads from the table of the terminal; those of
+// an interval are sums over the spans of the timeline (interval.js). A phase
 // is its number, or ALL_PHASES; a source is its number, or -1 for all ranks together.
 
 /** @typedef {number | string | null | undefined} Value null: unknown. undefined: blank. */
 /** @typedef {"before" | "after" | "difference" | "ratio" | "verdict"} ChangePart */
 
 /** @typedef {PageData.Column & { number: number }} FigureColumn */
-/** @typedef {{ kind: "change", of: string, part: ChangePart, key: string, heading: string, unit: Unit | "verdict" }} ChangeColumn */
+/** @typedef {{ kind: "change", of: string, part: ChangePart, isSelf: boolean, key: string, heading: string, unit: Unit | "verdict" }} ChangeColumn */
 /** @typedef {{ kind: "derived", of: "share" | "call" | "step", field: string, phase: number, key: string, heading: string, unit: Unit }} DerivedColumn */
 /** @typedef {FigureColumn | ChangeColumn | DerivedColumn} Column */
 
@@ -54,9 +55,6 @@ class Run {
     this.peakNode = runningSums(data.peaks.node);
     /** @type {Map<string, unknown>} */
     this.cache = new Map();
-    /** @type {Map<string, unknown>} */
-    this.figuresOfAll = new Map();
-    this.cacheOfFigures = this.figuresOfAll;
     /** @type {Interval | null} */
     this.interval = null; // of which the figures are; null: of the whole run
     this.pairs = data.comparison ? data.comparison.pairs : []; // by node; empty if the page is no comparison
@@ -92,9 +90,7 @@ class Run {
   // From now on, times and calls are those in an interval of the timeline, and what it does not have is unknown.
   /** @param {Interval | null} interval */
   restrict(interval) {
-    if (interval === this.interval) return;
     this.interval = interval;
-    this.cacheOfFigures = interval ? new Map() : this.figuresOfAll;
   }
 
   // Whether there are figures of a measure in the interval.
@@ -254,7 +250,15 @@ class Run {
   // The bound of each node's figure in one column and one source (-1: all sources): exact, lower bound, unknown, blank.
   /** @param {FigureColumn} column @param {number} source */
   bounds(column, source) {
-    return this.#cached(`bounds ${column.number} ${source}`, () => this.#bounds(column, source), this.cacheOfFigures);
+    const ofRun = this.boundsOfRun(column, source);
+    const { interval } = this;
+    return interval ? this.#cached(`bounds ${column.number}`, () => interval.bounds(column, ofRun), interval.cache) : ofRun;
+  }
+
+  // The same of the whole run.
+  /** @param {FigureColumn} column @param {number} source */
+  boundsOfRun(column, source) {
+    return this.#cached(`bounds ${column.number} ${source}`, () => this.#bounds(column, source));
   }
 
   /** @param {FigureColumn} column @param {number} source */
@@ -266,7 +270,7 @@ class Run {
       found.fill(bound, at, at + nodes);
       at += nodes;
     }
-    return this.interval ? this.interval.bounds(column, found) : found;
+    return found;
   }
 
   // Whether a node has a row. Work of no layer has one only if there is any; on a rank, only its own layers have one.
@@ -300,7 +304,7 @@ class Run {
   /** @param {Column} column @param {number} source */
   values(column, source) {
     const of = "field" in column ? `${column.field} ${column.phase}` : "";
-    return this.#cached(`values ${column.key} ${of} ${source}`, () => this.#values(column, source), this.cacheOfFigures);
+    return this.#cached(`values ${column.key} ${of} ${source}`, () => this.#values(column, source), this.interval?.cache);
   }
 
   /** @param {Column} column @param {number} source @returns {Value[]} */

@@ -115,17 +115,19 @@ class TreeTable {
     return most;
   }
 
-  /** @param {number[]} nodes @param {number | null} by The index of a column. */
-  #sorted(nodes, by = this.by) {
-    if (by === null) return nodes;
-    const column = this.columns[by];
-    const values = this.run.values(column, this.source);
+  // By the sum of some columns; unknown figures are the smallest. Of differences, by how much it is, up or down.
+  /** @param {number[]} nodes @param {Column[]} columns Those that the reader chose. */
+  #sorted(nodes, columns = this.by === null ? [] : [this.columns[this.by]]) {
+    if (!columns.length) return nodes;
+    const values = columns.map((column) => this.run.values(column, this.source));
     const sign = this.descending ? -1 : 1;
-    const isSize = column.kind === "change" && column.part === "difference"; // the largest change, up or down
+    const areDifferences = columns.every((column) => column.kind === "change" && column.part === "difference");
     /** @param {number} node */
     const order = (node) => {
-      const value = values[node] ?? -Infinity;
-      return isSize ? Math.abs(Number(value)) : value;
+      const known = values.map((of) => of[node]).filter((value) => value !== null && value !== undefined);
+      if (!known.length) return -Infinity;
+      if (!areDifferences) return known[0];
+      return Math.abs(known.reduce((/** @type {number} */ sum, value) => sum + Number(value), 0));
     };
     return [...nodes].sort((one, other) => (order(one) < order(other) ? -sign : order(one) > order(other) ? sign : 0));
   }
@@ -136,7 +138,7 @@ class TreeTable {
     if (this.isFlat) {
       const all = [];
       for (let node = 0; node < run.nodes; node++) if (node !== run.all && run.exists(node, source) && (!isMatch || isMatch(node))) all.push(node);
-      this.lines = this.#sorted(all, this.by ?? this.#orderOfFlat());
+      this.lines = this.by === null ? this.#sorted(all, this.#orderOfFlat()) : this.#sorted(all);
       return;
     }
     const leads = isMatch ? this.#leadsToMatch(isMatch) : null;
@@ -155,13 +157,14 @@ class TreeTable {
     this.lines = lines;
   }
 
-  // The column that sorts the flat list if the reader chose none: the chosen measure; in a comparison the differences, of
-  // self if the table has it, since those of totals are the same again in all layers above.
+  // The columns that sort the flat list if the reader chose none: the chosen measure; in a comparison the differences, of
+  // self if the table has them, since those of totals are the same again in all layers above.
   #orderOfFlat() {
     const { columns } = this;
-    const differences = columns.flatMap((column, at) => (column.kind === "change" && column.part === "difference" ? [at] : []));
-    const self = differences.find((at) => columns[at].heading.startsWith("Self "));
-    return self ?? differences.at(0) ?? (isOfTerminal(columns[0]) ? null : 0);
+    if (!this.run.data.comparison) return isOfTerminal(columns[0]) ? [] : [columns[0]];
+    const differences = columns.filter((column) => column.kind === "change" && column.part === "difference");
+    const ofSelf = differences.filter((column) => column.kind === "change" && column.isSelf);
+    return ofSelf.length ? ofSelf : differences;
   }
 
   // By node: 1 if the node matches, 2 if any node below matches.

@@ -154,6 +154,7 @@ _CALLS = 100  # the most calls that are shown for a layer
 _LIVE_SHOWN = 200  # the most rows of what was live at the peak; the last row is the sum of all others
 _MOST_SPANS = 200_000  # of the timeline
 _MOST_MOVES = 100_000  # allocations and frees
+_OF_MOVES = ("time_ns", "nbytes", "layer", "kind")
 
 
 def calls_over_time(run: Run, nodes: Mapping[int, int]) -> Iterator[tuple[int, int, list[int]]]:
@@ -224,7 +225,6 @@ def memory_of(run: Run, nodes: Mapping[int, int]) -> Iterator[tuple[Memory, dict
                 "report": report_data(about, nodes),
                 "levels": None if course is None else _levels(course),
                 "moves": None if timeline is None or course is None else _moves(timeline, memory.device, nodes),
-                "kinds": [*KINDS, "unknown"],
                 "picture": None
                 if course is None or timeline is None
                 else _memory_picture(run, memory, course, timeline),
@@ -245,14 +245,12 @@ def _moves(timeline: Timeline, device: str, nodes: Mapping[int, int]) -> dict[st
     shown = [at for at, where in enumerate(columns["device"]) if where == number]
     if timeline.dropped or len(shown) > _MOST_MOVES:
         return None
-    times, nbytes, layer, kind = (
-        [columns[name][at] for at in shown] for name in ("time_ns", "nbytes", "layer", "kind")
-    )
+    times, nbytes, layer, kinds = ([columns[name][at] for at in shown] for name in _OF_MOVES)
     return {
         "time": differences(times),
         "nbytes": array("q", nbytes),
         "node": array("q", map(nodes.__getitem__, layer)),
-        "kind": array("q", [number if number >= 0 else len(KINDS) for number in kind]),
+        "kind": array("q", [kind if kind >= 0 else len(KINDS) for kind in kinds]),
     }
 
 
@@ -270,7 +268,7 @@ def compared_ranks(compared: Run, run: Run, nodes: Mapping[int, int], phases: Se
     """The comparison of ranks on the page. ``compared`` has all ranks, ``run`` those whose layers are on the page, with
     the ``nodes`` of its layers.
 
-    ``maps``: the pictures of own work in each of the ``phases`` and in all of them, None without times.
+    ``maps``: the pictures of own work in each of the ``phases``, if there are several, and in all; None without times.
     ``quantiles``: a table, if not all ranks are on the page. A layer that is not on the page has the node None.
     """
     balance = balance_of(compared)
@@ -282,7 +280,7 @@ def compared_ranks(compared: Run, run: Run, nodes: Mapping[int, int], phases: Se
     }
     known = [(row, row.work) for row in balance.layers if row.work is not None]
     by_difference = sorted(known, key=lambda of_row: of_row[1].above_mean, reverse=True)
-    chosen = [*([phase] for phase in phases), phases]
+    chosen = [*([phase] for phase in phases if len(phases) > 1), phases]
     whole_table = table_of_ranks(compared, balance, len(compared.metas))
     return {
         "about": _about(compared, run),

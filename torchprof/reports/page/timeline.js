@@ -1,5 +1,5 @@
 // The timeline: layers, labels and kernels over time, a line for each thread and phase, and each stream; with memory on the
-// same axis. To drag over it shows a part of the time, to double-click shows all of it.
+// same axis. To drag over it shows a part of the time, of which the page then has the figures; to double-click shows all.
 
 const SPAN_HEIGHT = 18;
 const MEMORY_HEIGHT = 70;
@@ -40,7 +40,7 @@ class TimelineView {
     this.live = element("div", { class: "live" });
     /** @type {Interval | null} */
     this.interval = null; // what is shown, if it is not all
-    this.box = element("div", { class: "timeline", tabindex: "0", role: "group", "aria-label": "Timeline: arrow keys move, plus and minus zoom, Escape shows all" }, this.map, this.axis, this.lines);
+    this.box = element("div", { class: "timeline", tabindex: "0", role: "group", "aria-label": "Timeline: arrow keys move, plus and minus zoom, Escape shows all; the page has the figures of what is shown" }, this.map, this.axis, this.lines);
     this.status = element("p", { class: "status" });
     this.#listen();
   }
@@ -69,13 +69,13 @@ class TimelineView {
   }
 
   get range() {
-    return this.isWhole ? "" : `${Math.round(this.shown.from)}-${Math.round(this.shown.to)}`;
+    return this.isWhole ? "" : `${this.shown.from}-${this.shown.to}`;
   }
 
   // The shown part in words: "step 2", "1.2ms to 3.4ms".
   get words() {
     const { from, to } = this.shown;
-    const step = this.data.steps.findIndex((ns, at) => Math.round(ns) === Math.round(from) && this.data.steps[at + 1] === Math.round(to));
+    const step = this.data.steps.findIndex((ns, at) => ns === from && this.data.steps[at + 1] === to);
     return step < 0 ? `${formatTime(from)} to ${formatTime(to)}` : `step ${step + 1}`;
   }
 
@@ -86,10 +86,13 @@ class TimelineView {
     this.#set(from >= 0 && to > from && from < this.end ? { from, to: Math.min(to, this.end) } : { from: 0, to: this.end });
   }
 
+  // With some spans missing, figures stay those of the whole run.
   /** @param {Stretch} shown */
-  #set(shown) {
-    this.shown = shown;
-    this.interval = this.isWhole ? null : new Interval(this.run, this.data, this.start, shown, this.end);
+  #set({ from, to }) {
+    this.shown = { from: Math.round(from), to: Math.round(to) };
+    const { leftOut, dropped } = this.data;
+    this.interval = this.isWhole || leftOut || dropped ? null : new Interval(this.run, this.data, this.start, this.shown, this.end);
+    this.live.replaceChildren(...this.#live());
   }
 
   showAll() {
@@ -220,11 +223,11 @@ class TimelineView {
     this.drawn = [];
     const tracks = this.tracks.map((track) => this.#track(track, width, selected, isMatch));
     this.lines.replaceChildren(...tracks, ...this.memory.map((one) => this.#memory(one, width)), ...this.#stepMarks(), this.cross);
-    this.live.replaceChildren(...this.#live());
     const marks = ticks(from, to, Math.max(Math.floor(width / 110), 2));
     this.axis.replaceChildren(...marks.map((ns) => element("span", { "--at": (ns - from) / (to - from) }, shortTime(ns))));
     this.map.replaceChildren(element("div", { class: "window", "--at": from / this.end, "--part": Math.max((to - from) / this.end, 0.002) }));
     const left = [this.data.leftOut && `The ${this.data.leftOut} shortest spans are not on this page.`, this.data.dropped && `The last ${this.data.dropped} spans were not recorded.`].filter((text) => text);
+    if (left.length) left.push("So the figures of the page stay those of the whole run.");
     this.status.textContent = [`Shown: ${formatTime(to - from)}, from ${formatTime(from)} to ${formatTime(to)}.`, ...left].join(" ");
   }
 
@@ -316,10 +319,12 @@ class TimelineView {
   // What was live at the highest point of the shown part.
   #live() {
     const { interval, run, words } = this;
-    return this.memory.flatMap(({ device, moves, kinds }) => {
-      if (!interval || !moves) return [];
+    const { kinds } = run.data;
+    return this.memory.flatMap(({ device, moves }) => {
+      if (!interval) return [];
+      if (!moves) return [element("p", { class: "hint" }, `What was live on ${device} in ${words} is not on this page: there are too many allocations, or not all were recorded.`)];
       const { level, ns, rows } = interval.peak(moves);
-      const text = `Memory on ${device} in ${words}: at most ${formatBytes(level)} above the start of the recording, after ${formatTime(ns)}. Live then:`;
+      const text = `Memory on ${device} in ${words}: at most ${formatBytes(level)} above the start of the recording, ${formatTime(ns)} after it. Live then:`;
       /** @type {SheetColumn<typeof rows[number]>[]} */
       const columns = [
         { heading: "Layer", isText: true, value: ({ node }) => run.path(node), text: ({ node }) => run.path(node) },
