@@ -895,6 +895,40 @@ def test_keys(look: Callable[..., Page]) -> None:
     assert page.input_value("input[type=search]") == ""
 
 
+def test_keys_of_the_table(look: Callable[..., Page]) -> None:
+    """As in the ARIA practices of a tree grid. Net has a (with x and y) and b (with x)."""
+    page = look(tree_of(SMALL))
+    page.locator(".treetable").focus()
+
+    def listed() -> list[str]:
+        return page.locator(".lines .line .name").evaluate_all("all => all.map((one) => one.title)")
+
+    every = ["Net", "Net.a", "Net.a.x", "Net.a.y", "Net.b", "Net.b.x"]
+    assert listed() == every
+    way = [
+        ("ArrowDown", "Net.a", every),
+        ("ArrowLeft", "Net.a", [*every[:2], *every[4:]]),  # closes it
+        ("ArrowDown", "Net.b", None),
+        ("ArrowUp", "Net.a", None),
+        ("ArrowRight", "Net.a", every),  # opens it
+        ("ArrowRight", "Net.a.x", None),  # goes in
+        ("ArrowRight", "Net.a.x", None),
+        ("End", "Net.b.x", None),
+        ("ArrowDown", "Net.b.x", None),
+        ("ArrowLeft", "Net.b", None),  # goes out
+        (" ", "Net.b", every[:5]),
+        ("Home", "Net", None),
+        ("ArrowLeft", "Net", ["Net"]),
+        ("ArrowLeft", "Net", None),
+    ]
+    for key, layer, lines in way:
+        page.keyboard.press(key)
+        assert chosen(page) == layer, key
+        assert lines is None or listed() == lines, key
+    box = page.locator(".treetable")
+    assert box.get_attribute("aria-activedescendant") == page.locator("[aria-selected=true].line").get_attribute("id")
+
+
 def test_search(look: Callable[..., Page]) -> None:
     run = tree_of(SMALL)
     layers = tuple(replace(layer, kind="Conv2d") if layer.name == "Net.a.y" else layer for layer in run.layers)

@@ -5,8 +5,9 @@ let data;
 
 const KEYS = [
   ["/", "search layers"], ["Enter, Shift+Enter", "in the search: the next match, the one before"],
-  ["← →", "the layer before, after"], ["↑ ↓", "the layer above, the largest one below"],
-  ["Enter", "zoom in"], ["Backspace, Escape", "zoom out, all the way"], ["Space", "open or close a line of the table"],
+  ["← →", "in the icicle: the layer before, after"], ["↑ ↓", "in the icicle: the layer above, the largest one below"],
+  ["↑ ↓ Home End", "in the table: the line before, after, the first, the last"], ["→ ←", "in the table: open, or go in; close, or go out"],
+  ["Enter", "zoom in"], ["Backspace, Escape", "zoom out, all the way"], ["Space", "in the table: open or close a line"],
   ["← → + − Escape", "in the timeline: move, zoom, show all; the page has the figures of what is shown"], ["?", "this list"],
 ];
 const HINT_OF_INTERVAL = "Icicle, layers and panel: sums over the spans of the timeline in this part of the last cycle; calls that begin in it. All else is of the whole run. Work outside all layers is the time of the first thread without a span; its phases are unknown. In backward, the time of autograd's engine between two layers is self of the module that has both.";
@@ -681,12 +682,8 @@ class Page {
     }
     if (event.target !== document.body && !closest(event, ".icicle, .treetable")) return;
     if (closest(event, "button")) return;
-    if (event.key === " " && closest(event, ".treetable")) {
-      event.preventDefault();
-      this.table.toggle(this.selected);
-      return;
-    }
-    const moved = this.#neighbor(event.key);
+    const ofTable = closest(event, ".treetable") ? this.table.moved(event.key) : undefined;
+    const moved = ofTable === undefined ? this.#neighbor(event.key) : ofTable;
     if (moved === undefined) return;
     event.preventDefault();
     if (moved !== null) this.quietly(() => this.select(moved));

@@ -204,6 +204,8 @@ class TreeTable {
     this.body.style.height = `${this.lines.length * LINE_HEIGHT}px`;
     this.body.replaceChildren(...this.lines.slice(first, first + count).map((node, number) => this.#line(node, first + number)));
     this.box.setAttribute("aria-rowcount", String(this.lines.length + 1));
+    if (this.body.querySelector(".selected")) this.box.setAttribute("aria-activedescendant", `line-${this.selected}`);
+    else this.box.removeAttribute("aria-activedescendant");
   }
 
   /** @param {number} node @param {number} at */
@@ -222,7 +224,7 @@ class TreeTable {
       return element("span", { class: isOfTerminal(column) ? "cell number" : "cell number derived", role: "gridcell", "data-at": placeOf(column), "--share": share }, ...figure(run.text(column, node, this.source), column));
     });
     /** @type {Attributes} */
-    const attributes = { class: node === this.selected ? "line selected" : run.isRange(node) ? "line range" : "line", role: "row", "data-node": node, "aria-rowindex": at + 2, "aria-level": depth + 1 };
+    const attributes = { id: `line-${node}`, class: node === this.selected ? "line selected" : run.isRange(node) ? "line range" : "line", role: "row", "aria-selected": node === this.selected ? "true" : "false", "data-node": node, "aria-rowindex": at + 2, "aria-level": depth + 1 };
     if (below && !this.isFlat) attributes["aria-expanded"] = this.open[node] ? "true" : "false";
     const made = element("div", attributes, name, ...cells);
     made.style.top = `${at * LINE_HEIGHT}px`;
@@ -249,6 +251,26 @@ class TreeTable {
   toggle(node) {
     this.open[node] = 1 - this.open[node];
     this.page.draw();
+  }
+
+  // The keys of a tree grid in the ARIA practices. The layer that a key selects; null if it selects none, undefined for
+  // other keys.
+  /** @param {string} key */
+  moved(key) {
+    const { run, selected } = this;
+    const layers = this.lines.filter((node) => !run.isRange(node));
+    const at = layers.indexOf(selected);
+    const canOpen = !this.isFlat && run.below(selected, this.source).length > 0;
+    if ((key === " " || key === (this.open[selected] ? "ArrowLeft" : "ArrowRight")) && canOpen) {
+      this.toggle(selected);
+      return null;
+    }
+    /** @type {Record<string, number | undefined>} */
+    const next = {
+      ArrowDown: layers[at + 1], ArrowUp: layers[at - 1], Home: layers[0], End: layers[layers.length - 1],
+      ArrowRight: canOpen ? layers[at + 1] : undefined, ArrowLeft: layers.find((node) => node === run.parentOf(selected)),
+    };
+    return key === " " || key in next ? next[key] ?? null : undefined;
   }
 
   // All levels, or the model alone.
