@@ -7,11 +7,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
+import torch
 from build.hand_made import op, row, run_of
+from torch import nn
 
-from torchprof import Run
+from torchprof import Profile, Run
 from torchprof.run.meta import Peak
 from torchprof.run.timeline import Memory, Timeline
+
+
+def trained(model: nn.Module, *shape: int, steps: int = 3) -> Run:
+    """Steps of training on inputs of a shape, with all measures of the CPU."""
+    with Profile(model, profile_memory=True, with_flops=True, with_timeline=True) as prof:
+        for _ in range(steps):
+            model(torch.rand(*shape)).sum().backward()
+            prof.step()
+    assert prof.run is not None
+    return prof.run
 
 
 def with_memory(run: Run, steps: Sequence[tuple[int, int, int]], memory: Memory) -> Run:

@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 from build.all_kinds import KINDS
 from build.browser import missing
-from build.charted_runs import roofline_run
+from build.charted_runs import roofline_run, trained
 from build.hand_made import row, run_of
 from build.page import button
 from build.places import ROOT
 from torch import nn
 
 import torchprof
-from torchprof import Profile, Run
+from torchprof import Run
 from torchprof.run.layers import Layer
 
 if TYPE_CHECKING:
@@ -28,23 +27,17 @@ if TYPE_CHECKING:
 AXE = ROOT / "test" / "page" / "node_modules" / "axe-core" / "axe.min.js"
 
 
-def trained() -> Run:
-    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
-    with Profile(model, profile_memory=True, with_flops=True, with_timeline=True) as prof:
-        for _ in range(3):
-            model(torch.rand(8, 16)).sum().backward()
-            prof.step()
-    assert prof.run is not None
-    return prof.run
+def small() -> Run:
+    return trained(nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16)), 8, 16)
 
 
 def compared() -> Any:
-    return torchprof.compare(trained(), replace(trained()))
+    return torchprof.compare(small(), small())
 
 
 PAGES: dict[str, Callable[[], Any]] = {
     **{name: KINDS[name] for name in ("eager", "ranks", "on_a_device", "compiled_regions", "pipelined", "memory")},
-    "trained": trained,
+    "trained": small,
     "compared": compared,
 }
 
@@ -68,7 +61,7 @@ def test_the_page_has_no_violation_of_accessibility_rules(chromium: Browser, nam
 
 
 def test_a_question_mark_lists_the_keys(look: Callable[..., Page]) -> None:
-    page = look(trained())
+    page = look(small())
     keys = page.locator("dialog.keys")
     assert not keys.is_visible()
     page.keyboard.press("?")
@@ -80,7 +73,7 @@ def test_a_question_mark_lists_the_keys(look: Callable[..., Page]) -> None:
 
 
 def test_the_theme_is_remembered(look: Callable[..., Page]) -> None:
-    page = look(trained())
+    page = look(small())
     assert page.evaluate("document.documentElement.dataset.theme") == "light"
     button(page, "Light or dark").click()
     page.reload()
@@ -136,7 +129,7 @@ def test_the_table_is_copied_as_markdown(look: Callable[..., Page]) -> None:
 
 def test_the_timeline_is_saved_as_a_trace(look: Callable[..., Page], tmp_path: Path) -> None:
     """Each span of the run is an event, at its time in us and as long as it took."""
-    run = trained()
+    run = small()
     assert run.timeline is not None and run.timeline.spans is not None
     page = look(run)
     with page.expect_download(timeout=30_000) as download:

@@ -14,14 +14,16 @@ from typing import Any
 import torch
 from build.all_kinds import KINDS
 from build.browser import missing
+from build.charted_runs import trained
 from build.hand_made import kernel, op, row, run_of
 from build.jobs import experts
 from build.models import Mlp
 from build.page import data_in
 from build.places import ROOT
+from torch import nn
 
 import torchprof
-from torchprof import Profile, Run
+from torchprof import Run
 from torchprof.reports.html import page_script
 from torchprof.run.meta import Peak
 from torchprof.run.timeline import DeviceTime, StreamTime
@@ -50,17 +52,6 @@ def test_the_page_has_all_lines_of_all_files_but_comments() -> None:
     assert '"http://www.w3.org/2000/svg"' in page_script()  # "//" inside a line is no comment
 
 
-def trained(width: int) -> Run:
-    """Two steps with all measures of the CPU."""
-    model = torch.nn.Sequential(Mlp(), torch.nn.Linear(2, width))
-    with Profile(model, profile_memory=True, with_flops=True, with_timeline=True) as prof:
-        for _ in range(2):
-            model(torch.rand(3, 4)).sum().backward()
-            prof.step()
-    assert prof.run is not None
-    return prof.run
-
-
 def on_a_device() -> Run:
     streams = (StreamTime(7, 4, 6_500, 6_000, 0, 1_000), StreamTime(20, 1, 6_000, 0, 6_000, 0))
     times = (DeviceTime("cuda:0", 0, 10_000, 9_000, 6_000, 6_000, 1_500, 3_500, streams),)
@@ -87,7 +78,7 @@ def places(value: Any, at: str = "") -> Iterator[str]:
 def test_the_data_of_the_page_has_the_types_of_page_data_d_ts(tmp_path: Path) -> None:
     if not TSC.is_file():
         missing(f"no TypeScript in {CHECKS}: make lint installs it")
-    before, after = trained(2), trained(3)
+    before, after = (trained(nn.Sequential(Mlp(), nn.Linear(2, width)), 3, 4) for width in (2, 3))
     pages = [
         *(data_in(make().report("html")) for make in KINDS.values()),
         *(data_in(run.report("html")) for run in (before, on_a_device(), experts())),

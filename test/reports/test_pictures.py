@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from build.all_kinds import KINDS
-from build.charted_runs import STEPS, roofline_run, with_memory
+from build.charted_runs import STEPS, roofline_run, trained, with_memory
 from build.hand_made import op, row, run_of
 from build.texts import format_time
 from torch import nn
@@ -80,15 +80,6 @@ def blocks(root: Element) -> dict[str, list[float]]:
             left, top, width = place(rect, "x", "y", "width")
             found[(title.text or "").splitlines()[0]] = [left, top, width + 1]
     return found
-
-
-def trained(model: nn.Module, *shape: int, steps: int = 3) -> Run:
-    with Profile(model, profile_memory=True, with_flops=True, with_timeline=True) as prof:
-        for _ in range(steps):
-            model(torch.rand(*shape)).sum().backward()
-            prof.step()
-    assert prof.run is not None
-    return prof.run
 
 
 # All pictures
