@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from torchprof.analyze.compiled_regions import may_be_of_layers_below
+from torchprof.analyze.report import kept_with_run
 from torchprof.run.formats import Bound, Figure, Unit
 from torchprof.run.groups import lists_by_key, sums_by_key
 from torchprof.run.measures import NO_COST, Cost, Measure, sum_of_costs
@@ -251,7 +252,7 @@ def _sums_by_phase(members: Iterable[Mapping[str, Cost]]) -> dict[str, Cost]:
 # Whether the shapes of calls vary
 
 
-def varying_calls(run: Run, *, of_model: bool = False) -> dict[_Path, bool | None]:
+def varying_calls(run: Run, *, of_model: bool = False) -> Mapping[_Path, bool | None]:
     """For each layer, whether the shapes in its forward calls varied from call to call, layers below it included. A
     layer that is used twice in each call of the model, on two shapes, varies. Only of one that does not can a mean be
     shown with a shape.
@@ -262,6 +263,12 @@ def varying_calls(run: Run, *, of_model: bool = False) -> dict[_Path, bool | Non
     ``of_model``: whether its work varied from one forward call of the model to the next: in shapes, or in how often a
     layer was called. That is not detected if the sum of the calls is a multiple of the model's.
     """
+    return _varying(run)[of_model]
+
+
+@kept_with_run
+def _varying(run: Run) -> tuple[Mapping[_Path, bool | None], Mapping[_Path, bool | None]]:
+    """``varying_calls`` from one call of a layer, and of the model, to the next."""
     calls, with_operators, calls_by_shapes = _forward_calls(run)
     lineages = [run.layers.lineage(index) for index in range(len(run.layers))]  # from the model to the layer
     operators = lists_by_key(  # those at or below each layer
@@ -270,21 +277,25 @@ def varying_calls(run: Run, *, of_model: bool = False) -> dict[_Path, bool | Non
     ran_operators = {at_or_above for index in with_operators for at_or_above in lineages[index]}
     uneven: set[int] = set()  # the number of calls varies between calls of the model, for it or a layer below
     for index, (model, *_) in enumerate(lineages):
-        if of_model and calls[model] and calls[index] % calls[model]:
+        if calls[model] and calls[index] % calls[model]:
             uneven.update(lineages[index])
-    varies: dict[_Path, bool | None] = {}
-    for index, layer in enumerate(run.layers):
-        model = lineages[index][0]
+
+    def varies(index: int, of_model: bool) -> bool | None:
+        layer, model = run.layers[index], lineages[index][0]
         compared = calls[model if of_model else index]
         does_vary = _shapes_vary(operators[index], compared) if index in ran_operators else None
         if index not in ran_operators and calls[index] <= 1:
             does_vary = False
-        if layer.same_shapes is False or index in uneven:
-            does_vary = True
-        elif does_vary is None and run.layers[model].same_shapes and compared == calls[model]:
-            does_vary = False
-        varies[layer.path] = does_vary
-    return varies
+        if layer.same_shapes is False or (of_model and index in uneven):
+            return True
+        if does_vary is None and run.layers[model].same_shapes and compared == calls[model]:
+            return False
+        return does_vary
+
+    of_layer, of_model = (
+        {layer.path: varies(at, whole) for at, layer in enumerate(run.layers)} for whole in (False, True)
+    )
+    return of_layer, of_model
 
 
 def _shapes_vary(operators: Sequence[Counter[object]], calls: int) -> bool | None:
