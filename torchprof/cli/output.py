@@ -149,10 +149,8 @@ def sections_of(
         yield section("Memory", _without_warnings(run, "memory", depth=depth))
     if arguments.subcommand != "run" and any(spread.count > 1 for spread in run.samples.values()):
         yield section("One forward call, CPU time", _without_warnings(run, "calls", depth=depth))
-    if run.meta.environment:
-        yield section(
-            "Recorded on", "\n".join(printable(f"  {name:<8} {value}") for name, value in run.meta.environment)
-        )
+    if facts := [*run.meta.program, *run.meta.environment]:
+        yield section("Recorded on", "\n".join(printable(f"  {name:<8} {value}") for name, value in facts))
 
 
 def _without_warnings(run: torchprof.Run, report: str, **options: Any) -> Part:

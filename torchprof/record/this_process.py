@@ -114,6 +114,8 @@ def this_process(job: Job) -> Meta:
         switches=switches(),
         machine=platform.node(),
         script=str(Path(sys.argv[0]).absolute()) if sys.argv and sys.argv[0] else "",
+        date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        commit=os.environ.get("TORCHPROF_COMMIT") or os.environ.get("GITHUB_SHA", ""),
     )
 
 

@@ -175,6 +175,7 @@ def _facts(run: Run) -> Iterator[str]:
     version = "".join(f" {version}" for name, version in meta.versions if name == "torchprof")
     yield f"**torchprof{_escaped(version)}**{models}{time}{steps}{ranks}"
     for what, values in (
+        ("Recorded", [f"{name}: {value}" for name, value in meta.program]),
         ("Ran on", [f"{name}: {value}" for name, value in meta.environment]),
         ("Switches", [f"{name}={value}" for name, value in meta.settings]),
         ("Recorded with", [name for name, is_on in meta.flags if is_on]),

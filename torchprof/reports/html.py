@@ -159,6 +159,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     meta = run.meta
     cycles = f" in {meta.cycles} cycles" if meta.cycles > 1 else ""
     return [
+        *meta.program,
         ("recorded", f"{format_time(meta.wall_ns) if meta.wall_ns else UNKNOWN}{cycles}"),
         *([("steps", str(meta.marked_steps))] if meta.marked_steps else []),
         ("layers", str(len(run.layers))),
@@ -185,6 +186,7 @@ def diff_html(diff: Diff) -> str:
     tree = Tree.of(takes)
     more = {
         "headline": diff_headline(diff),
+        "facts": [*((f"{name} before", value) for name, value in diff.before.meta.program), *_facts(diff.after)],
         "comparison": {
             "scale": [1 / count if diff.unit else 1 for count in reversed(diff.counts)],
             "per": diff.unit,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -125,6 +126,8 @@ class Meta:
       why torch.compile compiled these, and all other code while it was recorded, in the order of time.
     - ``versions``: (name, version) of torchprof, torch and Python. ``flags``: (name, value) of what was to be recorded.
     - ``machine``, ``script``: names that ``save(strip=True)`` leaves out.
+    - ``date``: when the recording began, in UTC, as "2026-11-29T13:28:05Z"; "" if unknown. ``commit``: that of the
+      recorded program, if ``$TORCHPROF_COMMIT``, or GitHub's ``$GITHUB_SHA``, said which it is.
     """
 
     model: tuple[str, ...]
@@ -153,6 +156,17 @@ class Meta:
     compilations: tuple[Compilation, ...] = ()
     machine: str = ""
     script: str = ""
+    date: str = ""
+    commit: str = ""
+
+    @property
+    def program(self) -> tuple[tuple[str, str], ...]:
+        """(name, value) of what was recorded, and when, where that is known: the script without its folder, the commit,
+        and the date."""
+        script = re.split(r"[/\\]", self.script)[-1]
+        date = self.date.replace("T", " ").replace("Z", " UTC")
+        known = (("script", script), ("commit", self.commit), ("date", date))
+        return tuple((name, value) for name, value in known if value)
 
     @property
     def device_heading(self) -> str:
@@ -205,6 +219,7 @@ class Meta:
             compilations.setdefault(key(compilation), compilation._replace(step=step))
         return replace(
             cycle,
+            date=self.date,
             measured=tuple(name for name in self.measured if name in cycle.measured),
             wall_ns=self.wall_ns + cycle.wall_ns,
             process_cpu_ns=sum_if_known(self.process_cpu_ns, cycle.process_cpu_ns),
