@@ -5,6 +5,8 @@ interface PageData {
   title: string;
   version: string;
   headline: string;
+  /** The script, its commit and the date: of the run, or of both runs of a comparison. */
+  program: string[];
   ran: string[];
   /** The findings of the first screen: what was observed, what to change, and what that gained, as in `Finding`. */
   help: [string, string, [number, number, number] | null][];

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+import torch
 from build.hand_made import row, run_of
+from build.page import data_in
+from torch import nn
+
+import torchprof
+from torchprof import Profile
+from torchprof.cli import main
 
 
 def test_facts_with_commas_are_separated_by_semicolons() -> None:
@@ -16,4 +29,32 @@ def test_facts_with_commas_are_separated_by_semicolons() -> None:
         "- Ran on: built: kernels for AVX512, oneDNN; threads: 2 in an operator, 2 between",
         "- Switches: cudnn\\_tf32=True; detect\\_anomaly=False",
         "- Recorded with: record\\_shapes; profile\\_memory",
+    ]
+
+
+def test_every_view_says_what_was_recorded_and_when(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORCHPROF_COMMIT", "0159fa72")
+    monkeypatch.setattr("sys.argv", ["/home/me/train.py"])
+    began = datetime.now(timezone.utc).replace(microsecond=0)
+    with Profile(model := nn.Linear(2, 2)) as prof:
+        model(torch.rand(1, 2))
+    run = prof.run
+    assert run is not None
+    date = datetime.strptime(run.meta.date, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
+    assert began <= date <= datetime.now(timezone.utc)
+    words = f"{date:%Y-%m-%d %H:%M:%S} UTC"
+    assert run.meta.program == (("script", "train.py"), ("commit", "0159fa72"), ("date", words))
+    run.save(tmp_path / "run.json")
+    main(["show", str(tmp_path / "run.json")])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"script train.py commit 0159fa72 date {words}" in shown
+    markdown = re.sub(r"\\(.)", r"\1", run.report("markdown"))
+    assert f"- Recorded: script: train.py; commit: 0159fa72; date: {words}\n" in markdown
+    assert data_in(run.report("html"))["program"] == [f"train.py · commit 0159fa72 · {words}"]
+    before = replace(run, metas=(replace(run.meta, date="2026-01-02T03:04:05Z", commit=""),))
+    assert data_in(torchprof.compare(before, run).report("html"))["program"] == [
+        "before: train.py · 2026-01-02 03:04:05 UTC",
+        f"after: train.py · commit 0159fa72 · {words}",
     ]

@@ -86,6 +86,7 @@ def page(takes: Sequence[Take], more: Mapping[str, Any], compared: Run | None = 
         "version": __version__,
         "questions": QUESTIONS,
         "legend": list(LEGEND.items()),
+        "program": [*filter(None, [_program(run)])],
         "facts": _facts(run),
         "findings": [
             {
@@ -154,12 +155,16 @@ def _part(name: str) -> str:
     return files("torchprof.reports").joinpath("page").joinpath(name).read_text(encoding="utf-8")
 
 
+def _program(run: Run) -> str:
+    """What was recorded, and when: "train.py · commit 0159fa72 · 2026-11-29 13:28:05 UTC"; "" if unknown."""
+    return " · ".join(f"commit {value}" if name == "commit" else value for name, value in run.meta.program)
+
+
 def _facts(run: Run) -> list[tuple[str, str]]:
     """What was recorded, its duration, and the environment: (name, value)."""
     meta = run.meta
     cycles = f" in {meta.cycles} cycles" if meta.cycles > 1 else ""
     return [
-        *meta.program,
         ("recorded", f"{format_time(meta.wall_ns) if meta.wall_ns else UNKNOWN}{cycles}"),
         *([("steps", str(meta.marked_steps))] if meta.marked_steps else []),
         ("layers", str(len(run.layers))),
@@ -186,7 +191,9 @@ def diff_html(diff: Diff) -> str:
     tree = Tree.of(takes)
     more = {
         "headline": diff_headline(diff),
-        "facts": [*((f"{name} before", value) for name, value in diff.before.meta.program), *_facts(diff.after)],
+        "program": [
+            f"{side}: {_program(run) or UNKNOWN}" for side, run in (("before", diff.before), ("after", diff.after))
+        ],
         "comparison": {
             "scale": [1 / count if diff.unit else 1 for count in reversed(diff.counts)],
             "per": diff.unit,

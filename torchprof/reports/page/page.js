@@ -213,7 +213,7 @@ class Page {
     /** @type {HTMLElement[]} */
     const parts = [
       element("div", { class: "title" }, element("h1", {}, data.title), element("button", { type: "button", class: "theme", title: "Light or dark", "aria-label": "Light or dark", onclick: () => this.#switchTheme() }, "◐")),
-      ...data.ran.map((line) => element("p", { class: "ran" }, line)),
+      ...[...data.program, ...data.ran].map((line) => element("p", { class: "ran" }, line)),
       element("p", { class: "headline" }, ...withCode(data.headline)),
     ];
     if (data.help.length && !data.comparison) {
