@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -37,24 +38,26 @@ def test_every_view_says_what_was_recorded_and_when(
 ) -> None:
     monkeypatch.setenv("TORCHPROF_COMMIT", "0159fa72")
     monkeypatch.setattr("sys.argv", ["/home/me/train.py"])
-    began = datetime.now(timezone.utc).replace(microsecond=0)
+    before = datetime.now(timezone.utc).replace(microsecond=0)
     with Profile(model := nn.Linear(2, 2)) as prof:
+        after = datetime.now(timezone.utc)
         model(torch.rand(1, 2))
+        time.sleep(1.1)
     run = prof.run
     assert run is not None
     date = datetime.strptime(run.meta.date, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
-    assert began <= date <= datetime.now(timezone.utc)
+    assert before <= date <= after, "when the recording began, not when it ended"
     words = f"{date:%Y-%m-%d %H:%M:%S} UTC"
-    assert run.meta.program == (("script", "train.py"), ("commit", "0159fa72"), ("date", words))
+    assert run.meta.program == (("file", "train.py"), ("commit", "0159fa72"), ("date", words))
     run.save(tmp_path / "run.json")
     main(["show", str(tmp_path / "run.json")])
     shown = " ".join(capsys.readouterr().out.split())
-    assert f"script train.py commit 0159fa72 date {words}" in shown
+    assert f"file train.py commit 0159fa72 date {words}" in shown
     markdown = re.sub(r"\\(.)", r"\1", run.report("markdown"))
-    assert f"- Recorded: script: train.py; commit: 0159fa72; date: {words}\n" in markdown
+    assert f"- Recorded: file: train.py; commit: 0159fa72; date: {words}\n" in markdown
     assert data_in(run.report("html"))["program"] == [f"train.py · commit 0159fa72 · {words}"]
-    before = replace(run, metas=(replace(run.meta, date="2026-01-02T03:04:05Z", commit=""),))
-    assert data_in(torchprof.compare(before, run).report("html"))["program"] == [
+    earlier = replace(run, metas=(replace(run.meta, date="2026-01-02T03:04:05Z", commit=""),))
+    assert data_in(torchprof.compare(earlier, run).report("html"))["program"] == [
         "before: train.py · 2026-01-02 03:04:05 UTC",
         f"after: train.py · commit 0159fa72 · {words}",
     ]

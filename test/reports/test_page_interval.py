@@ -23,6 +23,7 @@ from torchprof import Profile, Run, from_trace, merge
 from torchprof.reports.page import tables
 from torchprof.run.formats import format_memory, format_time
 from torchprof.run.layers import Layer
+from torchprof.run.meta import RunWarning
 from torchprof.run.timeline import KINDS, Lane, Spans, Timeline
 from torchprof.run.words import LAUNCHED_BEFORE, NOT_SELECTED, OUTSIDE
 
@@ -149,8 +150,7 @@ def test_labels_and_kernels_of_a_layer_in_an_interval(look: Callable[..., Page])
     spans = sorted([*SPANS, *inner], key=lambda span: (span[0], -span[1]))
     page = look(net(spans, (Lane("cpu", 1), Lane("cuda:0", 1)), names, [*ROWS, *labels]))
     restrict(page, 380 * US, 700 * US)
-    choice(page, "CPU time").click()
-    page.locator(".line", has_text="Conv1d").click()
+    page.locator(".line", has_text="Conv1d").click()  # with the time of the device chosen: of labels it is not known
     rows = [page.locator(".panel .sheet").nth(number).locator("tbody tr") for number in range(2)]
     [labels_, kernels] = [[row.split("\t") for row in of_sheet.all_inner_texts()] for of_sheet in rows]
     assert [[cell.strip() for cell in row] for row in labels_] == [
@@ -208,6 +208,27 @@ def test_what_spans_do_not_say_is_unknown(what: str, look: Callable[..., Page]) 
             assert line.locator(".number").first.inner_text() == texts[number], (name, measure)
 
 
+def test_work_after_the_last_span_of_a_thread_is_of_no_layer_until_the_last_step(look: Callable[..., Page]) -> None:
+    """Kernels may run longer than the thread: from 1.2 to 1.5 ms there is nothing to count on it."""
+    spans = [*SPANS[:4], (400 * US, 1500 * US, 1, 2, 0, 1), SPANS[5]]
+    page = look(net(spans, (Lane("cpu", 1), Lane("cuda:0", 1)), ("mine", "gemm"), ROWS))
+    restrict(page, 900 * US, 1400 * US)
+    choice(page, "CPU time").click()
+    assert outside(page) == "0.000us", "backward of b until 1 ms, where the last step ends"
+    assert table(page)["Net.b"]["CUDA total (ns)"] == 500 * US
+
+
+def test_calls_of_a_layer_without_all_its_spans_are_a_lower_bound(look: Callable[..., Page]) -> None:
+    """Calls on threads that were not recorded: the run has them from elsewhere, and its times are lower bounds."""
+    warning = RunWarning.of("calls_not_recorded", ["Net.b"], calls=4)
+    page = look(net(SPANS, (Lane("cpu", 1), Lane("cuda:0", 1)), ("mine", "gemm"), ROWS, warnings=(warning,)))
+    line = page.locator(".lines .line", has_text="Conv1d")
+    assert "≥" in line.inner_text()
+    restrict(page, 0, 900 * US)
+    column = [text.strip() for text in page.locator(".head .cell").all_inner_texts()].index("Number of Calls") - 1
+    assert line.locator(".number").nth(column).inner_text() == "≥ 1"
+
+
 def test_layers_in_compiled_code_have_unknown_times_on_a_thread(look: Callable[..., Page]) -> None:
     """Calls of b in it are in no span: its time is unknown, and so is what Net has without it."""
     run = net(SPANS[:2], [Lane("cpu", 1)], (), [row(0, cpu_ns=9), row(1, cpu_ns=9), row(2, cpu_ns=9, calls=0)])
@@ -216,6 +237,13 @@ def test_layers_in_compiled_code_have_unknown_times_on_a_thread(look: Callable[.
     restrict(page, 0, 300 * US)
     found = {name: (row["Self CPU total (ns)"], row["CPU total (ns)"]) for name, row in table(page).items()}
     assert found == {"Net": (None, 300 * US), "Net.a": (200 * US, 200 * US), "Net.b": (None, None)}
+    above = replace(run.layers[0], compiled=True)  # and what is around all of it is outside of layers
+    rows = [row(at, cpu_ns=9, calls=0) for at in range(3)]
+    run = net(SPANS[1:2], [Lane("cpu", 1)], (), [*rows, row(OUTSIDE, cpu_ns=9)])
+    layers = (above, *(replace(layer, compiled=True) for layer in run.layers[1:]))
+    page = look(replace(run, layers=layers, rows=replace(run.rows, layers=layers)))
+    restrict(page, 0, 300 * US)
+    assert table(page)["(outside)"]["CPU total (ns)"] is None
 
 
 class Block(nn.Module):
@@ -325,7 +353,9 @@ def test_memory_at_the_highest_point_of_an_interval(look: Callable[..., Page], t
         page.locator(".live button.more").click()
     rows = page.locator(".live tbody tr")
     found = {tuple(cell.strip() for cell in rows.nth(at).locator("td").all_inner_texts()) for at in range(rows.count())}
-    assert found == {(*key, str(format_memory(nbytes))) for key, nbytes in live.items() if nbytes}
+    assert found == {(*key, str(format_memory(nbytes))) for key, nbytes in live.items() if nbytes > 0}
+    freed = -sum(nbytes for nbytes in live.values() if nbytes < 0)
+    assert (f"{format_memory(freed)} of what was live at the start" in said) == (freed > 0)
 
 
 @pytest.mark.parametrize("missing", ["dropped", "left out"])

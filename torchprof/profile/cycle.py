@@ -204,7 +204,7 @@ class Cycle:
     def _origin(self) -> Meta:
         """What this process is, whether only ``backward()`` called autograd's engine, and whether models were called
         under autocast of the CPU."""
-        origin = this_process(self.job)
+        origin = this_process(self.job, self.session.step_starts[0])
         counts = EngineRanges.partial, Target.autocast_calls
         said = (str(now > before) for before, now in zip(self._before, counts))
         return dataclasses.replace(

@@ -100,8 +100,9 @@ def _mesh_of(models: Iterable[nn.Module]) -> tuple[MeshDim, ...]:
 # The environment
 
 
-def this_process(job: Job) -> Meta:
-    """The metadata of a run in this process that are known before it is recorded. ``job``: the job of this process."""
+def this_process(job: Job, began_ns: int | None = None) -> Meta:
+    """The metadata of a run in this process that do not depend on what was recorded. ``job``: the job of this process.
+    ``began_ns``: when the recording began, in ns since 1970; None: unknown."""
     return Meta(
         model=(),
         rank=job.rank,
@@ -114,7 +115,7 @@ def this_process(job: Job) -> Meta:
         switches=switches(),
         machine=platform.node(),
         script=str(Path(sys.argv[0]).absolute()) if sys.argv and sys.argv[0] else "",
-        date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        date="" if began_ns is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began_ns // 10**9)),
         commit=os.environ.get("TORCHPROF_COMMIT") or os.environ.get("GITHUB_SHA", ""),
     )
 

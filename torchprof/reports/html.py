@@ -37,7 +37,10 @@ from torchprof.run.run import Run
 from torchprof.run.words import OUTSIDE_NAME, PHASES
 from torchprof.version import __version__
 
-_SCRIPTS = "format data elements address interval run sheet reports icicle table layer timeline device charts page"
+_SCRIPTS = (
+    "format data elements address theme interval run sheet reports icicle table layer timeline charts sections keys "
+    "page"
+)
 _COMMENTS = re.compile(r"^[ \t]*(?://.*|/\*(?:(?!\*/)[\s\S])*\*/[ \t]*)\n", re.MULTILINE)
 _FINDINGS_SHOWN = 12
 _COMPRESSION = 3

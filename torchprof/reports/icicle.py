@@ -282,7 +282,9 @@ def drawn_diff(diff: Diff, lead: str = "") -> str:
         parts.append(tag("g", *below, transform=f"translate(0 {height + 8:.0f})"))
         height += 8 + high
         words.append("Below: the layers before and after, on one scale, in all phases; colors are of the change above.")
-    return picture(f"{main.heading}: what changed", " ".join([lead, *words]), parts, (WIDTH, height), _SIGNS)
+    return picture(
+        f"{main.heading}: what changed", " ".join(filter(None, [lead, *words])), parts, (WIDTH, height), _SIGNS
+    )
 
 
 def _bars(diff: Diff, own: Column) -> tuple[list[str], float]:

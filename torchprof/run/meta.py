@@ -161,11 +161,11 @@ class Meta:
 
     @property
     def program(self) -> tuple[tuple[str, str], ...]:
-        """(name, value) of what was recorded, and when, where that is known: the script without its folder, the commit,
-        and the date."""
-        script = re.split(r"[/\\]", self.script)[-1]
+        """(name, value) of what was recorded, and when, where that is known: the file (a script, or a trace) without
+        its folder, the commit, and the date."""
+        file = re.split(r"[/\\]", self.script)[-1]
         date = self.date.replace("T", " ").replace("Z", " UTC")
-        known = (("script", script), ("commit", self.commit), ("date", date))
+        known = (("file", file), ("commit", self.commit), ("date", date))
         return tuple((name, value) for name, value in known if value)
 
     @property

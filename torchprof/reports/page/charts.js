@@ -30,19 +30,6 @@ function chart(markup, onclick) {
   return element("figure", {}, made, saveButtons(title, () => selfContained(/** @type {SVGElement} */ (/** @type {unknown} */ (made)))));
 }
 
-// Live memory over time and what was live at the peak.
-/** @param {Run} run @param {PageData.Memory} memory @param {(node: number) => void} onlayer */
-function memorySection(run, memory, onlayer) {
-  const { sources } = run.data;
-  const where = sources.length > 1 ? `${memory.device}, ${sources[memory.source].name}` : memory.device;
-  const hint = sources.length > 1 ? "Memory over time was not recorded, or is only on the page of this rank or run alone." : "To see memory over time, record with Profile(..., profile_memory=True, with_timeline=True).";
-  return element("div", { class: "memory" },
-    element("h4", {}, where),
-    ...reportParts(memory.report, onlayer),
-    memory.picture ? chart(memory.picture, onlayer) : element("p", { class: "hint" }, hint),
-    memory.picture && memory.dropped ? element("p", { class: "warning" }, `The chart does not show the last ${memory.dropped} allocations and frees.`) : null);
-}
-
 // Saves a picture as a file. `make` draws it as it is now.
 /** @param {string} title @param {() => SVGElement} make */
 function saveButtons(title, make) {
@@ -97,7 +84,7 @@ function pictureOfBlocks(box, title, caption, legend) {
   svg.append(drawing("rect", { width, height, fill: getComputedStyle(document.body).backgroundColor }));
   svg.append(drawing("text", { x: margin, y: margin + 10, fill: ink, "font-size": 14, "font-weight": 600 }, title));
   svg.append(drawing("text", { x: margin, y: margin + 10 + LINE, fill: ink }, caption));
-  for (const part of box.querySelectorAll(".block, .track-name, .axis-line span, .step-mark span, .memory-line polygon")) {
+  for (const part of box.querySelectorAll(".block, .track-name, .axis-line span, .step-mark:not([hidden]) span, .memory-line polygon")) {
     const { left, top, width: wide, height: tall } = part.getBoundingClientRect();
     const [x, y] = [left - frame.left + margin, top - frame.top + box.scrollTop + head];
     if (part instanceof SVGGraphicsElement) {

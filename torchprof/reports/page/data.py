@@ -227,7 +227,7 @@ def _of_devices(takes: Sequence[Take], tree: Tree, sources: _Sources) -> dict[st
         "memory": [
             {"source": sources.of(number, memory.rank), **of_device}
             for number, take in enumerate(takes)
-            for memory, of_device in memory_of(take.run, tree.nodes[number])
+            for memory, of_device in memory_of(take.run, tree.nodes[number], with_moves=len(takes) == 1)
         ],
     }
 

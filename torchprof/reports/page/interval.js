@@ -2,12 +2,10 @@
 
 const TIMES = ["cpu_ns", "device_ns"]; // the measures that spans have
 
-/** @typedef {{ around: number[], until: number }} Thread The spans around a time of a thread, and where they end. */
-
 class Interval {
-  // `start`: that of each span. `end`: that of the timeline.
-  /** @param {Run} run @param {PageData.Timeline} data @param {ArrayLike<number>} start @param {Stretch} stretch @param {number} end */
-  constructor(run, data, start, { from, to }, end) {
+  // `start`: that of each span.
+  /** @param {Run} run @param {PageData.Timeline} data @param {ArrayLike<number>} start @param {Stretch} stretch */
+  constructor(run, data, start, { from, to }) {
     this.run = run;
     this.data = data;
     /** @type {ArrayLike<number>} */
@@ -19,7 +17,7 @@ class Interval {
     /** @type {Map<string, unknown>} */
     this.cache = new Map(); // of figures
     this.self = this.#selfOfSpans();
-    this.outside = this.#withoutSpans(end);
+    this.outside = this.#withoutSpans();
     this.calls = new Float64Array(run.nodes);
     /** @type {Float64Array[][]} */
     this.sums = TIMES.map(() => run.data.allPhases.map(() => new Float64Array(run.nodes))); // of self, by measure and phase
@@ -31,12 +29,12 @@ class Interval {
     }
     const calls = run.figures.find(({ kind }) => kind === "calls") ?? run.figures[0];
     this.ofRun = run.boundsOfRun(calls, data.source); // the bounds of the calls in the whole run
-    this.hasUnknownBelow = new Uint8Array(run.nodes);
-    for (let node = run.count - 1; node >= 0; node--) {
-      if (this.#isWithoutSpans(node) || this.hasUnknownBelow[node]) this.hasUnknownBelow[run.parent[node]] = 1;
-    }
+    this.isAroundUnknown = new Uint8Array(run.nodes);
+    for (let node = 0; node < run.count; node++) if (this.#isWithoutSpans(node)) this.isAroundUnknown[run.parent[node]] = 1;
     const { names } = run.data.operators;
     this.kinds = new Map(names.filter(([kind]) => ["label", "region"].includes(kind)).map(([kind, name]) => [name, kind]));
+    const named = Array.from(this.self.keys()).filter((at) => data.name[at] >= 0 && this.#inside(start[at], this.#end(at)) > 0);
+    this.named = named.sort((one, other) => data.node[one] - data.node[other]); // labels and kernels
   }
 
   /** @param {number} at */
@@ -76,15 +74,17 @@ class Interval {
     return self;
   }
 
-  // The time in which the first thread has no span: work of no layer. Other threads, as that of backward on a device, may
-  // have nothing to do then.
-  /** @param {number} end */
-  #withoutSpans(end) {
-    const { threads, track } = this.data;
-    let [first, until, sum] = [0, 0, 0];
+  // The time in which the first thread has no span, to the end of the last span or step of a thread: work of no layer.
+  // Other threads, as that of backward on a device, may have nothing to do then.
+  #withoutSpans() {
+    const { threads, track, steps } = this.data;
+    let [first, until, sum, end] = [0, 0, 0, steps[steps.length - 1] ?? 0];
     for (let at = 0; at < this.start.length; at++) {
-      first ||= threads[track[at]];
-      if (!first || threads[track[at]] !== first) continue;
+      const thread = threads[track[at]];
+      if (!thread) continue;
+      first ||= thread;
+      end = Math.max(end, this.#end(at));
+      if (thread !== first) continue;
       sum += this.#inside(until, this.start[at]);
       until = Math.max(until, this.#end(at));
     }
@@ -104,24 +104,26 @@ class Interval {
     if (field === "cpu_ns") sums[run.outside] += this.outside;
     if (!this.#knowsAll(field, phase)) sums.fill(0, run.outside, run.all);
     if (!isSelf) for (let node = run.outside + 1; node >= 0; node--) sums[run.parent[node]] += sums[node];
+    else if (field === "cpu_ns") this.isAroundUnknown.forEach((isUnknown, node) => { if (isUnknown) sums[node] = 0; });
     this.cache.set(key, sums);
     return sums;
   }
 
   // Whether it is known what work of no layer took. On a thread, it is not known which of it was backward, and layers that
-  // were not selected have no spans; on a device, it is not known which kernels were launched before the recording.
+  // were not selected, or that are in compiled code, have no spans; on a device, it is not known which kernels were
+  // launched before the recording.
   /** @param {string} field @param {number} phase */
   #knowsAll(field, phase) {
     const { run, ofRun } = this;
     const isThere = (/** @type {number} */ node) => ofRun[node] !== BOUND.NO_ROW;
     if (field === "device_ns") return !isThere(run.before);
-    return !isThere(run.notSelected) && (phase === ALL_PHASES || run.data.phases.length === 1);
+    return !isThere(run.notSelected) && !this.isAroundUnknown[run.all] && (phase === ALL_PHASES || run.data.phases.length === 1);
   }
 
-  // Whether a layer has calls without spans: in compiled code, or if it was not selected.
+  // Whether a layer may have calls without spans: in compiled code.
   /** @param {number} node */
   #isWithoutSpans(node) {
-    return this.ofRun[node] !== BOUND.EXACT && this.ofRun[node] !== BOUND.NO_ROW;
+    return this.ofRun[node] === BOUND.AT_LEAST || this.ofRun[node] === BOUND.UNKNOWN;
   }
 
   // Whether the spans have the figure.
@@ -140,10 +142,13 @@ class Interval {
   bounds(column, bounds) {
     const { run } = this;
     const vector = this.has(column) ? this.vector(column) : null;
+    // Calls on threads that were not recorded have no spans; then the time of the layer is not exact, either.
+    const forward = column.kind === "calls" ? run.figures.find((one) => one.where === "chart" && one.kind === "cost" && one.field === "cpu_ns" && one.phase === 0 && !one.self) : undefined;
+    const times = forward ? run.boundsOfRun(forward, this.data.source) : bounds;
     return bounds.map((bound, node) => {
       if (run.isRange(node)) return BOUND.NO_ROW;
       if (column.kind === "params" || bound >= BOUND.UNKNOWN) return bound;
-      return vector && !this.#isUnknown(column, node) ? boundOfSum(vector[node], bound === BOUND.EXACT) : BOUND.UNKNOWN;
+      return vector && !this.#isUnknown(column, node) ? boundOfSum(vector[node], bound === BOUND.EXACT && times[node] !== BOUND.AT_LEAST) : BOUND.UNKNOWN;
     });
   }
 
@@ -151,7 +156,7 @@ class Interval {
   #isUnknown(column, node) {
     if (column.kind !== "cost") return false;
     if (!this.run.isLayer(node)) return !this.#knowsAll(column.field, column.phase);
-    return column.field === "cpu_ns" && (this.#isWithoutSpans(node) || (column.self && this.hasUnknownBelow[node] === 1));
+    return column.field === "cpu_ns" && (this.#isWithoutSpans(node) || (column.self && this.isAroundUnknown[node] === 1));
   }
 
   // The labels and the kernels of a layer and all below it: of operators there are no spans.
@@ -160,10 +165,12 @@ class Interval {
     const { data, run } = this;
     /** @type {Map<string, Operator>} */
     const found = new Map();
-    for (let at = 0; at < this.start.length; at++) {
-      const isIn = data.node[at] >= node && data.node[at] < Math.max(run.end[node], node + 1);
+    const end = Math.max(run.end[node], node + 1);
+    for (let number = this.#firstOf(node); data.node[this.named[number]] < end; number++) {
+      const at = this.named[number];
+      if (phase !== ALL_PHASES && phase !== data.phase[at]) continue;
+      if (this.#isKernel(at) && !run.isLayer(node) && !this.#knowsAll("device_ns", phase)) continue;
       const ns = this.#inside(this.start[at], this.#end(at));
-      if (!isIn || data.name[at] < 0 || !ns || (phase !== ALL_PHASES && phase !== data.phase[at])) continue;
       const name = data.names[data.name[at]];
       const kind = this.#isKernel(at) ? "kernel" : this.kinds.get(name) ?? "other";
       const key = `${kind} ${name}`;
@@ -175,6 +182,18 @@ class Interval {
       found.set(key, sum);
     }
     return [...found.values()];
+  }
+
+  // The index in `named` of the first span of a node or a later one.
+  /** @param {number} node */
+  #firstOf(node) {
+    let [low, high] = [0, this.named.length];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (this.data.node[this.named[middle]] < node) low = middle + 1;
+      else high = middle;
+    }
+    return low;
   }
 
   // When the most memory was live, how much above the start of the recording, and what that was: the largest first.
@@ -196,7 +215,8 @@ class Interval {
       sum.nbytes += nbytes[move];
       live.set(key, sum);
     }
-    const rows = [...live.values()].filter((row) => row.nbytes).sort((one, other) => other.nbytes - one.nbytes);
-    return { ...highest, rows };
+    const rows = [...live.values()].filter((row) => row.nbytes > 0).sort((one, other) => other.nbytes - one.nbytes);
+    const freed = rows.reduce((sum, row) => sum + row.nbytes, 0) - highest.level; // of what was live at the start
+    return { ...highest, rows, freed };
   }
 }

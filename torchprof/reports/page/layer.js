@@ -25,7 +25,7 @@ class LayerPanel {
       ...(run.isLayer(node) ? this.#facts(node, source) : []),
       ...(run.interval ? [] : this.#findings(node)),
       ...(comparison ? this.#changes(node, comparison.quantities) : this.#figures(node, source)),
-      ...this.#operators(node, run.operators(node, phase, source), measure, source),
+      ...this.#operators(node, run.operators(node, phase, source), run.interval ? timeOfThreads(run) : measure, source),
       ...(run.interval ? [element("p", { class: "hint" }, "To see operators, single calls and memory of the layer, show all of the time.")] : [...this.#calls(node, source), ...this.#sources(node, phase, measure)]));
     if (node !== this.node) this.box.scrollTop = 0;
     this.node = node;
@@ -218,6 +218,12 @@ class LayerPanel {
     const text = `${format(known[0])} to ${format(most)}, median ${format(Math.round(medianOf(known)))}`;
     return [element("h4", {}, run.data.areRanks ? "By rank" : "By run"), element("p", { class: "calls" }, text), sheet(columns, rows, { shown: 16 })];
   }
+}
+
+// The measure of labels in an interval: it is not known which kernels they launched.
+/** @param {Run} run */
+function timeOfThreads(run) {
+  return run.data.measures.find(({ field }) => field === "cpu_ns") ?? null;
 }
 
 /** @type {ChangePart[]} */

@@ -1,16 +1,9 @@
-// The page: its parts, the state of its controls, and the keyboard.
+// The page: its parts, and what is chosen in its controls.
 
 /** @type {PageData} */
 let data;
 
-const KEYS = [
-  ["/", "search layers"], ["Enter, Shift+Enter", "in the search: the next match, the one before"],
-  ["← →", "in the icicle: the layer before, after"], ["↑ ↓", "in the icicle: the layer above, the largest one below"],
-  ["↑ ↓ Home End", "in the table: the line before, after, the first, the last"], ["→ ←", "in the table: open, or go in; close, or go out"],
-  ["Enter", "zoom in"], ["Backspace, Escape", "zoom out, all the way"], ["Space", "in the table: open or close a line"],
-  ["← → + − Escape", "in the timeline: move, zoom, show all; the page has the figures of what is shown"], ["?", "this list"],
-];
-const HINT_OF_INTERVAL = "Icicle, layers and panel: sums over the spans of the timeline in this part of the last cycle; calls that begin in it. All else is of the whole run. Work outside all layers is the time of the first thread without a span; its phases are unknown. In backward, the time of autograd's engine between two layers is self of the module that has both.";
+const HINT_OF_INTERVAL = "Icicle, layers and panel: sums over the spans of the timeline in this part of the last cycle; calls that begin in it. All else is of the whole run. Work outside all layers: all time of the first thread that is in no layer, and the labels and waits of other threads; its phases are unknown. In backward, the time of autograd's engine between two layers is self of the module that has both.";
 const STEPS = ["measure", "phase", "source", "zoom", "select", "time", "table"];
 
 // The name of a measure in the address: "cpu", "device", "flops".
@@ -30,9 +23,9 @@ class Page {
   crumbs = element("nav", { class: "crumbs", "aria-label": "Parent layers" });
   status = element("p", { class: "status" });
   rooflineBox = element("section", { id: "roofline" });
-  why = element("section", { id: "why" }, element("h2", {}, data.questions.why), ...this.#findings(), this.rooflineBox);
+  why = element("section", { id: "why" }, element("h2", {}, data.questions.why), ...findingsSection(), this.rooflineBox);
   ranksBox = element("div");
-  searchBox = element("input", { type: "search", placeholder: "Search layers ( / )", "aria-label": "Search layers", oninput: () => this.#find() });
+  searchBox = element("input", { type: "search", placeholder: "Search layers ( / )", "aria-label": "Search layers", oninput: () => this.find() });
   found = element("span", { class: "found", role: "status" });
   controls = element("div", { class: "controls chosen" });
   tip = element("div", { class: "tip", hidden: true });
@@ -42,13 +35,7 @@ class Page {
   flatBox = element("input", { type: "checkbox", class: "flat" });
   /** @type {Map<HTMLElement, string>} */
   drawnFor = new Map();
-  /** @type {string | undefined} */
-  chosenTheme;
-  /** @type {HTMLDialogElement} */
-  keys = element("dialog", { class: "keys", "aria-label": "Keys" },
-    element("b", {}, "Keys"),
-    element("dl", { class: "facts" }, ...KEYS.flatMap(([key, does]) => [element("dt", {}, key), element("dd", {}, does)])),
-    element("button", { type: "button", onclick: () => this.keys.close() }, "Close"));
+  keys = keysDialog();
 
   constructor() {
     this.run = new Run(data);
@@ -63,7 +50,7 @@ class Page {
     this.showOwn = false;
     this.byOwnTime = false;
     this.isQuiet = false;
-    this.#followTheme();
+    followTheme();
     const tableBox = element("div");
     this.icicle = new Icicle(element("div", { class: "icicle", tabindex: "0", role: "group", "aria-label": "Icicle chart of the layers: the width is the share of the total" }), run, this);
     this.table = new TreeTable(tableBox, run, this);
@@ -173,30 +160,30 @@ class Page {
   /** @param {HTMLElement} tableBox */
   #build(tableBox) {
     document.body.append(
-      this.#header(),
+      headerSection(this),
       element("main", {},
         element("h2", {}, data.comparison ? data.questions.changed : data.questions.time),
-        ...this.#changes(),
+        ...changesSection(),
         this.controls,
         element("div", { class: "split" },
           element("div", { class: "chart-of-layers" }, this.crumbs, this.icicle.box, this.caption, this.hint, this.status, this.legend,
             saveButtons(`${data.title}: layers`, () => pictureOfBlocks(this.icicle.box, `${data.title}: layers`, this.caption.textContent ?? "", this.legend))),
           this.panel.box,
           element("section", { id: "layers" }, element("h3", {}, "Layers"), this.#tableTools(), tableBox, signs(data.legend))),
-        ...this.#times(),
-        ...this.#largest(),
+        ...timelineSection(this),
+        ...largestSection(this),
         this.reports.box,
-        ...this.#devices(),
+        ...devicesSection(this),
         this.why,
-        ...this.#memory(),
-        ...this.#waits()),
+        ...memoriesSection(this),
+        ...waitsSection(this)),
       this.tip,
       element("footer", {}, `Made by torchprof ${data.version}. Everything on this page is in this file.`));
     document.body.append(this.keys);
-    document.addEventListener("keydown", (event) => this.#key(event));
+    document.addEventListener("keydown", (event) => onKey(this, event));
     for (const [when, isPrinted] of /** @type {[string, boolean][]} */ ([["beforeprint", true], ["afterprint", false]])) {
       window.addEventListener(when, () => {
-        document.documentElement.dataset.theme = isPrinted ? "light" : this.theme;
+        document.documentElement.dataset.theme = isPrinted ? "light" : currentTheme();
         this.table.print(isPrinted);
       });
     }
@@ -205,96 +192,6 @@ class Page {
       cancelAnimationFrame(waiting);
       waiting = requestAnimationFrame(() => this.draw());
     });
-  }
-
-  #header() {
-    const facts = data.facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]);
-    const warnings = data.comparison ? data.comparison.notes : data.warnings;
-    /** @type {HTMLElement[]} */
-    const parts = [
-      element("div", { class: "title" }, element("h1", {}, data.title), element("button", { type: "button", class: "theme", title: "Light or dark", "aria-label": "Light or dark", onclick: () => this.#switchTheme() }, "◐")),
-      ...[...data.program, ...data.ran].map((line) => element("p", { class: "ran" }, line)),
-      element("p", { class: "headline" }, ...withCode(data.headline)),
-    ];
-    if (data.help.length && !data.comparison) {
-      const items = data.help.map(([cause, remedy, measured]) => element("li", {}, ...withCode(cause), " → ", ...withCode(remedy), ...(measured ? [barsOfTrial(measured)] : [])));
-      parts.push(element("div", { class: "help" }, element("b", {}, "What would help"), element("ol", {}, ...items)));
-    }
-    if (data.step) parts.push(chart(data.step, (step) => this.timeline?.showStep(step)));
-    if (!data.comparison) {
-      parts.push(...data.uncertain.map((sentence) => element("p", { class: "warning" }, sentence)));
-      parts.push(...data.notes.map((sentence) => element("p", { class: "hint" }, sentence)));
-    }
-    if (data.ranks) parts.push(element("p", { class: "hint" }, data.ranks.about));
-    if (warnings.length) parts.push(element("details", { class: "warnings", open: warnings.length <= 3 }, element("summary", {}, "Warnings"), element("ul", {}, ...warnings.map((sentence) => element("li", {}, sentence)))));
-    parts.push(element("details", { class: "about" }, element("summary", {}, "Environment"), element("dl", { class: "facts" }, ...facts)));
-    return element("header", {}, ...parts);
-  }
-
-  // What ran when. Of a run without it, how to record it.
-  #times() {
-    if (data.comparison || data.sources.length > 1 && !this.timeline) return [];
-    const hint = "To see what ran when, record with Profile(..., with_timeline=True).";
-    const { timeline } = this;
-    const title = `${data.title}: timeline`;
-    const inside = timeline ? [timeline.box, timeline.status, timeline.live, saveButtons(title, () => pictureOfBlocks(timeline.box, title, timeline.status.textContent ?? "", this.legend)),
-      element("button", { type: "button", class: "trace", onclick: () => download(`${data.title}.trace.json`, new Blob([timeline.trace])) }, "Save trace for Perfetto")] : [element("p", { class: "hint" }, hint)];
-    const of = data.timeline && data.sources.length > 1 ? ` of ${data.sources[data.timeline.source].name}` : "";
-    return [element("section", { id: "timeline" }, element("h3", {}, `Timeline${of}`), ...inside)];
-  }
-
-  // The largest places of a run.
-  #largest() {
-    return data.comparison ? [] : [element("div", { class: "largest" }, ...reportParts(data.largest, (node) => this.show(node)))];
-  }
-
-  // What changed from one run to another.
-  #changes() {
-    /** @type {HTMLElement[]} */
-    const parts = [];
-    if (data.comparison && data.comparison.whole.length) parts.push(element("p", {}, data.comparison.whole.join(" ")));
-    if (data.comparison) parts.push(chart(data.comparison.picture, () => {}));
-    if (data.comparison && data.comparison.layerChanges.length) {
-      const items = data.comparison.layerChanges.map(([what, lines]) => element("li", {}, element("b", {}, what), ` ${lines.join(" · ")}`));
-      parts.push(element("details", { open: items.length <= 4 }, element("summary", {}, "Layers that changed"), element("ul", {}, ...items)));
-    }
-    return parts;
-  }
-
-  #findings() {
-    if (!data.findings.length) return [];
-    const items = data.findings.map((finding) => element("li", {}, ...textOfFinding(finding)));
-    const count = items.length === 1 ? "1 finding" : `${items.length} findings`;
-    const more = data.moreFindings ? `, ${data.moreFindings} more in run.report("advice")` : "";
-    const title = element("summary", {}, count, data.comparison ? " in the run after" : "", more);
-    return [element("details", { class: "findings", open: Boolean(data.comparison) && items.length <= 3 }, title, element("ul", {}, ...items))];
-  }
-
-  // Light or dark as the reader chose before, else as the system is, also when the system changes.
-  #followTheme() {
-    const dark = matchMedia("(prefers-color-scheme: dark)");
-    const follow = () => { document.documentElement.dataset.theme = this.theme; };
-    dark.addEventListener("change", follow);
-    follow();
-  }
-
-  get theme() {
-    const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
-    try {
-      return localStorage.getItem("torchprof-theme") ?? system;
-    } catch {
-      return this.chosenTheme ?? system; // a frame without an origin has no storage
-    }
-  }
-
-  #switchTheme() {
-    this.chosenTheme = this.theme === "dark" ? "light" : "dark";
-    try {
-      localStorage.setItem("torchprof-theme", this.chosenTheme);
-    } catch {
-      // See above.
-    }
-    document.documentElement.dataset.theme = this.chosenTheme;
   }
 
   /**
@@ -385,39 +282,6 @@ class Page {
     copied.textContent = done ? `Copied: ${this.table.lines.length} rows.` : "This browser does not let the page copy. Use run.export(\"table.csv\").";
   }
 
-  #devices() {
-    if (!data.devices.length) return [];
-    const hint = element("p", { class: "hint" }, "Copying only: copies (memcpy) and fills (memset) while the device neither computes nor communicates.");
-    return [element("section", { id: "devices" }, element("h3", {}, "Devices"), ...data.devices.map((one) => deviceSection(this.run, one)), hint)];
-  }
-
-  #memory() {
-    if (!data.memory.length) return [];
-    return [element("section", { id: "memory" }, element("h2", {}, data.questions.fit), element("h3", {}, "Memory"), ...[...data.memory].sort((one, other) => (data.comparison ? other.source - one.source : 0)).map((one) => memorySection(this.run, one, (node) => this.show(node))))];
-  }
-
-  #waits() {
-    const parts = [];
-    if (data.pipelines.length) parts.push(element("section", { id: "pipelines" }, element("h3", {}, "Pipelines"), ...data.pipelines.map((one) => this.#pipeline(one))));
-    if (data.ranks) parts.push(element("section", { id: "ranks" }, element("h3", {}, "Ranks"), ...reportParts(data.ranks.report, () => {}), this.ranksBox, ...this.#quantiles(data.ranks)));
-    return parts.length ? [element("h2", {}, data.questions.waits), ...parts] : [];
-  }
-
-  // The report of a pipeline, with a step as a picture after its sentences.
-  /** @param {PageData.Pipeline} pipeline */
-  #pipeline({ name, report, step }) {
-    const onlayer = (/** @type {number} */ node) => this.show(node);
-    const [sentences, ...tables] = reportParts(report, onlayer);
-    return element("div", { class: "pipeline" }, name ? element("h4", {}, name) : null, sentences, step ? chart(step, onlayer) : null, ...tables);
-  }
-
-  // The own work in each layer over all ranks of a job of which the page has some.
-  /** @param {PageData.Ranks} ranks */
-  #quantiles({ quantiles, compared, unit }) {
-    const text = `Own work${unit} of the layers with all layers below them: quantiles over all ${compared} ranks, or those that have the layer. First come the layers whose slowest rank is furthest above the mean.`;
-    return quantiles.length ? [element("p", { class: "hint" }, text), ...reportParts(quantiles, (node) => this.show(node))] : [];
-  }
-
   /** @returns {((node: number) => boolean) | null} */
   get isMatch() {
     const text = this.search.toLowerCase();
@@ -431,7 +295,7 @@ class Page {
     return (node) => matches[node] === 1;
   }
 
-  #find() {
+  find() {
     this.search = this.searchBox.value.trim();
     this.draw();
   }
@@ -457,7 +321,8 @@ class Page {
       }
     }
     const whole = measure ? run.whole(measure.field, this.phaseNumber, this.source) : 0;
-    const share = measure && whole > 0 ? `, ${formatShare(sum / whole)} of ${measure.field === "cpu_ns" ? "the time" : measure.heading}` : "";
+    const isKnown = measure !== null && !this.run.interval;
+    const share = isKnown && whole > 0 ? `, ${formatShare(sum / whole)} of ${measure.field === "cpu_ns" ? "the time" : measure.heading}` : "";
     this.found.textContent = `${at ? `${at} of ` : ""}${count} ${count === 1 ? "layer" : "layers"}${count ? share : ""}`;
   }
 
@@ -661,69 +526,6 @@ class Page {
     this.panel.box.scrollIntoView({ block: "nearest" });
   }
 
-  /** @param {KeyboardEvent} event */
-  #key(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const inField = closest(event, "input, select, textarea");
-    if (event.key === "?" && !inField) {
-      this.keys.showModal();
-      return;
-    }
-    if (event.key === "/" && !inField) {
-      event.preventDefault();
-      this.searchBox.focus();
-      return;
-    }
-    if (inField === this.searchBox && event.key === "Enter") this.#nextMatch(event.shiftKey ? -1 : 1);
-    if (inField === this.searchBox && event.key === "Escape") {
-      this.searchBox.value = "";
-      this.#find();
-      this.searchBox.blur();
-    }
-    if (event.target !== document.body && !closest(event, ".icicle, .treetable")) return;
-    if (closest(event, "button")) return;
-    const ofTable = closest(event, ".treetable") ? this.table.moved(event.key) : undefined;
-    const moved = ofTable === undefined ? this.#neighbor(event.key) : ofTable;
-    if (moved === undefined) return;
-    event.preventDefault();
-    if (moved !== null) this.quietly(() => this.select(moved));
-  }
-
-  // The layer that a key selects: null if there is none in that direction, undefined for keys without a meaning.
-  /** @param {string} key */
-  #neighbor(key) {
-    const { run, selected } = this;
-    const widths = this.measure ? run.widths(this.measure.field, this.phaseNumber, this.source) : null;
-    const siblings = selected === this.top ? [selected] : run.children[run.parent[selected]];
-    const at = siblings.indexOf(selected);
-    if (key === "ArrowRight") return siblings[at + 1] ?? null;
-    if (key === "ArrowLeft") return siblings[at - 1] ?? null;
-    if (key === "ArrowUp") return selected === this.top ? null : run.parent[selected];
-    if (key === "ArrowDown") {
-      const below = run.children[selected];
-      return below.length ? below.reduce((most, one) => (widths && widths[one] > widths[most] ? one : most)) : null;
-    }
-    if (key === "Enter") {
-      this.zoom(selected);
-      return null;
-    }
-    if (key === "Escape" || key === "Backspace") {
-      this.zoom(this.root === this.top || key === "Escape" ? this.top : run.parent[this.root]);
-      return null;
-    }
-    return undefined;
-  }
-
-  // The match after the selected layer, or (-1) the one before it.
-  /** @param {1 | -1} direction */
-  #nextMatch(direction) {
-    const { isMatch, run, selected } = this;
-    if (!isMatch) return;
-    const matches = Array.from({ length: run.count }, (_, node) => node).filter(isMatch);
-    const after = matches.filter((node) => (node - selected) * direction > 0);
-    const next = (after.length ? after : matches).at(direction > 0 ? 0 : -1);
-    if (next !== undefined) this.select(next);
-  }
 }
 
 readData().then(

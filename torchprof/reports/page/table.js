@@ -129,7 +129,9 @@ class TreeTable {
       if (!areDifferences) return known[0];
       return Math.abs(known.reduce((/** @type {number} */ sum, value) => sum + Number(value), 0));
     };
-    return [...nodes].sort((one, other) => (order(one) < order(other) ? -sign : order(one) > order(other) ? sign : 0));
+    const keys = new Map(nodes.map((node) => [node, order(node)]));
+    const key = (/** @type {number} */ node) => keys.get(node) ?? -Infinity;
+    return [...nodes].sort((one, other) => (key(one) < key(other) ? -sign : key(one) > key(other) ? sign : 0));
   }
 
   #list() {
@@ -161,7 +163,7 @@ class TreeTable {
   // self if the table has them, since those of totals are the same again in all layers above.
   #orderOfFlat() {
     const { columns } = this;
-    if (!this.run.data.comparison) return isOfTerminal(columns[0]) ? [] : [columns[0]];
+    if (!this.run.data.comparison) return columns.filter((column) => column.kind === "cost" && !column.self).slice(0, 1);
     const differences = columns.filter((column) => column.kind === "change" && column.part === "difference");
     const ofSelf = differences.filter((column) => column.kind === "change" && column.isSelf);
     return ofSelf.length ? ofSelf : differences;

@@ -208,9 +208,9 @@ def timeline_of(run: Run, nodes: Mapping[int, int]) -> dict[str, Any] | None:
     }
 
 
-def memory_of(run: Run, nodes: Mapping[int, int]) -> Iterator[tuple[Memory, dict[str, Any]]]:
+def memory_of(run: Run, nodes: Mapping[int, int], *, with_moves: bool) -> Iterator[tuple[Memory, dict[str, Any]]]:
     """Each device of which there is something to show: its peak, what was live at the peak, as in the report "memory",
-    and memory over time if the run has it."""
+    and memory over time if the run has it. ``with_moves``: also each allocation and free."""
     samples = samples_by_device(run)
     for memory in run.memory:
         timeline = run.timeline
@@ -224,7 +224,9 @@ def memory_of(run: Run, nodes: Mapping[int, int]) -> Iterator[tuple[Memory, dict
                 "device": memory.device,
                 "report": report_data(about, nodes),
                 "levels": None if course is None else _levels(course),
-                "moves": None if timeline is None or course is None else _moves(timeline, memory.device, nodes),
+                "moves": None
+                if timeline is None or course is None or not with_moves
+                else _moves(timeline, memory.device, nodes),
                 "picture": None
                 if course is None or timeline is None
                 else _memory_picture(run, memory, course, timeline),

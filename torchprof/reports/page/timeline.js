@@ -91,7 +91,7 @@ class TimelineView {
   #set({ from, to }) {
     this.shown = { from: Math.round(from), to: Math.round(to) };
     const { leftOut, dropped } = this.data;
-    this.interval = this.isWhole || leftOut || dropped ? null : new Interval(this.run, this.data, this.start, this.shown, this.end);
+    this.interval = this.isWhole || leftOut || dropped ? null : new Interval(this.run, this.data, this.start, this.shown);
     this.live.replaceChildren(...this.#live());
   }
 
@@ -158,6 +158,10 @@ class TimelineView {
       const [from, to] = [ns, timeAt(event)].sort((one, other) => one - other);
       this.wasDragged = true;
       this.#show(from, to);
+    });
+    window.addEventListener("pointercancel", () => { // as when a touch scrolls the page
+      began = null;
+      marked.hidden = true;
     });
     lines.addEventListener("click", (event) => {
       const step = closest(event, "[data-step]");
@@ -290,7 +294,7 @@ class TimelineView {
     const { steps } = this.data;
     return steps.flatMap((ns, number) => {
       if (ns < from || ns > to) return [];
-      const label = number + 1 < steps.length ? [element("span", { "data-step": number, title: "Restrict the page to this step" }, `step ${number + 1}`)] : [];
+      const label = number + 1 < steps.length ? [element("span", { "data-step": number, title: "Show this step only" }, `step ${number + 1}`)] : [];
       return [element("div", { class: "step-mark", "--at": (ns - from) / (to - from) }, ...label)];
     });
   }
@@ -323,13 +327,14 @@ class TimelineView {
     return this.memory.flatMap(({ device, moves }) => {
       if (!interval) return [];
       if (!moves) return [element("p", { class: "hint" }, `What was live on ${device} in ${words} is not on this page: there are too many allocations, or not all were recorded.`)];
-      const { level, ns, rows } = interval.peak(moves);
-      const text = `Memory on ${device} in ${words}: at most ${formatBytes(level)} above the start of the recording, ${formatTime(ns)} after it. Live then:`;
+      const { level, ns, rows, freed } = interval.peak(moves);
+      const above = level > 0 ? `at most ${formatBytes(level)} above the start of the recording, ${formatTime(ns)} after it` : "never above the start of the recording";
+      const text = `Memory on ${device} in ${words}: ${above}.${freed ? ` ${formatBytes(freed)} of what was live at the start had been freed by then.` : ""} Allocated since, and live then:`;
       /** @type {SheetColumn<typeof rows[number]>[]} */
       const columns = [
         { heading: "Layer", isText: true, value: ({ node }) => run.path(node), text: ({ node }) => run.path(node) },
         { heading: "Kind", isText: true, value: ({ kind }) => kinds[kind], text: ({ kind }) => kinds[kind] },
-        { heading: "Memory", value: ({ nbytes }) => nbytes, text: ({ nbytes }) => formatBytes(nbytes), share: ({ nbytes }) => nbytes / level },
+        { heading: "Memory", value: ({ nbytes }) => nbytes, text: ({ nbytes }) => formatBytes(nbytes), share: ({ nbytes }) => nbytes / (level + freed) },
       ];
       return [element("p", {}, text), sheet(columns, rows, { shown: 8, click: ({ node }) => () => this.page.show(node) })];
     });
