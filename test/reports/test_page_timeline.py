@@ -188,7 +188,10 @@ def test_many_spans_are_few_elements(look: Callable[..., Page]) -> None:
 def test_what_is_left_out_is_said(look: Callable[..., Page], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "_MOST_SPANS", 4)
     page = look(with_spans(dropped=7))
-    assert status(page).endswith("The 2 shortest spans are not on this page. The last 7 spans were not recorded.")
+    assert status(page).endswith(
+        "The 2 shortest spans are not on this page. The last 7 spans were not recorded. "
+        "So the figures of the page stay those of the whole run."
+    )
     assert {span["text"] for spans in shown(page).values() for span in spans} == {"Net", "b", "mine", "gemm"}
 
 
