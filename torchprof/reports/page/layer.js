@@ -255,7 +255,7 @@ function rangeInWords({ kind, name }) {
 function operatorSheet(run, rows, measure, source) {
   /** @type {SheetColumn<Operator>[]} */
   const columns = [
-    { heading: "Operator", isText: true, value: (row) => row.name, text: (row) => rangeInWords(row) },
+    { heading: run.interval ? "Label" : "Operator", isText: true, value: (row) => row.name, text: (row) => rangeInWords(row) },
     { heading: "Calls", value: (row) => row.calls, text: (row) => (row.calls ? formatCalls(row.calls) : "") },
   ];
   if (measure) {
