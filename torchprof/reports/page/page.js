@@ -337,8 +337,6 @@ class Page {
     this.icicle.draw({ root: this.root, selected: this.selected, widths, own, hasShares: run.whole(field, phase, source) > 0, showOwn: this.showOwn, operators: (node) => run.operators(node, phase, source), field, byOwnTime: this.byOwnTime, isMatch, change: this.change });
     this.#drawCaption(widths);
     this.#drawLegend();
-    this.flatBox.checked = this.table.isFlat;
-    this.table.draw({ columns: this.columns, source, selected: this.selected, isMatch });
     timeline?.draw(this.selected, isMatch);
     this.panel.draw({ node: this.selected, phase, source, measure });
     this.reports.draw(source, data.phases.indexOf(this.phase));
@@ -347,6 +345,19 @@ class Page {
     this.#drawCrumbs();
     this.hover([]);
     this.tip.hidden = true; // its figures were of the choice before
+    this.drawTable(isMatch);
+  }
+
+  // Draws the reports alone, for another tab.
+  drawReports() {
+    this.reports.draw(this.source, data.phases.indexOf(this.phase));
+    this.#write();
+  }
+
+  // Draws the table alone: for its order, and for lines that open and close.
+  drawTable(isMatch = this.isMatch) {
+    this.flatBox.checked = this.table.isFlat;
+    this.table.draw({ columns: this.columns, source: this.source, selected: this.selected, isMatch });
     this.#write();
   }
 

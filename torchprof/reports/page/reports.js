@@ -1,7 +1,7 @@
 // The reports of the run, one at a time, as tabs: the same tables as in the terminal.
 
 class ReportTabs {
-  // Calls page.draw() for another tab, and page.show(node) on a click on a row of a layer.
+  // Calls page.drawReports() for another tab, and page.show(node) on a click on a row of a layer.
   /** @param {Page} page @param {PageData.Reports} reports */
   constructor(page, { tabs, contents }) {
     this.page = page;
@@ -42,7 +42,7 @@ class ReportTabs {
   /** @param {string} title */
   #tab(title) {
     const isChosen = title === this.chosen;
-    const onclick = () => { this.chosen = title; this.page.draw(); };
+    const onclick = () => { this.chosen = title; this.page.drawReports(); };
     return element("button", { type: "button", role: "tab", "aria-selected": isChosen ? "true" : "false", "aria-controls": "report", tabindex: isChosen ? 0 : -1, onclick }, title);
   }
 
@@ -55,7 +55,7 @@ class ReportTabs {
     event.stopPropagation();
     const at = this.tabs.findIndex(({ title }) => title === this.chosen);
     this.chosen = this.tabs[(at + step + this.tabs.length) % this.tabs.length].title;
-    this.page.draw();
+    this.page.drawReports();
     const chosen = this.list.querySelector("[aria-selected=true]");
     if (chosen instanceof HTMLElement) chosen.focus();
   }

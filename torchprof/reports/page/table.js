@@ -197,7 +197,7 @@ class TreeTable {
     if (this.by !== number) [this.key, this.descending] = [this.columns[number].key, true];
     else if (this.descending) this.descending = false;
     else [this.key, this.descending] = ["", true];
-    this.page.draw();
+    this.page.drawTable();
   }
 
   #drawLines() {
@@ -252,7 +252,7 @@ class TreeTable {
   /** @param {number} node */
   toggle(node) {
     this.open[node] = 1 - this.open[node];
-    this.page.draw();
+    this.page.drawTable();
   }
 
   // The keys of a tree grid in the ARIA practices. The layer that a key selects; null if it selects none, undefined for
@@ -279,13 +279,13 @@ class TreeTable {
   /** @param {boolean} isOpen */
   openAll(isOpen) {
     this.open.fill(isOpen ? 1 : 0);
-    this.page.draw();
+    this.page.drawTable();
   }
 
   /** @param {boolean} isFlat */
   showFlat(isFlat) {
     this.isFlat = isFlat;
-    this.page.draw();
+    this.page.drawTable();
   }
 
   // On paper all lines are there, on the screen those in sight.
