@@ -94,6 +94,8 @@ def lines_of_code(run: Run) -> list[LineOfCode]:
             of_line.calls[line.calls] += samples
             of_line.work[work][layer] += samples
             parts[_kind_of(work)][line.at] += samples
+    if not lines:
+        return []
     for (layer, phase, chain), ns in run.rows.of_recording.summed(("layer", "phase", "frames"), "cpu_ns").items():
         if not any(frame.kind == FrameKind.WAIT and frame.name == WAITS_FOR_AUTOGRAD for frame in chains[chain]):
             times[_kind_of(_work(layer, PHASES[phase], chains[chain]))] += ns

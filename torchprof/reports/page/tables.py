@@ -99,7 +99,7 @@ _ROWS_OF_REPORT = 200  # at most: the terminal has all
 
 def _memory_of_layers(run: Run, **options: Any) -> Part:
     """The tables by layer of the report "memory": the page has its other parts in a section of their own."""
-    parts = tables_and_sentences(memory_report(run, **options))
+    parts = tables_and_sentences(memory_report(run, **options)) if run.memory else ()
     return stacked([part for part in parts if isinstance(part, ReportTable) and part.name == "layers"])
 
 
