@@ -658,3 +658,35 @@ def test_pictures_of_several_ranks_say_so() -> None:
     run = run_of([row(0, cpu_ns=1000), row(0, cpu_ns=3000, rank=1)])
     run = replace(run, metas=(run.meta, replace(run.meta, rank=1)))
     assert any("the sum of 2 ranks; the whole is 4.000us." in words for words in texts(drawn(run, "icicle")))
+
+
+def test_the_values_at_the_mouse_are_those_of_the_axes(look: Callable[..., Page]) -> None:
+    """At the grid lines of both axes, as they are written there; and none outside of the plot."""
+    memory = with_memory(run_of([row(0, cpu_ns=1)]), STEPS, Memory("cpu", peak_bytes=900))
+    for run, where, tick_of_y in ((memory, "#memory", 0), (roofline_run(), "#roofline", 1)):  # from above
+        page = look(run)
+        picture = page.locator(f"{where} .chart")
+        picture.scroll_into_view_if_needed()
+        boxes: list[dict[str, float]] = [line.bounding_box() for line in picture.locator("line.grid").all()]  # type: ignore[misc]
+        x = sorted(box["x"] for box in boxes if box["width"] < 2)[1]
+        y = sorted(box["y"] for box in boxes if box["height"] < 2)[tick_of_y]
+        written = []
+        for text in picture.locator("text").all():
+            box = text.bounding_box() or {}
+            is_below = abs(box["x"] + box["width"] / 2 - x) < 4 and box["y"] > max(each["y"] for each in boxes)
+            is_left = abs(box["y"] + box["height"] / 2 - y) < 4 and box["x"] < min(each["x"] for each in boxes)
+            written += [(is_left, text.text_content() or "")] if is_below or is_left else []
+        page.mouse.move(x + 1, y)
+        words = (picture.locator(".cross text").text_content() or "").split(", ")
+        for part, (_, tick) in zip(words, sorted(written), strict=True):
+            assert number_of(part) == pytest.approx(number_of(tick), rel=0.05), (words, written)
+        page.mouse.move(1, 1)
+        assert picture.locator(".cross").count() == 0
+
+
+def number_of(words: str) -> float:
+    """Of "1.50 KB", "2 G", "50ns"."""
+    found = re.match(r"([0-9.]+) ?([A-Za-z]*)", words)
+    assert found is not None, words
+    scales = {"KB": 2**10, "MB": 2**20, "K": 1e3, "M": 1e6, "G": 1e9, "us": 1e3, "ms": 1e6}
+    return float(found[1]) * scales.get(found[2], 1)

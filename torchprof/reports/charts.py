@@ -132,6 +132,15 @@ def axis_y(
     return "".join(parts)
 
 
+def plot(x: Axis, y: Axis, units: str) -> str:
+    """The area between two axes, unseen: on the page, their values are shown at the mouse in it. ``units``: of x and of
+    y, as in ``page/charts.js``."""
+    scales = " ".join(f"{axis.least} {axis.most} {axis.log:d}" for axis in (x, y))
+    left, top = min(x.first, x.last), min(y.first, y.last)
+    size = {"width": abs(x.last - x.first), "height": abs(y.last - y.first)}
+    return tag("rect", x=float(left), y=float(top), **size, class_="plot", data_scales=scales, data_units=units)
+
+
 def time_words(ns: float) -> str:
     """A round time on an axis."""
     return short_time(ns) if ns else "0"

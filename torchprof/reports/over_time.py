@@ -21,6 +21,7 @@ from torchprof.reports.charts import (
     fitted,
     hint,
     picture,
+    plot,
     standalone,
     tag,
     text,
@@ -397,6 +398,7 @@ def drawn_memory(memory: Memory, course: Course, steps: Sequence[int], title: st
     parts = [
         axis_x(x, 10, _HEIGHT, time_words),
         axis_y(y, LEFT, WIDTH, _bytes, "bytes above the start", binary=True),
+        plot(x, y, "ns bytes"),
     ]
     names = [*KINDS, "unknown"]
     lower = base

@@ -11,7 +11,7 @@ from torchprof.analyze.columns import MEASURE_OF
 from torchprof.analyze.figures import figures_of_layers, measured_by_all, varying_calls
 from torchprof.analyze.report import pattern_of, report
 from torchprof.errors import TorchprofError
-from torchprof.reports.charts import WIDTH, Axis, axis_x, axis_y, hint, picture, standalone, tag, text, width_of
+from torchprof.reports.charts import WIDTH, Axis, axis_x, axis_y, hint, picture, plot, standalone, tag, text, width_of
 from torchprof.reports.icicle import colors_of, time_measured, title_of
 from torchprof.reports.over_time import LEFT
 from torchprof.run.formats import Bound, format_count, format_rate, short_time
@@ -86,6 +86,7 @@ def drawn_roofline(run: Run, nodes: Mapping[tuple[str, ...], int] | None = None)
     parts = [
         axis_x(x, 14, height, lambda value: f"{value:g}", "arithmetic intensity (FLOP/byte)"),
         axis_y(y, LEFT, right, lambda value: str(format_count(value)).replace(".00 ", " "), "FLOP/s"),
+        plot(x, y, "intensity rate"),
     ]
     drawn_roofs = [_roof(peak, x, y) for peak in roofs]
     parts += [line for line, _ in drawn_roofs]

@@ -4,6 +4,36 @@ const SAVED = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharr
 const LINE = 16; // of text in a saved picture
 const PIXELS = 2; // of a saved PNG for each of the picture
 
+/** @type {Record<string, (value: number) => string>} */
+const WRITTEN = { ns: formatTime, bytes: formatBytes, rate: (value) => `${formatCount(value)} FLOP/s`, intensity: (value) => `${fixed(value, 2)} FLOP/byte` };
+
+// Shows the values of both axes at the mouse.
+/** @param {SVGElement} made */
+function crosshair(made) {
+  const plot = made.querySelector(".plot");
+  if (!(plot instanceof SVGRectElement)) return;
+  const [lines, text] = [drawing("path"), drawing("text", { class: "name" })];
+  const cross = drawing("g", { class: "cross" }, lines, text);
+  const [left, top, width, height] = ["x", "y", "width", "height"].map((name) => Number(plot.getAttribute(name)));
+  const scales = (plot.dataset.scales ?? "").split(" ").map(Number); // least, most, whether they are powers of ten; of x, of y
+  const units = (plot.dataset.units ?? "").split(" ");
+  made.addEventListener("pointerleave", () => cross.remove());
+  made.addEventListener("pointermove", (event) => {
+    const { x, y } = new DOMPoint(event.clientX, event.clientY).matrixTransform(plot.getScreenCTM()?.inverse());
+    const shares = [(x - left) / width, 1 - (y - top) / height];
+    if (shares.every((share) => share >= 0 && share <= 1)) plot.parentNode?.append(cross);
+    else cross.remove();
+    const words = shares.map((share, at) => {
+      const [least, most, isLog] = scales.slice(3 * at);
+      const value = least + share * (most - least);
+      return WRITTEN[units[at]](isLog ? 10 ** value : value);
+    });
+    lines.setAttribute("d", `M${x} ${top}v${height}M${left} ${y}h${width}`);
+    text.textContent = words.join(", ");
+    for (const [name, value] of Object.entries({ x: x + (shares[0] < 0.8 ? 6 : -6), y: y - 6, "text-anchor": shares[0] < 0.8 ? "start" : "end" })) text.setAttribute(name, String(value));
+  });
+}
+
 // A picture from its markup, in which Python escaped all texts. A click on what has a link calls `onclick` with its number: of
 // a layer, or of a step. All links are one stop of the Tab key; arrows go from one to the next.
 /** @param {string} markup @param {(node: number) => void} onclick */
@@ -26,6 +56,7 @@ function chart(markup, onclick) {
       next.focus();
     });
   });
+  crosshair(/** @type {SVGElement} */ (/** @type {unknown} */ (made)));
   const title = made.querySelector(".title")?.textContent ?? "picture";
   return element("figure", {}, made, saveButtons(title, () => selfContained(/** @type {SVGElement} */ (/** @type {unknown} */ (made)))));
 }
