@@ -663,12 +663,12 @@ def test_pictures_of_several_ranks_say_so() -> None:
 def test_the_values_at_the_mouse_are_those_of_the_axes(look: Callable[..., Page]) -> None:
     """At the grid lines of both axes, as they are written there; and none outside of the plot."""
     memory = with_memory(run_of([row(0, cpu_ns=1)]), STEPS, Memory("cpu", peak_bytes=900))
-    for run, where, tick_of_y in ((memory, "#memory", 0), (roofline_run(), "#roofline", 1)):  # from above
+    for run, where, tick_of_x, tick_of_y in ((memory, "#memory", 1, 0), (roofline_run(), "#roofline", 0, 1)):
         page = look(run)
         picture = page.locator(f"{where} .chart")
         picture.scroll_into_view_if_needed()
         boxes: list[dict[str, float]] = [line.bounding_box() for line in picture.locator("line.grid").all()]  # type: ignore[misc]
-        x = sorted(box["x"] for box in boxes if box["width"] < 2)[1]
+        x = sorted(box["x"] for box in boxes if box["width"] < 2)[tick_of_x]
         y = sorted(box["y"] for box in boxes if box["height"] < 2)[tick_of_y]
         written = []
         for text in picture.locator("text").all():
