@@ -106,7 +106,9 @@ def _drawn_bar(bar: _Bar, axis: Axis, y: float, *, is_named: bool) -> str:
         x, width = axis(start), axis(start + ns) - axis(start)
         inside = [tag("rect", x=x, y=y, width=max(width - 1, 0.5), height=_BAR - 4, class_=_color_of_part(name))]
         share = f" {format_share(ns / bar.whole)}" if bar.whole else ""
-        if words := fitted(f"{name.split(', ')[-1]}{share}", width - 8):
+        short = name.split(", ")[-1]
+        both = f"{short}{share}"  # a number is not cut off
+        if words := both if fitted(both, width - 8) == both else fitted(short, width - 8):
             inside.append(text(words, x + 5, y + 15, class_="ink"))
         drawn.append(tag("g", hint([f"{bar.name}: {name}", _with_share(ns, bar.whole)]), *inside))
         start += ns
