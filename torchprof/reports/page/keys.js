@@ -5,7 +5,7 @@ const KEYS = [
   ["← →", "in the icicle: the layer before, after"], ["↑ ↓", "in the icicle: the layer above, the largest one below"],
   ["↑ ↓ Home End", "in the table: the line before, after, the first, the last"], ["→ ←", "in the table: open, or go in; close, or go out"],
   ["Enter", "zoom in"], ["Backspace, Escape", "zoom out, all the way"], ["Space", "in the table: open or close a line"],
-  ["← → + − Escape", "in the timeline: move, zoom, show all; the page has the figures of what is shown"], ["?", "this list"],
+  ["← → + − Escape", "in the timeline: move, zoom, show all"], ["?", "this list"],
 ];
 
 // The list of all keys.

@@ -328,7 +328,7 @@ class Page {
 
   draw() {
     const { run, timeline } = this;
-    run.restrict(timeline?.interval ?? null);
+    run.interval = timeline?.interval ?? null;
     const { phaseNumber: phase, source, measure, isMatch } = this;
     this.#drawControls();
     this.#drawFound(isMatch);

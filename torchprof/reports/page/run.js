@@ -56,7 +56,7 @@ class Run {
     /** @type {Map<string, unknown>} */
     this.cache = new Map();
     /** @type {Interval | null} */
-    this.interval = null; // of which the figures are; null: of the whole run
+    this.interval = null; // if set, times and calls are those in it, and what it does not have is unknown
     this.pairs = data.comparison ? data.comparison.pairs : []; // by node; empty if the page is no comparison
     /** @type {FigureColumn[]} */
     this.figures = data.columns.map((column, number) => ({ ...column, number }));
@@ -85,12 +85,6 @@ class Run {
   /** @param {number} node @param {number} source */
   description(node, source) {
     return descriptionIn(this.take(source), node);
-  }
-
-  // From now on, times and calls are those in an interval of the timeline, and what it does not have is unknown.
-  /** @param {Interval | null} interval */
-  restrict(interval) {
-    this.interval = interval;
   }
 
   // Whether there are figures of a measure in the interval.

@@ -40,7 +40,7 @@ class TimelineView {
     this.live = element("div", { class: "live" });
     /** @type {Interval | null} */
     this.interval = null; // what is shown, if it is not all
-    this.box = element("div", { class: "timeline", tabindex: "0", role: "group", "aria-label": "Timeline: arrow keys move, plus and minus zoom, Escape shows all; the page has the figures of what is shown" }, this.map, this.axis, this.lines);
+    this.box = element("div", { class: "timeline", tabindex: "0", role: "group", "aria-label": "Timeline: arrow keys move, plus and minus zoom, Escape shows all" }, this.map, this.axis, this.lines);
     this.status = element("p", { class: "status" });
     this.#listen();
   }
