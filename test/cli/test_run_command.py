@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -550,9 +551,10 @@ except UnicodeEncodeError:
     "option, recorded, said",
     [
         ("--all", 49, ""),
-        ("--steps=20:30", 10, "As requested, 10 of 49 passes of the loop are in the figures, and no other time."),
-        ("--max-calls=7", 7, "7 model call(s) recorded"),
-        ("--warmup=0", 50, "Shares are estimates from 24 of 50 passes of the loop."),
+        ("--steps=20:30", 10, r"As requested, 10 of 49 passes of the loop are in the figures, and no other time\."),
+        ("--max-calls=7", 7, "7 model calls recorded"),
+        # a pass that took unusually long has another one recorded in its place
+        ("--warmup=0", 50, r"Shares are estimates from (2[4-9]|[34]\d) of 50 passes of the loop\."),
     ],
 )
 def test_which_steps_are_recorded_may_be_chosen(tmp_path: Path, option: str, recorded: int, said: str) -> None:
@@ -560,7 +562,7 @@ def test_which_steps_are_recorded_may_be_chosen(tmp_path: Path, option: str, rec
     done = run(tmp_path, option, "-o", "run.json", script(tmp_path, code))
     found = saved(tmp_path, "run.json")
     assert done.returncode == 0 and calls(found) == recorded
-    assert said.replace("call(s)", "calls") in done.stdout
+    assert re.search(said, done.stdout)
     assert bool(found.passes) is (option == "--warmup=0")
 
 
@@ -646,16 +648,20 @@ dist.destroy_process_group()
 
 def test_the_ranks_of_a_job_record_the_same_steps(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINS_IN_A_JOB)
-    job = warm_job(tmp_path, 4, "-m", "torchprof", "run", "-o", "rank{rank}.json", "train.py")
-    assert job.code == 0, job
-    runs = [saved(tmp_path, f"rank{rank}.json") for rank in range(4)]
-    for run in runs:
-        [passes] = run.passes
-        assert (passes.count, passes.recorded, run.meta.steps, calls(run)) == (59, 24, 59, 59)
-    merged = torchprof.merge(runs)
-    assert [passes.rank for passes in merged.passes] == [0, 1, 2, 3]
-    assert all(lockstep.is_paired for key, lockstep in merged.lockstep.items() if key.keeps_values)
-    assert "24 of 59 passes" in merged.report("overview")
+    for last in (False, False, True):  # a busy machine may interrupt one of the ranks: then its times are its own
+        job = warm_job(tmp_path, 4, "-m", "torchprof", "run", "-o", "rank{rank}.json", "train.py")
+        assert job.code == 0, job
+        runs = [saved(tmp_path, f"rank{rank}.json") for rank in range(4)]
+        for run in runs:
+            [passes] = run.passes
+            assert (passes.count, passes.recorded, run.meta.steps, calls(run)) == (59, 24, 59, 59)
+        merged = torchprof.merge(runs)
+        assert [passes.rank for passes in merged.passes] == [0, 1, 2, 3]
+        assert "24 of 59 passes" in merged.report("overview")
+        are_paired = all(lockstep.is_paired for key, lockstep in merged.lockstep.items() if key.keeps_values)
+        assert are_paired or not last
+        if are_paired:
+            break
 
 
 def test_after_one_rank_fails_the_others_write_what_ran_until_then(tmp_path: Path) -> None:

@@ -46,6 +46,9 @@ from torchprof.run.measures import SampleKey
 from torchprof.run.timeline import Lane, Spans, Timeline
 from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, RECOMPUTE
 
+# A garbage collection may interrupt a call, and has spans of its own.
+pytestmark = pytest.mark.usefixtures("garbage_is_not_collected")
+
 PATHS: Paths = (("Net",), ("Net", "a"), ("Net", "a", "x"), ("Net", "a", "y"), ("Net", "b"), ("Other",))
 NET, A, X, Y, B, OTHER = range(6)
 OF = {layer: 10 * (layer + 1) for layer in range(6)}  # the sequence number of the op of each layer
