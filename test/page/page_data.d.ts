@@ -10,9 +10,11 @@ interface PageData {
   ran: string[];
   /** The findings of the first screen: what was observed, what to change, and what that gained, as in `Finding`. */
   help: [string, string, [number, number, number] | null][];
+  /** Of a run without such findings: what was looked for. */
+  noHelp: string;
   questions: { time: string; why: string; fit: string; changed: string; waits: string; "": string };
   legend: [sign: string, meaning: string][];
-  largest: PageData.ReportPart[];
+  largest: [title: string, parts: PageData.ReportPart[]][];
   facts: [name: string, value: string][];
   findings: PageData.Finding[];
   moreFindings: number;
@@ -177,6 +179,8 @@ declare namespace PageData {
 
   interface Measure {
     heading: string;
+    /** Its heading in the report of operators. */
+    operators: string;
     field: string;
     unit: Unit;
     /** The field of `Cost` that counts what the measure lacks: where it is not 0, the measure is a lower bound. */

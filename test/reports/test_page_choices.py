@@ -354,12 +354,12 @@ def test_the_columns_of_what_was_chosen_come_first(look: Callable[..., Page]) ->
 
     every = of_terminal()
     assert every[:3] == ["Self CPU total", "CPU total", "Backward CPU total"]
-    assert headings()[:4] == ["CPU time, both", "%", "per call", every[0]]
+    assert headings()[:4] == ["CPU time, both", "Self CPU time, both", "%", "per call"]
     choice(page, "CPU memory allocated").click()
     choice(page, "backward").click()
     first = of_terminal()
     assert "Mem" in first[0] and first[0].startswith("Backward")
-    assert headings()[:2] == ["%", "per call"]
+    assert headings()[:3] == ["Self CPU memory allocated, backward", "%", "per call"]
     assert sorted(first) == sorted(every), "all columns of the terminal's table are there"
 
 

@@ -152,20 +152,20 @@ def test_the_table_has_the_share_of_the_chosen_measure_and_what_it_is_for_a_call
 ) -> None:
     page = look(derived_run())
     headings = page.locator(".head [role=columnheader]").all_inner_texts()
-    assert headings[:5] == ["Module", "CPU time, both", "%", "per call", "per step"]
+    assert headings[:6] == ["Module", "CPU time, both", "Self CPU time, both", "%", "per call", "per step"]
     assert page.evaluate(READ_DERIVED) == {
-        "Net": ["20.000us", "80.0%", "10.000us", "10.000us"],
-        "Net.a": ["8.000us", "32.0%", "4.000us", "4.000us"],
-        "Net.b": ["12.000us", "48.0%", "12.000us", "6.000us"],
-        "(outside)": ["5.000us", "20.0%", "", "2.500us"],
+        "Net": ["20.000us", "0.000us", "80.0%", "10.000us", "10.000us"],
+        "Net.a": ["8.000us", "8.000us", "32.0%", "4.000us", "4.000us"],
+        "Net.b": ["12.000us", "12.000us", "48.0%", "12.000us", "6.000us"],
+        "(outside)": ["5.000us", "5.000us", "20.0%", "", "2.500us"],
     }
     page.locator(".choice[aria-label=Phase]").get_by_role("button", name="forward", exact=True).click()
     assert page.evaluate(READ_DERIVED)["Net.a"] == ["26.1%", "3.000us", "3.000us"]  # of 23 us
     page.locator(".choice[aria-label=Width]").get_by_role("button", name="FLOPs", exact=True).click()
     found = page.evaluate(READ_DERIVED)
     # What is a lower bound has nothing for a call or a step, and no figure has a share of a whole that is one.
-    assert found["Net.b"] == found["Net"] == ["–", "–", "–"]
-    assert found["Net.a"] == ["–", "2.00 K", "2.00 K"]
+    assert (found["Net.b"], found["Net"]) == (["≥ 1.00 K", "–", "–", "–"], ["0", "–", "–", "–"])
+    assert found["Net.a"] == ["4.00 K", "–", "2.00 K", "2.00 K"]
     assert "%" not in page.inner_text(".icicle") + page.inner_text(".status")
     page.locator(".choice[aria-label=Width]").get_by_role("button", name="CPU time", exact=True).click()
     assert page.locator(".icicle .share").first.inner_text() == "100.0%"

@@ -51,9 +51,9 @@ READ = """() => {
   return [...document.querySelectorAll(".track")].map((track) => ({
     name: track.querySelector(".track-name").textContent,
     spans: [...track.querySelectorAll(".span")].map((span) => {
-      const { left, top } = span.getBoundingClientRect();
+      const { left, top, width } = span.getBoundingClientRect();
       const area = span.parentElement.getBoundingClientRect();
-      const part = parseFloat(span.style.width) / frame.width;
+      const part = width / frame.width;
       const [at, row] = [(left - frame.left) / frame.width, Math.round((top - area.top) / 18)];
       return { text: span.textContent, at, part, row };
     }),

@@ -80,7 +80,7 @@ def test_the_figures_of_a_model() -> None:
 
 def test_figures_that_were_not_recorded_are_unknown() -> None:
     found = stripped(profiled(Mlp(), torch.rand(3, 4)).run)
-    assert found["MACs"] == found["FLOPs"] == found["FLOP/s (mean)"] == found["MFU (% of peak)"] == "–"
+    assert found["MACs"] == found["FLOPs"] == found["FLOP/s (mean)"] == found["% of peak (forward)"] == "–"
     assert found["Peak memory above start"] == "–"
     assert found["Throughput"] != "–"
     found = stripped(torchprof.flops(Mlp(), torch.rand(3, 4)))
@@ -279,7 +279,7 @@ def test_activations_of_calls_on_several_shapes_are_unknown() -> None:
 def test_activations_of_a_run_of_selected_layers_are_unknown() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     found = stripped(profiled(model, torch.rand(2, 4), with_flops=True, paths=["2"]).run)
-    unknown = ["MACs", "FLOPs", "Latency (median)", "Throughput", "FLOP/s (mean)", "MFU (% of peak)", "Activations"]
+    unknown = ["MACs", "FLOPs", "Latency (median)", "Throughput", "FLOP/s (mean)", "% of peak (forward)", "Activations"]
     assert {found[name] for name in unknown} == {"–"}
 
 
@@ -295,8 +295,8 @@ def test_the_peak_is_that_of_the_type_of_most_macs() -> None:
         model(x)
     peaks = (Peak("cpu", "float32", 2, 1e12, 1.0), Peak("cpu", "bfloat16", 2, 2e12, 1.0))
     run = replace(prof.run, metas=(replace(prof.run.meta, peaks=peaks),))
-    assert "(bfloat16 product on cpu, 2 threads)" in stripped(run)["MFU (% of peak)"]
-    assert stripped(replace(run, metas=(replace(run.meta, peaks=peaks[:1]),)))["MFU (% of peak)"] == "–"
+    assert "(bfloat16 product on cpu, 2 threads)" in stripped(run)["% of peak (forward)"]
+    assert stripped(replace(run, metas=(replace(run.meta, peaks=peaks[:1]),)))["% of peak (forward)"] == "–"
 
 
 def test_activations_of_layers_whose_operators_record_no_shapes() -> None:

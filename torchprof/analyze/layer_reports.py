@@ -183,7 +183,7 @@ _Path = tuple[str, ...]
 _Varying = Mapping[_Path, bool | None]  # what ``varying_calls`` returns
 
 
-@report("summary", "every layer with shapes and parameters; latency, FLOPs and MFU of the model", answers="fit")
+@report("summary", "every layer with shapes and parameters; latency, FLOPs and % of peak of the model", answers="fit")
 def summary(run: Run, *, depth: int | None = None) -> Section:
     """Every layer with its type, depth, shapes, parameters and MACs; below the table, the figures of each model.
 
@@ -195,7 +195,7 @@ def summary(run: Run, *, depth: int | None = None) -> Section:
     the profiler; with a device it is unknown, because the device runs asynchronously: ``torchprof.benchmark`` measures
     it. *Throughput* is the first dimension of the model's first input over the latency; it is known if that input had
     the same shape in all calls. *FLOP/s* are the FLOPs of all forward calls over the device time if that was recorded,
-    else over the CPU time. *MFU (% of peak)* is FLOP/s over the peak that ``torchprof.peak`` measured on this
+    else over the CPU time. *% of peak (forward)* is FLOP/s over the peak that ``torchprof.peak`` measured on this
     device with matrix products, for the type of most MACs. *Activations* are the bytes of the outputs of layers that
     call no other layer, in one forward call; they are known if each of these layers was called once, or always on the
     same shapes. *Peak memory* is the peak above the start of the block. A run of several ranks shows the lowest rank.
@@ -236,8 +236,8 @@ def _table(
         return [
             layer.kind,
             format_number(len(layer.path) - 1),
-            _shapes(layer.input_shapes, calls_vary[layer.path]),
-            _shapes(layer.output_shapes, calls_vary[layer.path]),
+            shapes_in_words(layer.input_shapes, calls_vary[layer.path]),
+            shapes_in_words(layer.output_shapes, calls_vary[layer.path]),
             _if_known(params[layer.path], format_count),
             _count(run, figures[layer.path], "macs", calls, work_varies[layer.path]),
         ]
@@ -324,7 +324,7 @@ def _of_time(run: Run, root: Node, figures: Figures, varies: bool | None) -> Ite
     achieved = figures.rate(FORWARD, on_device, measured)
     yield "FLOP/s (mean)", achieved.text(format_count) or UNKNOWN
     peak = peak_of(run.meta, dtype_of_most_macs(run, root.layer.path[0]))
-    yield "MFU (% of peak)", (peak and achieved.text(lambda per_s: _share_of_peak(per_s, peak))) or UNKNOWN
+    yield "% of peak (forward)", (peak and achieved.text(lambda per_s: _share_of_peak(per_s, peak))) or UNKNOWN
 
 
 def _activations(run: Run, root: Node) -> int | None:
@@ -372,7 +372,8 @@ def _count(run: Run, figures: Figures, field: str, calls: int, varies: bool | No
     return Figure(count.value / max(calls, 1), count.bound, mean).text(format_count)
 
 
-def _shapes(shapes: tuple[tuple[int, ...], ...], vary: bool | None) -> str:
+def shapes_in_words(shapes: tuple[tuple[int, ...], ...], vary: bool | None) -> str:
+    """Shapes as "[8, 3, 224, 224]"; "first [8, …]" unless it is known that they do not vary; "" if there are none."""
     if not shapes:
         return ""
     shown = [str(list(shape)).replace("-1", "?") for shape in shapes[:_SHAPES_SHOWN]]

@@ -194,14 +194,18 @@ def largest_lines(run: Run, width: int | None = None) -> Iterator[ReportTable]:
     texts = [(f"{line.ns / whole_ns:4.0%}", printable(line.text), work_in_words(run, line)) for line in shown]
     longest = max(len(text) for _, text, _ in texts)
     written = [f"{share}  {text:<{longest}}  {work}" for share, text, work in texts]
-    title = f"By line of code ({_count(samples)})"
     rows = [TableRow([*_figures(run, line), *cells]) for line, (_, *cells) in zip(shown, texts)]
     yield ReportTable(
         ["Share", "CPU time", "Samples", "Line", "What runs there"],
         rows,
         "largest_lines",
-        text="\n".join([title, *(_cut(text, width) for text in written)]),
+        text="\n".join([title_of_lines(run), *(_cut(text, width) for text in written)]),
     )
+
+
+def title_of_lines(run: Run) -> str:
+    """The heading of the largest lines."""
+    return f"By line of code ({_count(sum(line.samples for line in lines_of_code(run)))})"
 
 
 def _cut(text: str, width: int | None) -> str:

@@ -10,6 +10,7 @@ from torchprof.advise.chains import inside
 from torchprof.advise.evidence import Evidence
 from torchprof.analyze.compiled import compiled_in_short
 from torchprof.analyze.lines import largest_lines
+from torchprof.analyze.metrics import mfu
 from torchprof.analyze.ratios import unusual_ratios
 from torchprof.analyze.report import Part, name_of_layer, stacked
 from torchprof.analyze.sentences import about_times, called_models, count_of_ranks, filled, peak_in_words, throughput
@@ -17,7 +18,7 @@ from torchprof.analyze.steps import device_parts, ns_behind_the_cpu, percents, s
 from torchprof.analyze.top import measures_of
 from torchprof.errors import printable
 from torchprof.first_screen.headline import headline
-from torchprof.run.formats import as_range, format_count, format_memory, short_time
+from torchprof.run.formats import as_range, format_count, format_memory, format_share, short_time
 from torchprof.run.groups import sums_by_key
 from torchprof.run.measures import COMBINED, Spread
 from torchprof.run.run import Run
@@ -59,10 +60,11 @@ def lines_of_run(run: Run) -> list[str]:
 
 
 def what_ran(run: Run) -> str:
-    """Steps or calls with their times, the rate, the size of the model and its peak memory, in one line."""
+    """Steps or calls with their times, the rate, MFU if the peak of the device was measured, the size of the model and
+    its peak memory, in one line."""
     no_grad = [spread for key, spread in run.samples.items() if key.measure == "no_grad_ns"]  # in a run with backward
     times = [_times(run), _distribution(no_grad, "call", " without gradients") if no_grad else ""]
-    return printable(" · ".join(filter(None, [*times, _rate(run), _params(run), _macs(run), *_peak(run)])))
+    return printable(" · ".join(filter(None, [*times, _rate(run), _mfu(run), _params(run), _macs(run), *_peak(run)])))
 
 
 def _times(run: Run) -> str:
@@ -118,6 +120,11 @@ def _rate(run: Run) -> str:
     return "".join(
         throughput(run, root) for root, calls in models.items() if run.layers[root].same_shapes or calls == 1
     )
+
+
+def _mfu(run: Run) -> str:
+    utilization = mfu(run)
+    return "" if utilization is None else f"MFU {utilization.text(format_share)}"
 
 
 def _params(run: Run) -> str:
@@ -189,7 +196,7 @@ def what_would_help(run: Run, width: int = _WIDTH, findings: Sequence[Advice] | 
     whose gain is unknown; or that there is none, and what bounds the run."""
     evidence = Evidence(run)
     if not (first := first_findings(evidence, findings)):
-        return textwrap.fill(_no_finding(run), width)
+        return textwrap.fill(no_finding(run), width)
     texts = (_wrapped(number, *in_short(advice, evidence), width) for number, advice in enumerate(first, 1))
     gained = (trial for trial in run.trials if trial.rule == COMBINED and trial.has_gained)
     together = (f"All of these that gained: {trial.result}." for trial in gained)
@@ -234,7 +241,7 @@ def short_gain(advice: Advice, evidence: Evidence) -> str:
     return f"Up to {' and '.join(parts)}" if parts else "Gain unknown"
 
 
-def _no_finding(run: Run) -> str:
+def no_finding(run: Run) -> str:
     """That no finding is worth 3 % of the run, how much of the time are products, and what was looked for."""
     if "cpu_ns" not in run.meta.measured and "device_ns" not in run.meta.measured:
         return ""

@@ -20,14 +20,15 @@ from zlib import compress
 
 from torchprof.advise import Advice, advise, gain_in_words, place_in_words
 from torchprof.advise.evidence import Evidence
+from torchprof.analyze.layer_reports import shapes_in_words
 from torchprof.analyze.report import QUESTIONS, report
-from torchprof.analyze.sentences import LEGEND, count_of_ranks
+from torchprof.analyze.sentences import LEGEND, called_models, count_of_ranks
 from torchprof.comparison.diff import Diff
 from torchprof.comparison.layers import MOVED
 from torchprof.comparison.table import changes_of_layers, changes_of_run, diff_headline
 from torchprof.errors import TorchprofError
 from torchprof.first_screen.headline import headline, main_field
-from torchprof.first_screen.verdict import first_findings, in_short, lines_of_run
+from torchprof.first_screen.verdict import first_findings, in_short, lines_of_run, no_finding
 from torchprof.ranks.sentences import MOST_WHOLE_RANKS, run_of_chosen
 from torchprof.reports.icicle import drawn_diff
 from torchprof.reports.page.data import page_data
@@ -81,9 +82,10 @@ def page(takes: Sequence[Take], more: Mapping[str, Any], compared: Run | None = 
     """The page of one or several runs. ``more`` is added to the data; title, facts and findings are those of the first
     run. ``compared``: see ``page_data``."""
     run = takes[0].run
-    title = ", ".join(run.meta.model) or "torchprof"
+    title = run.meta.title
     evidence = Evidence(run)
     findings = advise(run)
+    first = first_findings(evidence, findings)
     document = {
         "title": title,
         "version": __version__,
@@ -105,7 +107,8 @@ def page(takes: Sequence[Take], more: Mapping[str, Any], compared: Run | None = 
         "mainField": main_field(run),
         "moreFindings": max(len(findings) - _FINDINGS_SHOWN, 0),
         "ran": [],
-        "help": [(*in_short(finding, evidence), _measured(finding)) for finding in first_findings(evidence, findings)],
+        "help": [(*in_short(finding, evidence), _measured(finding)) for finding in first],
+        "noHelp": "" if first else no_finding(run),
         **more,
         **page_data(takes, compared),
     }
@@ -159,8 +162,18 @@ def _part(name: str) -> str:
 
 
 def _program(run: Run) -> str:
-    """What was recorded, and when: "train.py · commit 0159fa72 · 2026-11-29 13:28:05 UTC"; "" if unknown."""
-    return " · ".join(f"commit {value}" if name == "commit" else value for name, value in run.meta.program)
+    """What was recorded, when, where and on which inputs: "train.py · commit 0159fa72 · 2026-11-29 13:28:05 UTC ·
+    AMD EPYC, 2 usable of 2 · input [8, 64]"; "" if all of that is unknown."""
+    words = [f"commit {value}" if name == "commit" else value for name, value in run.meta.program]
+    environment = dict(run.meta.environment)
+    where = ("devices", "CUDA") if run.meta.device else ("CPU",)  # of a trace, and of a recording
+    words += [environment[name] for name in where if name in environment]
+    for root in called_models(run):
+        layer = run.layers[root]
+        words += (
+            [f"input {shapes_in_words(layer.input_shapes, False)}"] if layer.input_shapes and layer.same_shapes else []
+        )
+    return " · ".join(words)
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:

@@ -57,8 +57,9 @@ class Colors:
         return [*signs, *([Sign(f"class-{CLASSES}", "other classes")] if drawn - {*self.kinds} else [])]
 
 
-def colors_of(run: Run, own: Mapping[int, int]) -> Colors:
-    """``own``: the self of each layer, by its index."""
+def colors_of(run: Run) -> Colors:
+    """The colors of a run, the same in all its pictures: by self in what the headline speaks of."""
+    own = run.rows.of_recording.summed("layer", main_field(run))
     sums: Counter[str] = Counter()
     for index, layer in enumerate(run.layers):
         sums[layer.kind] += max(own.get(index, 0), 0)
@@ -220,7 +221,7 @@ def icicle(run: Run, *, phase: str | None = None) -> str:
     if drawn.whole <= 0:
         in_phase = "" if phase is None else f" in {phase}"
         raise TorchprofError(f"This run has no {name}{in_phase}, so there are no blocks to draw.")
-    colors = colors_of(run, drawn.own)
+    colors = colors_of(run)
     kinds: set[str] = set()
 
     def color_of(index: int) -> str:
@@ -238,7 +239,7 @@ def icicle(run: Run, *, phase: str | None = None) -> str:
 
 def title_of(run: Run, what: str) -> str:
     """The title of a picture: the model, and what is shown of it."""
-    return f"{', '.join(run.meta.model) or 'torchprof'}: {what}"
+    return f"{run.meta.title}: {what}"
 
 
 def _name_of(run: Run, field: str) -> str:
@@ -268,51 +269,57 @@ def diff_picture(diff: Diff) -> str:
 
 
 def drawn_diff(diff: Diff, lead: str = "") -> str:
-    """Bars: the change of self of the main quantity of the report "table", the largest first, those within noise last.
-    A line over a bar is as long as the interquartile range of the noisier run on both sides, where that is known.
-    ``lead``: how the caption begins."""
+    """Bars: the change of self of the main quantity of the report "table" in each phase, the largest first, those
+    within noise last. A line over a bar is as long as the interquartile range of the noisier run on both sides, where
+    that is known. ``lead``: how the caption begins."""
     main = main_of(diff)
-    own = diff.self_of(main)
-    parts, height = _bars(diff, own)
-    words = ["Bars: change of self." if parts else "No layer changed."]
+    totals = [main]
+    if main.measure is not None:
+        totals = [other for other in diff.quantities if other.measure == main.measure and not other.is_self]
+    parts, height = _bars(diff, [*map(diff.self_of, totals)])
+    phases = " and ".join(total.phase for total in totals)
+    words = [f"Bars: change of self, {phases}." if parts else "No layer changed."]
     if any('class="noise"' in part for part in parts):
         words.append("A line reaches the interquartile range of the noisier run to each side.")
     if main.measure is not None and main.what == "cost":
-        below, high = _before_and_after(diff, main)
+        below, high = _before_and_after(diff, totals)
         parts.append(tag("g", *below, transform=f"translate(0 {height + 8:.0f})"))
         height += 8 + high
-        words.append("Below: the layers before and after, on one scale, in all phases; colors are of the change above.")
+        words.append(
+            "Below: the layers before and after, on one scale, in all phases; colors are of the change of totals."
+        )
     return picture(
         f"{main.heading}: what changed", " ".join(filter(None, [lead, *words])), parts, (WIDTH, height), _SIGNS
     )
 
 
-def _bars(diff: Diff, own: Column) -> tuple[list[str], float]:
+def _bars(diff: Diff, quantities: Sequence[Column]) -> tuple[list[str], float]:
     changed = [
-        (pair, pair.changes[own.key])
+        (pair, quantity, change)
         for pair in diff.walk()
-        if own.key in pair.changes and pair.changes[own.key].difference
+        for quantity in quantities
+        if (change := pair.changes.get(quantity.key)) and change.difference
     ]
-    changed.sort(key=lambda part: (part[1].verdict in (SAME, WITHIN_NOISE), -abs(diff.weight(part[1]))))
+    changed.sort(key=lambda part: (part[2].verdict in (SAME, WITHIN_NOISE), -abs(diff.weight(part[2]))))
     shown = changed[:_CHANGES]
     if not shown:
         return [], 0.0
-    noise = [change.noise.spread * diff.calls_in_figures if change.noise else 0.0 for _, change in shown]
-    ends = [change.difference or 0 for _, change in shown]
-    is_loud = [color_of_change(*part) != "quiet" for part in shown]  # the lines of the others may be cut off
+    noise = [change.noise.spread * diff.calls_in_figures if change.noise else 0.0 for _, _, change in shown]
+    ends = [change.difference or 0 for _, _, change in shown]
+    is_loud = [color_of_change(pair, [change]) != "quiet" for pair, _, change in shown]  # other lines may be cut off
     reach = [end + sign * spread for end, spread, loud in zip(ends, noise, is_loud) if loud for sign in (-1, 1)]
     axis = Axis(min(0, *ends, *reach), max(0, *ends, *reach), _NAMES, WIDTH - _FIGURES)
     height = float(_ROW * len(shown))
-    parts = [axis_x(axis, 0, height, lambda value: _rounded(str(signed(own, value))) if value else "0")]
-    for number, ((pair, change), spread, end) in enumerate(zip(shown, noise, ends)):
+    parts = [axis_x(axis, 0, height, lambda value: _rounded(str(signed(quantities[0], value))) if value else "0")]
+    for number, ((pair, quantity, change), spread, end) in enumerate(zip(shown, noise, ends)):
         y = number * _ROW
         left, right = sorted((axis(0), axis(end)))
-        name = ".".join(pair.path)
+        name = ".".join(pair.path) + (f", {quantity.phase}" if len(quantities) > 1 else "")
         parts.append(
             text(name if len(name) < 50 else f"…{name[-48:]}", _NAMES - 8, y + 15, text_anchor="end", class_="ink")
         )
-        words = [name, str(signed(own, end)), change.verdict]
-        css = color_of_change(pair, change)
+        words = [name, str(signed(quantity, end)), change.verdict]
+        css = color_of_change(pair, [change])
         parts.append(
             tag("rect", hint(words), x=left, y=y + 3, width=max(right - left, 1.0), height=_ROW - 6, class_=css)
         )
@@ -321,7 +328,7 @@ def _bars(diff: Diff, own: Column) -> tuple[list[str], float]:
             parts.append(
                 tag("line", x1=axis(end - spread), x2=axis(end + spread), y1=middle, y2=middle, class_="noise")
             )
-        parts.append(text(_figures_of(own, pair, change), WIDTH - _FIGURES + 10, y + 15))
+        parts.append(text(_figures_of(quantity, pair, change), WIDTH - _FIGURES + 10, y + 15))
     parts.append(tag("line", x1=axis(0), x2=axis(0), y1=0, y2=height, class_="zero"))
     return parts, height + 24
 
@@ -340,18 +347,22 @@ def _figures_of(quantity: Column, pair: Pair, change: Change) -> str:
     return f"{before} → {after}{ratio}"
 
 
-def color_of_change(pair: Pair, change: Change | None) -> str:
-    """The class of CSS of a change."""
+def color_of_change(pair: Pair, changes: Sequence[Change]) -> str:
+    """The class of CSS of a change in one or several phases, as on the page: a change beyond noise in one of them is
+    that of their sum."""
     if pair.how in (ADDED, REMOVED):
         return "more" if pair.how == ADDED else "removed"
-    colors = {SLOWER: "more", MORE: "more", FASTER: "less", LESS: "less", SAME: "quiet"}
-    return colors.get(change.verdict, "quiet") if change else "quiet"
+    difference = sum(change.difference or 0 for change in changes)
+    if not difference or not any(change.verdict in (SLOWER, FASTER, MORE, LESS) for change in changes):
+        return "quiet"
+    return "more" if difference > 0 else "less"
 
 
-def _before_and_after(diff: Diff, main: Column) -> tuple[list[str], float]:
-    """The layers of both runs, in all phases: widths are for a call or a step if the figures are."""
-    assert main.measure is not None
-    field = main.measure.fields[0][0]
+def _before_and_after(diff: Diff, totals: Sequence[Column]) -> tuple[list[str], float]:
+    """The layers of both runs, in the phases of these quantities, which are all: widths are for a call or a step if the
+    figures are."""
+    assert totals[0].measure is not None
+    field = totals[0].measure.fields[0][0]
     pairs = [pair for pair in diff.walk() if pair.is_layer]
     of_sides = (
         {pair.before.path: pair for pair in pairs if pair.before},
@@ -368,7 +379,9 @@ def _before_and_after(diff: Diff, main: Column) -> tuple[list[str], float]:
         def color_of(index: int, each: Icicle = each, of_side: Mapping[tuple[str, ...], Pair] = of_side) -> str:
             is_layer = index >= 0
             pair = of_side.get(each.run.layers[index].path) if is_layer else of_none.get(NO_LAYERS.get(index, ""))
-            return "quiet" if pair is None else color_of_change(pair, pair.changes.get(main.key))
+            if pair is None:
+                return "quiet"
+            return color_of_change(pair, [pair.changes[total.key] for total in totals if total.key in pair.changes])
 
         blocks, height = each.draw(WIDTH * whole / max(*wholes, 1e-9), color_of)
         per = f" a {diff.unit}" if diff.unit else ""

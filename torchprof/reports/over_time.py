@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from math import inf
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ from torchprof.reports.charts import (
     text,
     time_words,
 )
-from torchprof.reports.icicle import Colors, colors_of, time_measured, title_of
+from torchprof.reports.icicle import Colors, colors_of, title_of
 from torchprof.reports.viewers import tracks_of
 from torchprof.run.formats import Cell, ReportCell, format_memory, format_share, short_time
 from torchprof.run.run import Run
@@ -88,7 +88,9 @@ def drawn_step(run: Run) -> str:
     caption += f"P95 {figures['P95']}."
     if sum(ns for _, ns in most.parts) > 1.001 * most.whole:
         caption += " Parts that ran at the same time, on several threads, count more than once."
-    caption += " Below: the steps of the timeline." if single else ""
+    if single and run.timeline is not None:
+        of_rank = f" of rank {run.timeline.rank}" if len(means) > 1 else ""
+        caption += f" Below: the steps of the timeline{of_rank}; what was in no layer, but for the optimizer, is other."
     for what, number in (("ranks", len(means)), ("steps", len(single))):
         caption += f" The first {_MOST_BARS} of {number} {what} are drawn." if number > _MOST_BARS else ""
     signs = [Sign(_color_of_part(name), f"{name} {_with_share(ns, most.whole)}") for name, ns in most.parts]
@@ -128,27 +130,26 @@ def _value(cell: Cell) -> float:
 
 
 def _single_steps(run: Run) -> Iterator[_Bar]:
-    """The steps of the timeline: the phases of layers, the optimizer, and the rest. Each moment of a thread counts
-    once, for the outermost of these spans: what is recomputed inside a span of backward is backward."""
+    """The steps of the timeline: the phases of layers, the optimizer, and the rest. Each moment counts once, for the
+    innermost of these spans: what is recomputed inside a span of backward is not backward. Of several threads, the
+    first one comes last: it waits for the others, as for that of backward on a device."""
     if run.timeline is None or run.timeline.spans is None or not len(run.timeline.spans):
         return
     spans = run.timeline.spans
     if spans.dropped:  # of what came after the last span nothing is known
         last = max(spans.columns["start_ns"])
         spans = replace(spans, steps=tuple(end for end in spans.steps if end <= last))
-    ends: dict[int, int] = {}  # how far the time of each lane is counted
     times = [dict.fromkeys([*PHASES, _OPTIMIZER], 0) for _ in spans.steps[1:]]
+    of_lanes: defaultdict[int, list[_Stretch]] = defaultdict(list)
     columns = zip(*(spans.columns[name] for name in spans.COLUMNS))
     for start, end, lane, layer, phase, name in sorted(columns, key=lambda span: (span[0], -span[1])):
         is_optimizer = name >= 0 and spans.names[name].startswith("Optimizer.step#")
         if spans.lanes[lane].device != "cpu" or not (is_optimizer or (name < 0 and layer >= 0)):
             continue
-        part = _OPTIMIZER if is_optimizer else PHASES[phase]
-        begin = max(start, ends.get(lane, 0))
-        ends[lane] = max(end, begin)
-        first = max(bisect_right(spans.steps, begin) - 1, 0)
-        for number in range(first, min(bisect_left(spans.steps, end), len(times))):
-            times[number][part] += max(min(end, spans.steps[number + 1]) - max(begin, spans.steps[number]), 0)
+        of_lanes[lane].append(_Stretch(start, end, _OPTIMIZER if is_optimizer else PHASES[phase]))
+    free = [(number, start, end) for number, (start, end) in enumerate(pairwise(spans.steps))]
+    for lane in sorted(of_lanes, reverse=True):
+        free = _counted([*_innermost(of_lanes[lane])], free, times)
     for number, (of_step, (start, end)) in enumerate(zip(times, pairwise(spans.steps))):
         rest = max(end - start - sum(of_step.values()), 0)
         parts = [(part, ns) for part, ns in [*of_step.items(), ("other", rest)] if ns > 0]
@@ -156,6 +157,52 @@ def _single_steps(run: Run) -> Iterator[_Bar]:
 
 
 _OPTIMIZER = PARTS_OF_NO_LAYER["step_optimizer_ns"]
+
+
+class _Stretch(NamedTuple):
+    """A part of the time of a thread, in ns."""
+
+    start: int
+    end: int
+    part: str
+
+
+def _innermost(spans: Iterable[_Stretch]) -> Iterator[_Stretch]:
+    """Of spans that are nested or apart, outer ones first: which is the innermost one when, in the order of time."""
+    around: list[_Stretch] = []
+    at = 0
+    for span in chain(spans, [None]):
+        while around and (span is None or around[-1].end <= span.start):
+            inner = around.pop()
+            if at < inner.end:
+                yield _Stretch(at, inner.end, inner.part)
+            at = max(at, inner.end)
+        if span is not None:
+            if around and at < span.start:
+                yield _Stretch(at, span.start, around[-1].part)
+            at = max(at, span.start)
+            around.append(span)
+
+
+def _counted(
+    stretches: Sequence[_Stretch], free: Iterable[tuple[int, int, int]], times: Sequence[dict[str, int]]
+) -> list[tuple[int, int, int]]:
+    """Adds the stretches to the ``times`` of their steps where these are ``free``: (step, start, end). Returns what is
+    still free. Both are in the order of time."""
+    left = []
+    first = 0
+    for step, start, end in free:
+        while first < len(stretches) and stretches[first].end <= start:
+            first += 1
+        for number in range(first, len(stretches)):
+            if stretches[number].start >= end:
+                break
+            begin, until = max(stretches[number].start, start), min(stretches[number].end, end)
+            left += [(step, start, begin)] if start < begin else []
+            times[step][stretches[number].part] += until - begin
+            start = until
+        left += [(step, start, end)] if start < end else []
+    return left
 
 
 def _color_of_part(name: str) -> str:
@@ -188,7 +235,7 @@ def timeline(run: Run) -> str:
         of_tracks[numbers[lane, phase]].append((start, -end, layer, name))
     end_ns = max(max(spans.columns["end_ns"]), *spans.steps, 1)
     axis = Axis(0, end_ns, 0, WIDTH)
-    colors = colors_of(run, run.rows.of_recording.summed("layer", time_measured(run)))
+    colors = colors_of(run)
     parts: list[str] = []
     kinds: set[str] = set()
     y = float(_TRACK_NAME) if spans.steps else 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import inf, log10, prod, sqrt
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from torchprof.analyze.figures import figures_of_layers, measured_by_all, varyin
 from torchprof.analyze.report import pattern_of, report
 from torchprof.errors import TorchprofError
 from torchprof.reports.charts import WIDTH, Axis, axis_x, axis_y, hint, picture, plot, standalone, tag, text, width_of
-from torchprof.reports.icicle import colors_of, time_measured, title_of
+from torchprof.reports.icicle import Colors, colors_of, time_measured, title_of
 from torchprof.reports.over_time import LEFT
 from torchprof.run.formats import Bound, format_count, format_rate, short_time
 from torchprof.run.layers import Layer
@@ -68,8 +68,11 @@ def roofline(run: Run) -> str:
     return standalone(drawn)
 
 
-def drawn_roofline(run: Run, nodes: Mapping[tuple[str, ...], int] | None = None) -> str | None:
-    """The roofline; None without points. ``nodes``: the number of each layer on the page, by its path.
+def drawn_roofline(
+    run: Run, nodes: Mapping[tuple[str, ...], int] | None = None, colors: Colors | None = None
+) -> str | None:
+    """The roofline; None without points. ``nodes``: the number of each layer on the page, by its path. ``colors``:
+    those of the page.
 
     Source: Williams, Waterman and Patterson, *Roofline*, CACM 52(4), 2009.
     """
@@ -88,15 +91,14 @@ def drawn_roofline(run: Run, nodes: Mapping[tuple[str, ...], int] | None = None)
         axis_y(y, LEFT, right, lambda value: str(format_count(value)).replace(".00 ", " "), "FLOP/s"),
         plot(x, y, "intensity rate"),
     ]
-    drawn_roofs = [_roof(peak, x, y) for peak in roofs]
+    drawn_roofs = [_roof(peak, x, y, points) for peak in roofs]
     parts += [line for line, _ in drawn_roofs]
     labels: list[_Label] = []
     for label in (label for _, of_roof in drawn_roofs for label in of_roof):
         while any(map(label.overlaps, labels)):  # of a type that is as fast as another one
             label = label._replace(line=label.line + 13)
         labels.append(label)
-    own: Counter[int] = Counter({point.layer: point.ns for point in points})
-    colors = colors_of(run, own)
+    colors = colors or colors_of(run)
     for point in points[:_MOST_POINTS]:
         layer = run.layers[point.layer]
         about = (layer.name, layer.kind, f"{format_rate(point.per_second)} FLOP/s, {point.per_byte:.2f} FLOP/byte")
@@ -108,7 +110,9 @@ def drawn_roofline(run: Run, nodes: Mapping[tuple[str, ...], int] | None = None)
             "class_": f"band {colors.of(layer.kind)}",
         }
         parts.append(tag("circle", hint([*about, short_time(point.ns)]), **of_page, **circle))
-    labels += _names_of_points(run, points, x, y, labels)
+    names, leaders = _names_of_points(run, points, x, y, labels)
+    labels += names
+    parts += leaders
     parts += [text(label.words, label.right, label.line, text_anchor="end", class_="name") for label in labels]
     caption = (
         "Forward only. Left of the ridge: memory-bound. Right of it: compute-bound. Bytes are the minimum of a call: "
@@ -140,32 +144,43 @@ class _Label(NamedTuple):
     def overlaps(self, other: _Label) -> bool:
         return abs(self.line - other.line) <= 12 and self.left < other.right + 6 and other.left < self.right + 6
 
+    def covers(self, x: float, y: float) -> bool:
+        return self.left - 6 < x < self.right + 6 and self.line - 16 < y < self.line + 8
 
-def _roof(peak: Peak, x: Axis, y: Axis) -> tuple[str, list[_Label]]:
-    """The roof of a device and type, bandwidth up to the ridge, then FLOP/s; and what is written at it."""
+
+def _roof(peak: Peak, x: Axis, y: Axis, points: Sequence[Point]) -> tuple[str, list[_Label]]:
+    """The roof of a device and type, bandwidth up to the ridge, then FLOP/s; and what is written at it, where it covers
+    the fewest points."""
     low, high = 10.0**x.least, 10.0**x.most
     start = max(low, 10.0**y.least / peak.bytes_per_s)
     ridge = min(max(peak.flops_per_s / peak.bytes_per_s, start), high)
     corners = [(at, min(peak.flops_per_s, at * peak.bytes_per_s)) for at in (start, ridge, high)]
-    points = " ".join(f"{x(at):.1f},{y(speed):.1f}" for at, speed in corners)
+    line = " ".join(f"{x(at):.1f},{y(speed):.1f}" for at, speed in corners)
     words = f"{format_rate(peak.flops_per_s)} FLOP/s, {peak.dtype} on {peak.device}"
-    ends = [(words, x.last - 4, y(peak.flops_per_s) - 5)]
+    width = _LETTERS * width_of(words)
+    top, free = y(peak.flops_per_s) - 5, max(x.last - 4 - width - x(ridge), 0)
+    places = [_Label(words, x.last - 4 - width - back, x.last - 4 - back, top) for back in (0, free / 2, free)]
+    covered = [sum(label.covers(x(one.per_byte), y(one.per_second)) for one in points) for label in places]
+    labels = [places[covered.index(min(covered))]]
     if ridge > start:
         middle = 10 ** ((log10(start) + log10(ridge)) / 2)
-        ends.append((f"{peak.bytes_per_s / 1e9:.3g} GB/s", x(middle) - 6, y(middle * peak.bytes_per_s) - 6))
-    labels = [_Label(words, right - _LETTERS * width_of(words), right, line) for words, right, line in ends]
-    return tag("polyline", points=points, class_="roof"), labels
+        words, right = f"{peak.bytes_per_s / 1e9:.3g} GB/s", x(middle) - 6
+        labels.append(_Label(words, right - _LETTERS * width_of(words), right, y(middle * peak.bytes_per_s) - 6))
+    return tag("polyline", points=line, class_="roof"), labels
 
 
-def _names_of_points(run: Run, points: Sequence[Point], x: Axis, y: Axis, others: Sequence[_Label]) -> list[_Label]:
+def _names_of_points(
+    run: Run, points: Sequence[Point], x: Axis, y: Axis, others: Sequence[_Label]
+) -> tuple[list[_Label], list[str]]:
     """The names of the layers with most time: equal layers of several blocks have one. A name that has no room next to
-    its point is left out. ``others``: what is written elsewhere."""
+    its point is above or below it, with a line to the point. ``others``: what is written elsewhere."""
     groups: defaultdict[tuple[str, ...], list[Point]] = defaultdict(list)
     for point in points:
         *blocks, last = run.layers[point.layer].path
         pattern = (*("*" if name.isdecimal() else name for name in blocks), last)
         groups[pattern].append(point)
     labels: list[_Label] = []
+    leaders: list[str] = []
     for group in sorted(groups.values(), key=lambda group: -sum(point.ns for point in group))[:_NAMED]:
         path = pattern_of([run.layers[point.layer].path for point in group])
         words = path.partition(".")[2] or path
@@ -174,10 +189,23 @@ def _names_of_points(run: Run, points: Sequence[Point], x: Axis, y: Axis, others
         at_x, at_y, far = x(group[0].per_byte), y(group[0].per_second), _radius(group[0], points) + 4
         places = [(at_x + far, at_y + 4), (at_x - far - width, at_y + 4)]
         places += [(at_x - width / 2, at_y - far), (at_x - width / 2, at_y + far + 9)]
-        tried = [_Label(words, left, left + width, line) for left, line in places]
-        inside = [label for label in tried if label.left >= x.first and label.right <= x.last]
-        labels += [label for label in inside if not any(map(label.overlaps, (*others, *labels)))][:1]
-    return labels
+        near = len(places)
+        aside = (at_x - far - 12 - width, at_x + far + 12, at_x - width / 2)
+        places += [(left, at_y + 4 + sign * 14 * lines) for lines in range(1, 20) for sign in (1, -1) for left in aside]
+        for number, (left, line) in enumerate(places):
+            label = _Label(words, left, left + width, line)
+            is_inside = label.left >= x.first and label.right <= x.last and y.last < line - 8 and line < y.first
+            if not is_inside or any(map(label.overlaps, (*others, *labels))):
+                continue
+            if number >= near:
+                if any(label.covers(x(point.per_byte), y(point.per_second)) for point in points):
+                    continue
+                end = min(max(at_x, label.left), label.right)
+                edge = line - 10 if line > at_y else line + 2
+                leaders.append(tag("line", x1=at_x, y1=at_y, x2=end, y2=float(edge), class_="mark"))
+            labels.append(label)
+            break
+    return labels, leaders
 
 
 def _radius(point: Point, points: Sequence[Point]) -> float:

@@ -169,6 +169,11 @@ class Meta:
         return tuple((name, value) for name, value in known if value)
 
     @property
+    def title(self) -> str:
+        """What was recorded, in a few words: the models; of a trace without models its file."""
+        return ", ".join(self.model) or dict(self.program).get("file", "torchprof")
+
+    @property
     def device_heading(self) -> str:
         """The kind of device as headings and messages name it: "CUDA"; "DEVICE" for a run of the CPU alone."""
         return (self.device or "device").upper()

@@ -1,5 +1,5 @@
 // The choices of the reader in the address of the page, as #measure=cpu&zoom=Net.block: a reload, Back and a copied link
-// restore them.
+// restore them, and a reload the place to which it was scrolled.
 
 /** @typedef {Record<string, string>} Choices By name, without those that are as at first. */
 
@@ -8,6 +8,7 @@ class Address {
   /** @param {(choices: Choices) => void} read */
   constructor(read) {
     this.written = location.hash;
+    window.addEventListener("pagehide", () => this.#write("replaceState", location.href, { y: window.scrollY }));
     window.addEventListener("popstate", () => {
       if (location.hash === this.written) return;
       this.written = location.hash;
@@ -26,11 +27,21 @@ class Address {
     const text = new URLSearchParams(choices).toString();
     const hash = text && `#${text}`;
     if (hash === this.written) return;
+    if (this.#write(isStep ? "pushState" : "replaceState", hash || location.href.split("#")[0], null)) this.written = hash;
+  }
+
+  // Scrolls to where the page was before a reload: the browser did so before there was anything to scroll.
+  scroll() {
+    window.scrollTo(0, Number(history.state?.y ?? 0));
+  }
+
+  /** @param {"pushState" | "replaceState"} how @param {string} address @param {{ y: number } | null} state */
+  #write(how, address, state) {
     try {
-      history[isStep ? "pushState" : "replaceState"](null, "", hash || location.href.split("#")[0]);
-      this.written = hash;
+      history[how](state, "", address);
+      return true;
     } catch {
-      // A page in a frame of a notebook has no address of its own.
+      return false; // a page in a frame of a notebook has no address of its own
     }
   }
 }

@@ -115,7 +115,7 @@ function pictureOfBlocks(box, title, caption, legend) {
   svg.append(drawing("rect", { width, height, fill: getComputedStyle(document.body).backgroundColor }));
   svg.append(drawing("text", { x: margin, y: margin + 10, fill: ink, "font-size": 14, "font-weight": 600 }, title));
   svg.append(drawing("text", { x: margin, y: margin + 10 + LINE, fill: ink }, caption));
-  for (const part of box.querySelectorAll(".block, .track-name, .axis-line span, .step-mark:not([hidden]) span, .memory-line polygon")) {
+  for (const part of box.querySelectorAll(".block, .track-name, .axis-line span, .step-mark:not([hidden]), .step-mark:not([hidden]) span, .memory-line polygon")) {
     const { left, top, width: wide, height: tall } = part.getBoundingClientRect();
     const [x, y] = [left - frame.left + margin, top - frame.top + box.scrollTop + head];
     if (part instanceof SVGGraphicsElement) {
@@ -126,10 +126,14 @@ function pictureOfBlocks(box, title, caption, legend) {
       continue;
     }
     const style = getComputedStyle(part);
+    if (part.classList.contains("step-mark")) {
+      svg.append(drawing("line", { x1: x, x2: x, y1: y, y2: y + tall, stroke: style.borderLeftColor, "stroke-dasharray": "3 3" }));
+      continue;
+    }
     if (part.classList.contains("block")) svg.append(drawing("rect", { x, y, width: wide, height: tall, rx: 2, fill: style.backgroundColor }));
     const letters = Math.floor((wide - 8) / LETTER);
     const words = part.classList.contains("block") ? [...part.children].map((one) => one.textContent).join("  ") : part.textContent ?? "";
-    const shown = words.length <= letters || !part.classList.contains("block") ? words : words.slice(0, Math.max(letters, 0));
+    const shown = words.length <= letters || !part.classList.contains("block") ? words : letters > 2 ? `${words.slice(0, letters - 1)}…` : "";
     if (shown) svg.append(drawing("text", { x: x + 4, y: y + tall / 2 + 4, fill: style.color }, shown));
   }
   let x = margin;

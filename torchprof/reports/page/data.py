@@ -7,21 +7,22 @@ those of a part of the timeline are its own sums, over the spans.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
 from torchprof.analyze.columns import MEASURE_OF, Column, columns_of
 from torchprof.analyze.device import about_device
-from torchprof.analyze.lines import largest_lines
+from torchprof.analyze.lines import largest_lines, title_of_lines
 from torchprof.analyze.ops import SUM_OF_PHASES
 from torchprof.analyze.ratios import unusual_ratios
-from torchprof.analyze.report import spaced, stacked
+from torchprof.analyze.report import Part, spaced, stacked
 from torchprof.analyze.sentences import about_flops, about_times, other_warnings_of
-from torchprof.analyze.top import largest_parts
+from torchprof.analyze.top import largest_parts, title_of_parts
 from torchprof.errors import TorchprofError
 from torchprof.first_screen.headline import main_field
 from torchprof.ranks.sentences import MOST_WHOLE_RANKS
+from torchprof.reports.icicle import Colors
 from torchprof.reports.over_time import drawn_step
 from torchprof.reports.page.layers import ALL_PHASES, FiguresOfPage, Take, Tree, differences, layer_data
 from torchprof.reports.page.tables import (
@@ -74,7 +75,10 @@ def page_data(takes: Sequence[Take], compared: Run | None = None) -> dict[str, A
         takes = [take._replace(run=sum_of_ranks(take.run)) for take in takes]
     tree = Tree.of(takes)
     sources = _Sources(takes)
-    first = spaced([*largest_lines(shown_first), *largest_parts(shown_first, _PLACES)])
+    largest: list[tuple[Callable[[Run], str], list[Part]]] = [
+        (title_of_lines, [*largest_lines(shown_first)]),
+        (title_of_parts, largest_parts(shown_first, _PLACES)),
+    ]
     shown = []  # each rank if ranks are sources, then all ranks together
     for take, nodes in zip(takes, tree.nodes):
         metas = take.run.metas
@@ -84,6 +88,7 @@ def page_data(takes: Sequence[Take], compared: Run | None = None) -> dict[str, A
     figures = FiguresOfPage(shown, tree, are_ranks=sources.are_ranks)
     measures = measures_shown(takes)
     columns = columns_shown(takes, measures, figures.phases)
+    classes = figures.classes(main_field(shown_first))
     return {
         "phases": figures.phases,
         "allPhases": PHASES,
@@ -91,7 +96,11 @@ def page_data(takes: Sequence[Take], compared: Run | None = None) -> dict[str, A
         "kinds": [*KINDS, "unknown"],
         "sources": sources.data(),
         "areRanks": sources.are_ranks,
-        "largest": [] if len(takes) > 1 else report_data(first, tree.nodes[0]),
+        "largest": [
+            (title_of(shown_first), report_data(spaced(parts), tree.nodes[0]))
+            for title_of, parts in largest
+            if parts and len(takes) == 1
+        ],
         "ranks": None if compared is None else compared_ranks(compared, takes[0].run, tree.nodes[0], figures.phases),
         **sentences,
         "pipelines": [
@@ -106,13 +115,13 @@ def page_data(takes: Sequence[Take], compared: Run | None = None) -> dict[str, A
         "figures": figures.of_columns([column for column, _ in columns]),
         "measures": [measure_data(measure) for measure in measures],
         "reports": tabs_of_page(shown, figures.phases),
-        "classes": figures.classes(main_field(shown_first)),
+        "classes": classes,
         "operators": figures.operators(main_field(shown_first), [*map(field_of, measures), "uncounted"]),
         **_per_call(takes, tree, sources),
         **_of_devices(takes, tree, sources),
         "timeline": _timeline(takes, tree, sources),
         "step": _step(shown_first) if len(takes) == 1 else None,
-        "rooflines": [drawn_roofline(run, nodes_of) for run, nodes_of in shown],
+        "rooflines": [drawn_roofline(run, nodes_of, Colors(classes)) for run, nodes_of in shown],
     }
 
 
@@ -331,8 +340,10 @@ def measures_shown(takes: Sequence[Take]) -> list[Measure]:
 
 
 def measure_data(measure: Measure) -> dict[str, Any]:
-    """A measure for the page's script."""
-    about = {"heading": measure.heading, "field": field_of(measure), "unit": measure.unit.value}
+    """A measure for the page's script. ``operators``: its heading in the report of operators."""
+    field, device = field_of(measure), measure.heading.split(" ")[0]
+    of_operators = MEASURE_OF[field].heading.format(device=device)
+    about = {"heading": measure.heading, "operators": of_operators, "field": field, "unit": measure.unit.value}
     return {**about, "lowerBoundIf": measure.lower_bound_if}
 
 

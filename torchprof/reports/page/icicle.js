@@ -10,6 +10,7 @@ const FEWEST_EQUAL = 3;
 const ALIKE = 1.5; // times: the largest of equal layers, the smallest
 const READABLE = 8; // pixels: children of the whole chart that are wider are drawn one by one
 const LETTER = 6.6; // pixels, on average
+const OTHER_CLASSES = "class-7"; // the color of classes without one of their own, as in torchprof/reports/charts.py
 
 /**
  * @typedef {object} IcicleDrawing
@@ -18,7 +19,7 @@ const LETTER = 6.6; // pixels, on average
  * @property {PageData.Integers} widths A figure of each node.
  * @property {PageData.Integers} own The same, self only: for the colors.
  * @property {boolean} hasShares Whether shares of the whole are known.
- * @property {boolean} showOwn Also draws the self of layers, and the operators of innermost ones.
+ * @property {boolean} showOwn Also draws the self of layers, and the operators of innermost ones and of work of no layer.
  * @property {(node: number) => Operator[]} operators
  * @property {string} field The measure of the widths.
  * @property {boolean} byOwnTime Colors are those of the self of a layer, else of its class.
@@ -48,9 +49,8 @@ const LETTER = 6.6; // pixels, on average
 /** @param {Run} run @param {number} node @param {number} source */
 function colorOf(run, node, source) {
   if (!run.isLayer(node)) return "no-class";
-  const { classes } = run.data;
-  const at = classes.indexOf(run.kind(node, source));
-  return `class-${at < 0 ? classes.length : at}`;
+  const at = run.data.classes.indexOf(run.kind(node, source));
+  return at < 0 ? OTHER_CLASSES : `class-${at}`;
 }
 
 // The operators of several layers, each once, the largest first: kernels and source lines are none.
@@ -220,7 +220,7 @@ class Icicle {
         if (share * width >= LEAST_WIDTH) blocks.push({ ...block, left: at, part: share, row: row + 1, isOwn: true });
         rows = Math.max(rows, row + 2);
       }
-      if (!showOwn || groups.length || !run.isLayer(node)) continue;
+      if (!showOwn || groups.length || node === run.all) continue;
       for (const operator of merged(nodes.flatMap(operators), field)) {
         const share = operator.own[field] / whole;
         if (share * width >= LEAST_WIDTH) {

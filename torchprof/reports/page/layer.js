@@ -77,7 +77,7 @@ class LayerPanel {
     }
     const parts = phases.flatMap((phase) => [`${allPhases.indexOf(phase)} total`, `${allPhases.indexOf(phase)} self`]);
     const used = parts.filter((part) => [...lines.values()].some((line) => line.has(part)));
-    const headings = used.map((part) => element("th", { scope: "col" }, part.endsWith("self") ? "self" : allPhases[Number(part[0])]));
+    const headings = used.map((part) => element("th", { scope: "col" }, part.endsWith("self") ? "self" : phases.length > 1 ? allPhases[Number(part[0])] : "total"));
     const body = [...lines].map(([title, line]) =>
       element("tr", {}, element("th", { scope: "row" }, title), ...used.map((part) => {
         const column = line.get(part);

@@ -11,6 +11,7 @@ from operator import add, attrgetter, itemgetter, sub
 from typing import Any, NamedTuple
 
 from torchprof.analyze.columns import Column, as_measured
+from torchprof.analyze.device import short_kernel_name
 from torchprof.analyze.figures import Figures, measured_by_all, varying_calls
 from torchprof.analyze.layers import Entry, entries_of
 from torchprof.analyze.operators import operators_below
@@ -20,7 +21,15 @@ from torchprof.run.formats import Bound
 from torchprof.run.layers import Layer
 from torchprof.run.measures import NO_COST, Cost, sum_of_costs
 from torchprof.run.run import Run
-from torchprof.run.words import LAUNCHED_BEFORE, NOT_SELECTED, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME, PHASES
+from torchprof.run.words import (
+    LAUNCHED_BEFORE,
+    NOT_SELECTED,
+    NOT_SELECTED_NAME,
+    OUTSIDE,
+    OUTSIDE_NAME,
+    PHASES,
+    FrameKind,
+)
 
 LEFT_OVER = -3
 """The index of a layer for work that was launched before the recording."""
@@ -243,7 +252,7 @@ class FiguresOfPage:
         columns[1] = differences(columns[1])
         return {
             "layers": _MOST_WITH_OPERATORS,
-            "names": list(names),
+            "names": [(kind, short_kernel_name(name) if kind == FrameKind.KERNEL else name) for kind, name in names],
             **dict(zip(keys, columns)),
             "self": dict(zip(fields, of_self)),
             "inside": dict(zip(fields, of_inside)),

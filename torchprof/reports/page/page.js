@@ -4,6 +4,7 @@
 let data;
 
 const HINT_OF_INTERVAL = "Icicle, layers and panel: sums over the spans of the timeline in this part of the last cycle; calls that begin in it. All else is of the whole run. Work outside all layers: all time of the first thread that is in no layer, and the labels and waits of other threads; its phases are unknown. In backward, the time of autograd's engine between two layers is self of the module that has both.";
+const CHANGED = ["slower", "faster", "more", "less"]; // verdicts
 const STEPS = ["measure", "phase", "source", "zoom", "select", "time", "table"];
 
 // The name of a measure in the address: "cpu", "device", "flops".
@@ -45,9 +46,9 @@ class Page {
     this.chosenMeasure = run.mainMeasure(this.source);
     this.top = run.children[run.all].filter((node) => run.isLayer(node)).length === 1 && this.#nothingOutside() ? 0 : run.all;
     this.root = this.top;
-    this.selected = run.count ? 0 : run.all;
+    this.selected = this.#first;
     this.search = "";
-    this.showOwn = false;
+    this.showOwn = !run.count; // without layers, the operators are what there is to see
     this.byOwnTime = false;
     this.isQuiet = false;
     followTheme();
@@ -61,13 +62,14 @@ class Page {
     this.atFirst = this.#chosen();
     this.address = new Address((choices) => this.#choose(choices));
     this.#choose(this.address.choices);
+    if (history.state) this.address.scroll();
   }
 
   // What is chosen, as words for the address.
   /** @returns {Choices} */
   #chosen() {
     const { run, table, chosenMeasure: measure, chosenSource: source } = this;
-    const flags = [this.showOwn && "self", this.byOwnTime && "time", !this.icicle.groups && "ungrouped", table.isFlat && "flat"];
+    const flags = [this.showOwn === run.count > 0 && "self", this.byOwnTime && "time", !this.icicle.groups && "ungrouped", table.isFlat && "flat"];
     return {
       measure: measure ? nameOfMeasure(measure) : "",
       phase: this.phase,
@@ -92,9 +94,9 @@ class Page {
     const number = data.sources.findIndex((_, at) => nameOfSource(at) === source);
     this.chosenSource = number >= 0 ? number : data.areRanks && data.sources.length > 1 ? -1 : 0;
     this.root = (zoom === this.atFirst.zoom ? undefined : run.nodeOf(zoom)) ?? this.top;
-    this.selected = (select === this.atFirst.select ? undefined : run.nodeOf(select)) ?? (run.count ? 0 : run.all);
+    this.selected = (select === this.atFirst.select ? undefined : run.nodeOf(select)) ?? this.#first;
     const flags = show.split(".");
-    this.showOwn = flags.includes("self");
+    this.showOwn = flags.includes("self") === run.count > 0;
     this.byOwnTime = flags.includes("time");
     this.icicle.groups = !flags.includes("ungrouped");
     this.table.isFlat = flags.includes("flat");
@@ -104,7 +106,7 @@ class Page {
     this.search = this.searchBox.value = search;
     this.table.reveal(this.selected);
     this.quietly(() => this.draw());
-    this.table.scrollTo(this.selected);
+    if (select !== this.atFirst.select) this.table.scrollTo(this.selected);
   }
 
   // Does something that is no step of its own for Back: what is chosen then replaces the last step in the address.
@@ -125,6 +127,12 @@ class Page {
     const { choices } = this.address;
     const isStep = !this.isQuiet && STEPS.some((name) => (choices[name] ?? this.atFirst[name]) !== chosen[name]);
     this.address.write(Object.fromEntries(others), isStep);
+  }
+
+  // The node that is selected at first: the model; without layers, the work outside of them.
+  get #first() {
+    const { run } = this;
+    return run.count ? 0 : run.exists(run.outside, this.source) ? run.outside : run.all;
   }
 
   #nothingOutside() {
@@ -185,6 +193,7 @@ class Page {
       window.addEventListener(when, () => {
         document.documentElement.dataset.theme = isPrinted ? "light" : currentTheme();
         this.table.print(isPrinted);
+        if (isPrinted) showAllRows();
       });
     }
     let waiting = 0;
@@ -209,12 +218,12 @@ class Page {
   // What the colors mean.
   #drawLegend() {
     const changes = [["less", "less than before"], ["same", "the same, or within noise"], ["more", "more than before"], ["unknown", "unknown"]];
-    const { classes } = data;
     if (!data.comparison && this.byOwnTime) {
       this.legend.replaceChildren("The darker, the larger the self of the layer.");
       return;
     }
-    const names = data.comparison ? changes : [...classes, ...(this.run.hasOtherClasses ? ["other"] : [])].map((name, at) => [`class-${at}`, name]);
+    const classes = data.classes.map((name, at) => [`class-${at}`, name]);
+    const names = data.comparison ? changes : [...classes, ...(this.run.hasOtherClasses ? [[OTHER_CLASSES, "other"]] : [])];
     this.legend.replaceChildren(...names.map(([kind, name]) => element("span", { class: `legend ${kind}` }, name)));
   }
 
@@ -267,11 +276,12 @@ class Page {
       element("label", {}, flat, " as a flat list"),
       element("button", { type: "button", class: "copy", onclick: () => this.#copy(this.table.csv(), copied) }, "Copy as CSV"),
       element("button", { type: "button", onclick: () => this.#copy(this.table.markdown(), copied) }, "Copy as Markdown"),
+      element("button", { type: "button", onclick: () => this.#copy(location.href, copied, "the address of this view") }, "Copy link"),
       copied);
   }
 
   /** @param {string} text @param {HTMLElement} copied */
-  #copy(text, copied) {
+  #copy(text, copied, what = `${this.table.lines.length} rows`) {
     // In a frame the clipboard API may be forbidden; execCommand copies the selected text there, too.
     const area = element("textarea", { class: "unseen" });
     area.value = text;
@@ -279,7 +289,7 @@ class Page {
     area.select();
     const done = document.execCommand("copy");
     area.remove();
-    copied.textContent = done ? `Copied: ${this.table.lines.length} rows.` : "This browser does not let the page copy. Use run.export(\"table.csv\").";
+    copied.textContent = done ? `Copied: ${what}.` : "This browser does not let the page copy. Use run.export(\"table.csv\").";
   }
 
   /** @returns {((node: number) => boolean) | null} */
@@ -338,8 +348,9 @@ class Page {
     this.#drawCaption(widths);
     this.#drawLegend();
     timeline?.draw(this.selected, isMatch);
+    for (const bar of document.querySelectorAll("header [data-link]")) bar.classList.toggle("chosen", bar.getAttribute("data-link") === String(timeline?.step));
     this.panel.draw({ node: this.selected, phase, source, measure });
-    this.reports.draw(source, data.phases.indexOf(this.phase));
+    this.reports.draw(source, data.phases.indexOf(this.phase), measure);
     this.#drawRoofline();
     this.#drawRanks();
     this.#drawCrumbs();
@@ -350,7 +361,7 @@ class Page {
 
   // Draws the reports alone, for another tab.
   drawReports() {
-    this.reports.draw(this.source, data.phases.indexOf(this.phase));
+    this.reports.draw(this.source, data.phases.indexOf(this.phase), this.measure);
     this.#write();
   }
 
@@ -369,7 +380,7 @@ class Page {
     const whole = measure && widths[this.root] > 0 ? `; the whole is ${formatFigure(run.figure(measure.field, this.phaseNumber, this.source, this.root), measure.unit)}` : "";
     const where = data.sources.length > 1 && this.source >= 0 ? ` on ${data.sources[this.source].name}` : "";
     const when = run.interval ? `, in ${this.timeline?.words} of the timeline` : "";
-    this.caption.textContent = measure ? `Width: ${measure.heading}${names.length ? `, ${names.join(" and ")}` : ""}${where}${when}${whole}.` : "";
+    this.caption.textContent = measure ? `Width: ${measure.heading}${data.phases.length > 1 ? `, ${names.join(" and ")}` : ""}${where}${when}${whole}.` : "";
     this.hint.hidden = !run.interval;
   }
 
@@ -383,9 +394,10 @@ class Page {
       /** @param {FigureColumn} column */
       const isChosen = (column) => column.kind === "cost" && measure !== null && phases.includes(column.phase) && column.field === measure.field;
       if (this.run.interval) all.splice(0, all.length, ...all.filter((column) => column.kind === "params" || this.run.interval?.has(column)));
-      const words = this.phase === "all" && data.phases.length > 1 ? this.phaseWords : "";
-      const derived = measure ? this.run.columnsOf(measure, this.phaseNumber, this.source, words) : [];
-      return [...derived, ...all.filter(isChosen), ...all.filter((column) => !isChosen(column))];
+      const chosen = all.filter(isChosen);
+      const words = phases.length > 1 ? this.phaseWords : data.allPhases[phases[0]];
+      const made = measure ? this.run.columnsOf(measure, this.phaseNumber, this.source, words, phases.length > 1 ? [] : chosen) : [];
+      return [...made, ...chosen, ...all.filter((column) => !isChosen(column))];
     }
     return this.#quantities(data.comparison).flatMap((quantity) => CHANGES.map((part) => changeColumn(quantity, part)));
   }
@@ -411,7 +423,10 @@ class Page {
       if (!pair || !changes.length) return { kind: "same", strength: 0 };
       if (kinds[pair.how]) return { kind: kinds[pair.how], strength: 1 };
       if (changes.some(([, , difference]) => difference === null)) return { kind: "unknown", strength: 0 };
-      if (changes.every(([, , difference, verdict]) => difference === 0 || verdict === "within noise")) return { kind: "same", strength: 0 };
+      if (!changes.some(([, , , verdict]) => CHANGED.includes(verdict))) {
+        const isSame = changes.every(([, , difference, verdict]) => difference === 0 || verdict === "within noise");
+        return { kind: isSame ? "same" : "unknown", strength: 0 };
+      }
       const before = changes.reduce((sum, [was]) => sum + (was ?? 0), 0);
       const after = changes.reduce((sum, [, is]) => sum + (is ?? 0), 0);
       if (before === after) return { kind: "same", strength: 0 };

@@ -8,7 +8,7 @@ class ReportTabs {
     this.tabs = tabs;
     this.contents = contents;
     this.chosen = tabs.length ? tabs[0].title : "";
-    this.drawn = -1; // the index of the content
+    this.drawn = ""; // the index of the content, and the measure
     this.list = element("div", { class: "tabs", role: "tablist", "aria-label": "Tables" });
     this.panel = element("div", { role: "tabpanel", id: "report", tabindex: "0" });
     this.title = element("h3");
@@ -22,8 +22,9 @@ class ReportTabs {
   }
 
   // `source`: -1 for all together, which are last. `phase`: the index in data.phases; -1 for all, which are last.
-  /** @param {number} source @param {number} phase */
-  draw(source, phase) {
+  // Operators are sorted by the measure, if it is not that of the headline: that is their order already.
+  /** @param {number} source @param {number} phase @param {PageData.Measure | null} measure */
+  draw(source, phase, measure) {
     keepingFocus(this.list, () => this.list.replaceChildren(...this.tabs.map(({ title }) => this.#tab(title))));
     const { sources, comparison } = this.page.run.data;
     const of = source < 0 ? "all ranks" : comparison ? `the whole run ${sources[source].name}` : sources[source].name;
@@ -33,10 +34,12 @@ class ReportTabs {
     if (!tab) return;
     const index = tab.of.at(source)?.at(tab.of[0].length > 1 ? phase : 0) ?? null;
     this.panel.setAttribute("aria-label", tab.title);
-    if (index === this.drawn && this.panel.childElementCount) return; // the table keeps the order that the user chose
-    this.drawn = index ?? -1;
+    const by = measure && measure !== this.page.run.mainMeasure(source) ? [`Self ${measure.operators}`, measure.operators] : [];
+    const drawn = `${index} ${by.at(0)}`;
+    if (drawn === this.drawn) return; // the table keeps the order that the user chose
+    this.drawn = drawn;
     const nothing = element("p", { class: "empty" }, "Nothing was recorded for this choice.");
-    this.panel.replaceChildren(...(index === null ? [nothing] : reportParts(this.contents[index], (node) => this.page.show(node))));
+    this.panel.replaceChildren(...(index === null ? [nothing] : reportParts(this.contents[index], (node) => this.page.show(node), by)));
   }
 
   /** @param {string} title */

@@ -323,17 +323,21 @@ class Run {
     return Float64Array.from(flops, (value, node) => (value / ns[node]) * 1e9);
   }
 
-  // A measure in the chosen phases, with what is made of it: its share of the whole, and what it is for a call and a step.
-  /** @param {PageData.Measure} measure @param {number} phase @param {number} source @param {string} words @returns {Column[]} */
-  columnsOf({ field, heading, unit }, phase, source, words) {
-    const total = this.#chart(field, phase);
-    if (!total) return [];
-    const shown = { ...total, key: "chosen", heading: `${heading}${words && `, ${words}`}` };
+  // A measure in the chosen phases, total and self if they are not among the `others`, with what is made of it: its share
+  // of the whole, and what it is for a call and a step.
+  /** @param {PageData.Measure} measure @param {number} phase @param {number} source @param {string} words @param {Column[]} others @returns {Column[]} */
+  columnsOf({ field, heading, unit }, phase, source, words, others) {
+    const columns = [false, true].map((isSelf) => this.#chart(field, phase, isSelf));
+    if (!columns[0]) return [];
+    const sums = columns.flatMap((column, at) => {
+      if (!column || others.some((one) => one.kind === "cost" && one.self === at > 0)) return [];
+      return [{ ...column, key: at ? "chosen self" : "chosen", heading: `${at ? "Self " : ""}${heading}, ${words}` }];
+    });
     /** @type {(of: DerivedColumn["of"], title: string, unit: Unit) => DerivedColumn} */
     const derived = (of, title, ofUnit) => ({ kind: "derived", of, field, phase, key: of, heading: title, unit: ofUnit });
     const perStep = this.#steps(source) ? [derived("step", "per step", unit)] : [];
     const perCall = this.interval ? [] : [derived("call", "per call", unit), ...perStep]; // it may have parts of calls
-    return [...(words ? [shown] : []), derived("share", "%", "share"), ...perCall];
+    return [...sums, derived("share", "%", "share"), ...perCall];
   }
 
   // The recorded steps, of all ranks if none is chosen; 0 if that is not known of each.

@@ -16,7 +16,13 @@ function headerSection(page) {
     const items = data.help.map(([cause, remedy, measured]) => element("li", {}, ...withCode(cause), " → ", ...withCode(remedy), ...(measured ? [barsOfTrial(measured)] : [])));
     parts.push(element("div", { class: "help" }, element("b", {}, "What would help"), element("ol", {}, ...items)));
   }
-  if (data.step) parts.push(chart(data.step, (step) => page.timeline?.showStep(step)));
+  if (data.noHelp && !data.comparison) parts.push(element("p", { class: "help" }, ...withCode(data.noHelp)));
+  if (data.step) {
+    parts.push(chart(data.step, (step) => {
+      page.timeline?.showStep(step);
+      page.controls.scrollIntoView({ block: "nearest" });
+    }));
+  }
   if (!data.comparison) {
     parts.push(...data.uncertain.map((sentence) => element("p", { class: "warning" }, sentence)));
     parts.push(...data.notes.map((sentence) => element("p", { class: "hint" }, sentence)));
@@ -44,7 +50,7 @@ function changesSection() {
 /** @param {Page} page */
 function timelineSection(page) {
   if (data.comparison || data.sources.length > 1 && !page.timeline) return [];
-  const hint = "To see what ran when, record with Profile(..., with_timeline=True).";
+  const hint = "To see what ran when, record with Profile(..., with_timeline=True), or read a trace with --timeline.";
   const { timeline } = page;
   const title = `${data.title}: timeline`;
   const inside = timeline ? [timeline.box, timeline.status, timeline.live, saveButtons(title, () => pictureOfBlocks(timeline.box, title, timeline.status.textContent ?? "", page.legend)),
@@ -56,7 +62,8 @@ function timelineSection(page) {
 // The largest places of a run.
 /** @param {Page} page */
 function largestSection(page) {
-  return data.comparison ? [] : [element("div", { class: "largest" }, ...reportParts(data.largest, (node) => page.show(node)))];
+  const parts = data.largest.flatMap(([title, report]) => [element("h3", {}, title), ...reportParts(report, (node) => page.show(node))]);
+  return data.comparison ? [] : [element("section", { class: "largest" }, ...parts)];
 }
 
 // The findings, all with their details: of a comparison, those after.

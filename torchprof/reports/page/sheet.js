@@ -71,6 +71,14 @@ function sheet(columns, rows, { sortedBy = -1, shown = 12, sums = 0, click = () 
   return element("div", {}, box, more);
 }
 
+// Shows the hidden rows of all tables below the panel: on paper there is nothing to click.
+function showAllRows() {
+  for (const more of /** @type {NodeListOf<HTMLButtonElement>} */ (document.querySelectorAll(".split ~ * button.more"))) {
+    for (let count = 0; !more.hidden && count < MOST_CLICKS; count++) more.click();
+  }
+}
+
+const MOST_CLICKS = 25; // of 200 rows each
 const WITH_NUMBERS = new Intl.Collator("en", { numeric: true }); // "layers.9" is before "layers.10"
 
 /** @param {number | string} one @param {number | string} other */
@@ -79,20 +87,21 @@ function compared(one, other) {
   return one < other ? -1 : one > other ? 1 : 0;
 }
 
-// A report: its tables and the paragraphs between them. Those below the first table explain it.
-/** @param {PageData.ReportPart[]} parts @param {(node: number) => void} onlayer */
-function reportParts(parts, onlayer) {
+// A report: its tables and the paragraphs between them. Those below the first table explain it. `sortedBy`: headings; the
+// first one that a table has sorts it.
+/** @param {PageData.ReportPart[]} parts @param {(node: number) => void} onlayer @param {string[]} sortedBy */
+function reportParts(parts, onlayer, sortedBy = []) {
   const table = parts.findIndex((part) => typeof part !== "string");
   return parts.map((part, at) => {
-    if (typeof part !== "string") return reportTable(part, onlayer);
+    if (typeof part !== "string") return reportTable(part, onlayer, sortedBy);
     return element("p", { class: table >= 0 && at > table ? "hint" : null }, ...withCode(part));
   });
 }
 
 // A table of a report. A click on a row shows its layer. The bar of a share is as long as that; bars of times compare them with
 // the longest of the table, if no column has shares.
-/** @param {PageData.ReportTable} table @param {(node: number) => void} onlayer */
-function reportTable({ headings, units, isText, rows, sums }, onlayer) {
+/** @param {PageData.ReportTable} table @param {(node: number) => void} onlayer @param {string[]} sortedBy */
+function reportTable({ headings, units, isText, rows, sums }, onlayer, sortedBy) {
   /** @param {PageData.ReportRow} row @param {number} at */
   const valueOf = ([cells], at) => {
     const cell = cells[at];
@@ -113,5 +122,6 @@ function reportTable({ headings, units, isText, rows, sums }, onlayer) {
     text: (row) => textOf(row, at),
     share: (row) => Number(valueOf(row, at)) / (wholes[units[at]] ?? Infinity),
   }));
-  return sheet(columns, rows, { sums, click: ([, node]) => (node === null ? null : () => onlayer(node)) });
+  const by = headings.indexOf(sortedBy.find((heading) => headings.includes(heading)) ?? "");
+  return sheet(columns, rows, { sortedBy: by, sums, click: ([, node]) => (node === null ? null : () => onlayer(node)) });
 }

@@ -4,6 +4,7 @@ const LINE_HEIGHT = 26;
 const SPARE_LINES = 12;
 const OPEN_AT_FIRST = 80;
 const MOST_PRINTED = 5_000; // lines
+const PAPER = 960; // pixels: letter paper in landscape, without its margins
 
 /**
  * @typedef {object} TableDrawing
@@ -22,7 +23,7 @@ function placeOf(column) {
 // Whether the terminal's table has the column, too.
 /** @param {Column} column @returns {column is Exclude<Column, DerivedColumn>} */
 function isOfTerminal(column) {
-  return column.kind !== "derived" && column.key !== "chosen";
+  return column.kind !== "derived" && !column.key.startsWith("chosen");
 }
 
 class TreeTable {
@@ -91,16 +92,24 @@ class TreeTable {
   /** @param {TableDrawing} drawing */
   draw({ columns, source, selected, isMatch }) {
     this.columns = columns;
-    const widths = columns.map((column) => Math.max(column.heading.length + 3, 13));
-    this.box.style.setProperty("--columns", widths.map((width) => `${width}ch`).join(" "));
-    this.box.style.setProperty("--figures", `${widths.reduce((sum, width) => sum + width, 0)}ch`);
     this.source = source;
     this.selected = selected;
     this.isMatch = isMatch;
     this.#list();
+    this.#size();
     this.#drawHead();
     this.wholes = this.columns.map((column) => this.#whole(column));
     this.#drawLines();
+  }
+
+  // The widths of the columns: on paper no more than their figures need.
+  #size() {
+    const shown = this.lines.slice(0, MOST_PRINTED);
+    /** @param {Column} column */
+    const needed = (column) => Math.max(...shown.map((node) => this.run.text(column, node, this.source).length), 4) + 4; // with room for a unit
+    const widths = this.columns.map((column) => (this.isPrinted ? needed(column) : Math.max(column.heading.length + 3, 13)));
+    this.box.style.setProperty("--columns", widths.map((width) => `${width}ch`).join(" "));
+    this.box.style.setProperty("--figures", `${widths.reduce((sum, width) => sum + width, 0)}ch`);
   }
 
   // The figure of a full bar: the largest figure of any layer.
@@ -183,8 +192,9 @@ class TreeTable {
   }
 
   #drawHead() {
+    const chosen = this.by === null ? this.isFlat ? this.#orderOfFlat() : [] : [this.columns[this.by]];
     const headings = this.columns.map((column, number) => {
-      const order = this.by !== number ? "none" : this.descending ? "descending" : "ascending";
+      const order = !chosen.includes(column) ? "none" : this.descending ? "descending" : "ascending";
       const button = element("button", { type: "button", onclick: () => this.#sortBy(number) }, column.heading);
       return element("span", { class: "cell", role: "columnheader", "aria-sort": order, "data-at": placeOf(column) }, button);
     });
@@ -288,10 +298,12 @@ class TreeTable {
     this.page.drawTable();
   }
 
-  // On paper all lines are there, on the screen those in sight.
+  // On paper all lines are there, and all columns, as small as the paper is narrow; on the screen those in sight.
   /** @param {boolean} isPrinted */
   print(isPrinted) {
     this.isPrinted = isPrinted;
+    this.#size();
+    this.box.style.setProperty("--zoom", String(Math.min(PAPER / this.head.offsetWidth, 1)));
     this.#drawLines();
   }
 

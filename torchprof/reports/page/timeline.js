@@ -36,7 +36,7 @@ class TimelineView {
     this.axis = element("div", { class: "axis-line" });
     this.map = element("div", { class: "minimap", "aria-hidden": "true" });
     this.lines = element("div", { class: "tracks" });
-    this.cross = element("div", { class: "step-mark", hidden: true }, element("span"));
+    this.cross = element("div", { class: "step-mark cross", hidden: true }, element("span"));
     this.live = element("div", { class: "live" });
     /** @type {Interval | null} */
     this.interval = null; // what is shown, if it is not all
@@ -72,11 +72,14 @@ class TimelineView {
     return this.isWhole ? "" : `${this.shown.from}-${this.shown.to}`;
   }
 
+  // The step that is shown, by its number from 0 on; -1: another part of the time.
+  get step() {
+    return this.data.steps.findIndex((ns, at) => ns === this.shown.from && this.data.steps[at + 1] === this.shown.to);
+  }
+
   // The shown part in words: "step 2", "1.2ms to 3.4ms".
   get words() {
-    const { from, to } = this.shown;
-    const step = this.data.steps.findIndex((ns, at) => ns === from && this.data.steps[at + 1] === to);
-    return step < 0 ? `${formatTime(from)} to ${formatTime(to)}` : `step ${step + 1}`;
+    return this.step < 0 ? `${formatTime(this.shown.from)} to ${formatTime(this.shown.to)}` : `step ${this.step + 1}`;
   }
 
   // The shown part of the time, as in the address: "1000-2500", "" for all.
@@ -225,10 +228,13 @@ class TimelineView {
     const { from, to } = this.shown;
     const width = this.lines.clientWidth || 900;
     this.drawn = [];
+    this.cross.hidden = true; // until the mouse moves
     const tracks = this.tracks.map((track) => this.#track(track, width, selected, isMatch));
     this.lines.replaceChildren(...tracks, ...this.memory.map((one) => this.#memory(one, width)), ...this.#stepMarks(), this.cross);
     const marks = ticks(from, to, Math.max(Math.floor(width / 110), 2));
-    this.axis.replaceChildren(...marks.map((ns) => element("span", { "--at": (ns - from) / (to - from) }, shortTime(ns))));
+    /** @param {number} ns */
+    const at = (ns) => (ns - from) / (to - from);
+    this.axis.replaceChildren(...marks.map((ns) => element("span", { "--at": at(ns), class: (1 - at(ns)) * width < 40 ? "last" : null }, shortTime(ns))));
     this.map.replaceChildren(element("div", { class: "window", "--at": from / this.end, "--part": Math.max((to - from) / this.end, 0.002) }));
     const left = [this.data.leftOut && `The ${this.data.leftOut} shortest spans are not on this page.`, this.data.dropped && `The last ${this.data.dropped} spans were not recorded.`].filter((text) => text);
     if (left.length) left.push("So the figures of the page stay those of the whole run.");
@@ -279,8 +285,9 @@ class TimelineView {
     const text = name[at] < 0 ? run.name(node[at]) : names[name[at]];
     const made = element("div", { class: `block span ${name[at] < 0 ? colorOf(run, node[at], this.data.source) : "no-class"}`, "data-span": this.drawn.length });
     this.drawn.push(at);
-    made.style.left = `${left}px`;
-    made.style.width = `${Math.max(width - (width > 3 ? 1 : 0), 1)}px`;
+    const inAll = 100 / (this.lines.clientWidth || 900); // paper may be narrower
+    made.style.left = `${left * inAll}%`;
+    made.style.width = `max(${width * inAll}% - ${width > 3 ? 1 : 0}px, 1px)`;
     made.style.top = `${row * SPAN_HEIGHT}px`;
     if (width > 24) {
       made.classList.add("named");
@@ -315,7 +322,7 @@ class TimelineView {
     });
     const [first, last] = [x(Math.max(from, 0)), x(to)];
     const points = [`${first.toFixed(1)},${y(0).toFixed(1)}`, ...corners, `${last.toFixed(1)},${y(0).toFixed(1)}`].join(" ");
-    const svg = drawing("svg", { viewBox: `0 0 ${width} ${MEMORY_HEIGHT}`, width, height: MEMORY_HEIGHT, class: "memory-line", role: "img", "aria-label": `memory on ${memory.device}, up to ${formatBytes(most)} above the start` });
+    const svg = drawing("svg", { viewBox: `0 0 ${width} ${MEMORY_HEIGHT}`, preserveAspectRatio: "none", width: "100%", height: MEMORY_HEIGHT, class: "memory-line", role: "img", "aria-label": `memory on ${memory.device}, up to ${formatBytes(most)} above the start` });
     if (corners.length) svg.append(drawing("polygon", { points }));
     return element("div", { class: "track" }, element("div", { class: "track-name" }, `memory on ${memory.device} above the start, up to ${formatBytes(most)}`), svg);
   }
