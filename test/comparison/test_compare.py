@@ -1238,9 +1238,9 @@ def test_the_command_needs_no_torch(tmp_path: Path) -> None:
         "print('torch' in sys.modules)"
     )
     lines = run_fresh(code).splitlines()
-    assert lines[0].startswith("Net: CPU total 0.075us → 0.150us (+100.0%), noise unknown.")
+    assert lines[0].startswith("Net: forward CPU total 0.075us → 0.150us (+100.0%), noise unknown.")
     assert lines[-1] == "False"
-    assert (tmp_path / "d.md").read_text(encoding="utf-8").startswith("Net: CPU total")
+    assert (tmp_path / "d.md").read_text(encoding="utf-8").startswith("Net: forward CPU total")
     assert json.loads((tmp_path / "d.json").read_text(encoding="utf-8"))["format"] == "torchprof-diff"
 
 

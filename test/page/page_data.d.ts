@@ -30,6 +30,8 @@ interface PageData {
   kinds: string[];
   sources: PageData.Source[];
   areRanks: boolean;
+  /** The source of the straggler. */
+  opensOn: number | null;
   ranks: PageData.Ranks | null;
   /** Sentences on what makes all times uncertain. */
   uncertain: string[];
@@ -256,9 +258,8 @@ declare namespace PageData {
   interface Device {
     source: number;
     device: string;
-    spanNs: number;
-    /** Their sum is the span. */
-    parts: [computing: number, overlap: number, exposed: number, copying: number, idle: number];
+    /** An SVG of how it used its time; null if nothing ran on it. */
+    picture: string | null;
     report: ReportPart[];
   }
 

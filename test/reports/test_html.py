@@ -48,6 +48,7 @@ from torchprof.analyze.operators import kernels, operators
 from torchprof.analyze.report import QUESTIONS
 from torchprof.reports.html import page_script
 from torchprof.reports.icicle import color_of_change
+from torchprof.reports.page import layers as layers_of_page
 from torchprof.reports.page.data import page_data
 from torchprof.reports.page.layers import Take
 from torchprof.reports.page.tables import sum_of_ranks
@@ -629,7 +630,8 @@ def test_small_neighbors_are_one_block(look: Callable[..., Page]) -> None:
     assert abs(rest["width"] - drawn["width"] * 4000 / 1_004_000) < 0.1
 
 
-def test_self_as_blocks(look: Callable[..., Page]) -> None:
+def test_self_as_blocks(look: Callable[..., Page], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers_of_page, "_MOST_WITH_OPERATORS", 1)  # else its operators are blocks
     page = look(tree_of(SMALL))
     assert blocks(page) == ["Net", "a", "b", "x", "y", "x"]
     page.get_by_label("self and operators as blocks").check()
@@ -710,9 +712,11 @@ def test_one_legend_explains_all_signs(look: Callable[..., Page]) -> None:
 
 STREAMS = (StreamTime(7, 4, 6_500, 6_000, 0, 1_000), StreamTime(20, 1, 6_000, 0, 6_000, 0))
 DEVICE = DeviceTime("cuda:0", 0, 10_000, 9_000, 6_000, 6_000, 1_500, 3_500, STREAMS)
-READ_BAR = """(bar) => [...bar.children].map(
-  (part) => [part.title, part.getBoundingClientRect().width / bar.clientWidth]
-)"""
+READ_BAR = """() => [...document.querySelectorAll("#devices .chart g g g")].map((part) => [
+  part.querySelector("title").textContent.replace("cuda:0: ", ""), part.querySelector("rect").getBBox().width,
+])"""
+READ_LEGEND = """() => [...document.querySelectorAll("#devices .chart text")]
+  .map((text) => text.textContent).filter((text) => text.endsWith("%)"))"""
 
 
 def test_time_of_a_device_by_hand(look: Callable[..., Page]) -> None:
@@ -724,15 +728,15 @@ def test_time_of_a_device_by_hand(look: Callable[..., Page]) -> None:
         "6.000us, 3.500us (58.3%) of it at the same time as computing, 2.500us (41.7%) exposed."
     ]
     parts = {
-        "computing 2.500us (25.0%)": 0.25,
-        "overlapped communication 3.500us (35.0%)": 0.35,
-        "exposed communication 2.500us (25.0%)": 0.25,
-        "copying only 0.500us (5.0%)": 0.05,
-        "idle 1.000us (10.0%)": 0.1,
+        "computing 2.5us (25.0%)": 0.25,
+        "overlapped communication 3.5us (35.0%)": 0.35,
+        "exposed communication 2.5us (25.0%)": 0.25,
+        "copying only 0.5us (5.0%)": 0.05,
+        "idle 1us (10.0%)": 0.1,
     }
-    drawn = dict(page.evaluate(f"({READ_BAR})(document.querySelector('#devices .bar'))"))
+    drawn = {name.replace("\n", " "): (width + 1) / 1160 for name, width in page.evaluate(READ_BAR)}
     assert drawn == pytest.approx(parts, abs=1e-3)
-    assert list(drawn) == list(parts) == page.locator("#devices .legend").all_inner_texts()
+    assert list(drawn) == list(parts) == page.evaluate(READ_LEGEND)
     assert page.evaluate(f"({READ_SHEET})(document.querySelector('#devices'))") == [
         ["7", "4", "6.500us", "65.0%", "6.000us", "0.000us", "1.000us"],
         ["20", "1", "6.000us", "60.0%", "0.000us", "6.000us", "0.000us"],
@@ -744,7 +748,7 @@ def test_parts_of_a_device_of_zero_are_not_drawn(look: Callable[..., Page]) -> N
     busy = DeviceTime("cuda:0", 0, 500, 500, 500, 0, 0, 0, (StreamTime(7, 1, 500, 500, 0, 0),))
     nothing = DeviceTime("cuda:1", 0, 0, 0, 0, 0, 0, 0, (StreamTime(7, 1, 0, 0, 0, 0),))
     page = look(replace(run_of([row(0, cpu_ns=10)]), device_times=(busy, nothing)))
-    assert page.locator("#devices .legend").all_inner_texts() == ["computing 0.500us (100.0%)"]
+    assert page.evaluate(READ_LEGEND) == ["computing 0.5us (100.0%)"]
     assert page.locator("#devices .device p").all_inner_texts() == [
         "From its first work to its last: 0.500us, busy for 0.500us (100.0%), idle for 0.000us (0.0%).",
         "From its first work to its last: 0.000us, busy for 0.000us, idle for 0.000us.",

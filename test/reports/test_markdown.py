@@ -55,9 +55,10 @@ def test_every_view_says_what_was_recorded_and_when(
     assert f"file train.py commit 0159fa72 date {words}" in shown
     markdown = re.sub(r"\\(.)", r"\1", run.report("markdown"))
     assert f"- Recorded: file: train.py; commit: 0159fa72; date: {words}\n" in markdown
-    assert data_in(run.report("html"))["program"] == [f"train.py · commit 0159fa72 · {words}"]
+    where = f"{dict(run.meta.environment)['CPU']} · input [1, 2]"
+    assert data_in(run.report("html"))["program"] == [f"train.py · commit 0159fa72 · {words} · {where}"]
     earlier = replace(run, metas=(replace(run.meta, date="2026-01-02T03:04:05Z", commit=""),))
     assert data_in(torchprof.compare(earlier, run).report("html"))["program"] == [
-        "before: train.py · 2026-01-02 03:04:05 UTC",
-        f"after: train.py · commit 0159fa72 · {words}",
+        f"before: train.py · 2026-01-02 03:04:05 UTC · {where}",
+        f"after: train.py · commit 0159fa72 · {words} · {where}",
     ]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from build.all_kinds import KINDS
 from build.browser import missing
 from build.charted_runs import roofline_run, trained
@@ -18,7 +20,7 @@ from build.places import ROOT
 from torch import nn
 
 import torchprof
-from torchprof import Run
+from torchprof import Profile, Run
 from torchprof.run.layers import Layer
 
 if TYPE_CHECKING:
@@ -100,11 +102,41 @@ def test_on_paper_the_page_is_light_and_has_all_lines(look: Callable[..., Page])
     button(page, "Open all").click()
     assert page.locator(".lines .line").count() < 100
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert page.locator(".lines .line").count() == 201
+    assert page.locator(".paper .lines .line").count() == 201
     assert page.evaluate("document.documentElement.dataset.theme") == "light"
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert page.locator(".lines .line").count() < 100
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+def test_nothing_is_cut_off_or_covered_on_paper(look: Callable[..., Page]) -> None:
+    """Blocks stay in their chart, spans in theirs, all columns on the paper, and all rows are there."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+    with Profile(model, with_timeline=True, profile_memory=True, with_flops=True) as prof:
+        for _ in range(3):
+            model(torch.rand(256, 64)).sum().backward()
+            prof.step()
+    page = look(prof.run)
+    rows = len(prof.run.report("ops").data["tables"][0]["rows"])
+    assert page.locator("#report tbody tr").count() < rows
+    columns = page.evaluate("[...document.querySelectorAll('.head .cell:not(.name)')].map((one) => one.textContent)")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.emulate_media(media="print")
+    page.set_viewport_size({"width": 1000, "height": 700})  # letter paper in landscape
+    assert page.locator("#report tbody tr").count() == rows
+    on_paper = "[...document.querySelectorAll('.paper .head .cell:not(.name)')].map((one) => one.textContent)"
+    assert page.evaluate(on_paper) == columns
+    outside = """() => [
+      [".icicle", ".icicle .block"], [".spans", ".span"], ["body", ".paper .cell"], [".panel", ".panel *"],
+    ].flatMap(([outer, inner]) => [...document.querySelectorAll(inner)].filter((one) => {
+        const [a, b] = [one.closest(outer).getBoundingClientRect(), one.getBoundingClientRect()];
+        const isInside = b.left >= a.left - 1 && b.top >= a.top - 1 && b.right <= a.right + 1;
+        return b.width > 0 && !(isInside && b.bottom <= a.bottom + 1);
+      }).map((one) => inner + one.textContent))"""
+    assert page.evaluate(outside) == []
+    tops = [page.locator(name).bounding_box() for name in (".icicle", ".panel", "#layers", "#timeline")]
+    for above, below in pairwise(tops):
+        assert above and below and above["y"] + above["height"] <= below["y"] + 1
 
 
 def test_the_table_is_copied_as_markdown(look: Callable[..., Page]) -> None:

@@ -15,8 +15,9 @@ from torch import nn
 
 import torchprof
 from torchprof import Profile, Run
+from torchprof.reports.page import layers as layers_of_page
 from torchprof.run.layers import Layer
-from torchprof.run.words import BACKWARD
+from torchprof.run.words import BACKWARD, OUTSIDE
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -94,6 +95,17 @@ def test_what_is_chosen_is_in_the_address(look: Callable[..., Page]) -> None:
     other.goto(page.url)
     other.locator("main").wait_for()
     assert state(other) == chosen
+
+
+def test_a_reload_keeps_the_place_and_a_link_is_copied(look: Callable[..., Page]) -> None:
+    page = look(four_blocks(), height=400)
+    choice(page, "backward").click()
+    button(page, "Copy link").click()
+    assert page.evaluate("navigator.clipboard.readText()") == page.url and "phase=backward" in page.url
+    page.evaluate("scrollTo(0, 300)")
+    page.wait_for_function("() => history.state?.y === 300")
+    page.reload()
+    page.wait_for_function("() => scrollY === 300", timeout=10_000)
 
 
 def test_back_and_forward_restore_what_was_chosen(look: Callable[..., Page]) -> None:
@@ -274,7 +286,10 @@ def test_the_sum_of_a_group_is_a_lower_bound_if_that_of_one_layer_is(look: Calla
     assert not any("a call" in line for line in tip)
 
 
-def test_the_self_of_a_layer_as_a_block_has_its_figures(look: Callable[..., Page]) -> None:
+def test_the_self_of_a_layer_as_a_block_has_its_figures(
+    look: Callable[..., Page], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers_of_page, "_MOST_WITH_OPERATORS", 1)  # else its operators are blocks
     page = look(four_blocks())
     page.get_by_label("self and operators as blocks").check()
     page.get_by_label("group equal layers").uncheck()
@@ -335,7 +350,7 @@ def test_operators_of_innermost_layers_are_blocks_as_wide_as_their_self(look: Ca
 
 def test_the_caption_says_what_widths_are(look: Callable[..., Page]) -> None:
     page = look(four_blocks())
-    assert page.inner_text(".caption") == "Width: CPU time, forward and backward; the whole is 142.000us."
+    assert page.inner_text(".caption") == "Width: CPU time, forward, backward; the whole is 142.000us."
     choice(page, "forward").click()
     assert page.inner_text(".caption") == "Width: CPU time, forward; the whole is 100.000us."
 
@@ -359,8 +374,24 @@ def test_the_columns_of_what_was_chosen_come_first(look: Callable[..., Page]) ->
     choice(page, "backward").click()
     first = of_terminal()
     assert "Mem" in first[0] and first[0].startswith("Backward")
-    assert headings()[:3] == ["Self CPU memory allocated, backward", "%", "per call"]
+    assert headings()[:4] == ["Backward CPU Mem", "Self CPU memory allocated, backward", "%", "per call"]
     assert sorted(first) == sorted(every), "all columns of the terminal's table are there"
+
+
+def test_a_run_without_layers_opens_with_its_operators(look: Callable[..., Page]) -> None:
+    rows = [row(OUTSIDE, op("aten::mm"), cpu_ns=3000), row(OUTSIDE, op("aten::add"), cpu_ns=1000)]
+    page = look(run_of(rows, layers=[]))
+    assert page.locator("#timeline").count() == 0
+    operators = """() => [...document.querySelectorAll(".icicle .operator")].map(
+        (one) => [one.textContent, one.getBoundingClientRect().width + 1])"""
+    (mm, wide), (add, narrow) = page.evaluate(operators)
+    assert (mm, add) == ("mm", "add") and wide == pytest.approx(3 * narrow, abs=0.2)
+    assert "#" not in page.url and page.inner_text(".panel h3") == "(outside)"
+    page.get_by_label("self and operators as blocks").uncheck()
+    assert page.evaluate(operators) == []
+    page.reload()
+    page.locator("main").wait_for()
+    assert page.evaluate(operators) == [] and page.inner_text(".caption").startswith("Width: CPU time; the whole is")
 
 
 @pytest.mark.parametrize(("device_ns", "opens"), [(5000, "CUDA time"), (0, "CPU time")])

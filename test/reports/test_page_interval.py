@@ -136,7 +136,7 @@ def test_a_measure_without_spans_gives_way_to_a_time(look: Callable[..., Page]) 
     restrict(page, 0, 500 * US)
     assert page.locator(".choice").get_by_role("button", name="FLOPs").count() == 0
     caption = page.locator("p.caption").inner_text()
-    assert caption == "Width: CUDA time, forward and backward, in step 1 of the timeline; the whole is 100.000us."
+    assert caption == "Width: CUDA time, forward, backward, in step 1 of the timeline; the whole is 100.000us."
     assert "FLOPs" not in page.locator(".treetable .head").inner_text()
     page.locator("button.interval").click()
     assert page.locator("p.caption").inner_text().startswith("Width: FLOPs")
@@ -316,6 +316,7 @@ def test_a_step_is_complete_and_a_click_on_it_restricts_the_page(look: Callable[
     for number, (start, end) in enumerate(pairwise(steps), 1):
         page.locator("header [data-link]").nth(number - 1).dispatch_event("click")
         assert page.locator("button.interval").inner_text() == f"step {number} ×"
+        assert page.locator("header .chosen").get_attribute("data-link") == str(number - 1)
         found = table(page)
         assert outside(page) == str(format_time(end - start - sum(times(found["Net"]).values())))
         assert f"the whole is {format_time(end - start)}." in page.locator("p.caption").inner_text()
@@ -327,7 +328,7 @@ def test_a_step_is_complete_and_a_click_on_it_restricts_the_page(look: Callable[
     page.locator(".step-mark [data-step]").first.click()
     assert page.locator("button.interval").inner_text() == "step 1 ×"
     page.go_back()
-    assert page.locator("button.interval").count() == 0
+    assert page.locator("button.interval").count() == page.locator("header .chosen").count() == 0
 
 
 def test_memory_at_the_highest_point_of_an_interval(look: Callable[..., Page], trained: Run) -> None:

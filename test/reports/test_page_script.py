@@ -34,12 +34,12 @@ TSC = CHECKS / "node_modules" / ".bin" / "tsc"
 
 
 def code_lines(text: str) -> Iterator[str]:
-    """The lines without comments."""
+    """The lines without comments and indentation."""
     in_comment = False
     for line in text.splitlines():
         in_comment = in_comment or line.lstrip().startswith("/*")
-        if not in_comment and not line.lstrip().startswith("//"):
-            yield line
+        if not in_comment and line.strip() and not line.lstrip().startswith("//"):
+            yield line.lstrip()
         in_comment = in_comment and not line.endswith("*/")
 
 

@@ -106,6 +106,16 @@ def test_the_chosen_tab_is_in_the_address_and_arrows_choose_another(look: Callab
     assert page.locator("[role=tab][aria-selected=true]").inner_text() == titles[-1]
 
 
+def test_operators_are_sorted_by_the_chosen_measure(look: Callable[..., Page]) -> None:
+    counted = ("cpu_ns", "macs", "flops")
+    rows = [row(0, op("aten::mm"), cpu_ns=1000, flops=9000), row(0, op("aten::add"), cpu_ns=2000, flops=10)]
+    page = look(run_of(rows, layers=[Layer(("Net",), "Net")], requested=counted, measured=counted))
+    first = page.locator("#report tbody tr").first
+    for measure, name in (("CPU time", "aten::add"), ("FLOPs", "aten::mm"), ("CPU time", "aten::add")):
+        page.locator(".choice[aria-label=Width]").get_by_role("button", name=measure, exact=True).click()
+        assert first.inner_text().startswith(name)
+
+
 def test_of_many_layers_the_largest_have_operators_and_others_say_how_to_see_them(
     look: Callable[..., Page], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ import re
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -17,6 +17,7 @@ import torch
 from build.all_kinds import KINDS
 from build.charted_runs import STEPS, roofline_run, trained, with_memory
 from build.hand_made import op, row, run_of
+from build.page import data_in
 from build.texts import format_time
 from torch import nn
 
@@ -474,6 +475,46 @@ def test_equal_layers_of_several_blocks_have_one_name_and_no_two_names_overlap()
         assert below - y >= 12 or other_left > right or other_right < left
 
 
+def test_each_of_ten_layers_at_one_place_has_its_name() -> None:
+    """Those without room next to their point have a line to it."""
+    layers = 10
+    counted = ("cpu_ns", "macs", "flops")
+    size = {"input_shapes": ((8,),), "output_shapes": ((16,),), "output_bytes": 64, "param_bytes": 0}
+    named = [Layer(("Net",), "Net"), *(Layer(("Net", f"layer_{at}"), f"Class {at}", **size) for at in range(layers))]  # type: ignore[arg-type]
+    rows = [row(at, op("aten::add"), calls=1, cpu_ns=1000, flops=960 + at) for at in range(1, layers + 1)]
+    rows += [row(at, calls=1) for at in range(1, layers + 1)]
+    root = drawn(run_of(rows, layers=named, requested=counted, measured=counted), "roofline")
+    names = {"".join(one.itertext()): place(one, "x", "y") for one in all_of(root, "text", "name")}
+    assert names.keys() == {f"layer_{at}" for at in range(layers)}
+    lines = sorted((y, right - 5 * len(name), right) for name, (right, y) in names.items())
+    for (y, left, right), (below, other_left, other_right) in combinations(lines, 2):
+        assert below - y >= 12 or other_left > right or other_right < left
+    leaders = all_of(root, "line", "mark")
+    assert layers - 4 <= len(leaders) < layers
+    circles = [place(one, "cx", "cy") for one in all_of(root, "circle")]
+    assert all(place(line, "x1", "y1") in circles for line in leaders)
+
+
+def test_classes_have_the_same_colors_in_all_pictures() -> None:
+    """Also those that have no FLOPs, and so no point in the roofline."""
+    counted = ("cpu_ns", "macs", "flops")
+    size = {"input_shapes": ((8,),), "output_shapes": ((16,),), "output_bytes": 64, "param_bytes": 0}
+    layers = [Layer(("Net",), "Net"), Layer(("Net", "a"), "Copy"), Layer(("Net", "b"), "Linear", **size)]  # type: ignore[arg-type]
+    rows = [row(1, calls=1, cpu_ns=9000), row(2, calls=1), row(2, op("aten::add"), calls=1, cpu_ns=1000, flops=960)]
+    run = run_of(rows, layers=layers, requested=counted, measured=counted)
+    (point,) = all_of(drawn(run, "roofline"), "circle")
+    (block,) = (one for one in all_of(drawn(run, "icicle"), "g") if one.findtext(f"{SVG}title", "").startswith("Net.b"))
+    assert point.get("class") == "band class-1" == f"band {block.findall(f'{SVG}rect')[0].get('class')}"
+    assert data_in(run.report("html"))["classes"][:2] == ["Copy", "Linear"]
+
+
+def test_points_of_the_roofline_are_links(look: Callable[..., Page]) -> None:
+    page = look(roofline_run())
+    page.locator("#roofline circle").first.hover()
+    page.locator("#roofline circle").first.click()
+    assert page.inner_text(".panel h3") == "Net.a"
+
+
 # Comparisons
 
 
@@ -497,7 +538,7 @@ def test_bars_of_changes_are_as_long_as_these_and_the_largest_is_first(calls: in
     """With more calls after than before, figures are for one call, and so are the widths."""
     diff = torchprof.compare(of_layers(BEFORE), of_layers(AFTER, calls))
     root = parsed(diff.report("picture"))
-    changes = {"Net.d": 6500, "Net.a": -3000, "Net.c": -2000, "Net.b": 500}
+    changes = {"Net.d": 6500, "Net.c": -2000, "Net.a": -3000, "Net.b": 500}  # last those that one call does not test
     bars = {name: place(rect_of(root, name), "x", "y", "width") for name in changes}
     assert [*bars] == sorted(bars, key=lambda name: bars[name][1])
     per_ns = bars["Net.d"][2] / 6500
@@ -508,6 +549,17 @@ def test_bars_of_changes_are_as_long_as_these_and_the_largest_is_first(calls: in
     assert rect_of(root, "Net.c").get("class") == "removed" and rect_of(root, "Net.d").get("class") == "more"
     shown = texts(root)
     assert {"2.000us, removed", "6.500us, added", "4.000us → 1.000us (0.25×)"} <= shown.keys()
+
+
+def test_bars_of_changes_are_of_all_phases() -> None:
+    layers = [Layer(("Net",), "Net"), Layer(("Net", "a"), "A")]
+    rows = [[row(1, cpu_ns=1000), row(1, phase=BACKWARD, cpu_ns=backward)] for backward in (2000, 9000)]
+    runs = [run_of(of_run, layers=layers) for of_run in rows]
+    root = parsed(torchprof.compare(*runs).report("picture"))
+    assert {"Net.a, backward", "2.000us → 9.000us (4.50×)"} <= texts(root).keys()
+    assert any("Bars: change of self, forward and backward." in words for words in texts(root))
+    with pytest.raises(StopIteration):
+        rect_of(root, "Net.a, forward")
 
 
 def test_layers_before_and_after_are_on_one_scale() -> None:

@@ -87,8 +87,8 @@ def test_data_has_the_rows_and_figures_of_the_text(kind: str, name: str) -> None
     data = json.loads(json.dumps(text.data, allow_nan=False))
     assert data["report"] == name
     drawn = [*tables_in(text)]
-    # What a busy machine does in a real run is a finding, which has no table in the text.
-    tables = [table for table in data["tables"] if table["name"] != "findings"]
+    # What a busy machine does in a real run is a finding, and it has more samples: these have no tables in the text.
+    tables = [table for table in data["tables"] if table["name"] not in ("findings", "largest_lines")]
     assert [[one["heading"] for one in table["columns"]] for table in tables] == [rows[0] for rows in drawn]
     for table, (_, *rows) in zip(tables, drawn):
         assert len(table["rows"]) == len(rows)

@@ -31,6 +31,7 @@ from torchprof.reports.documents import text_of
 from torchprof.run.formats import short_time
 from torchprof.run.layers import Layer
 from torchprof.run.measures import Cost, SampleKey, Spread
+from torchprof.run.meta import Peak
 from torchprof.run.words import BACKWARD, COMPILING, GRAPH, OUTSIDE, Frame, FrameKind
 
 MS = 1_000_000
@@ -133,6 +134,17 @@ def test_macs_and_the_peak_are_in_the_line_where_they_were_recorded() -> None:
     said = what_ran(prof.run).split(" · ")
     assert "16.64 K parameters" in said and "8.39 M MACs a call" in said  # 512 × 64 × 256
     assert re.fullmatch(r"cpu peak \+[\d.]+ [KM]B, \d+% of it in .+", said[-1])
+
+
+def test_the_mfu_is_in_the_line_if_the_peak_was_measured() -> None:
+    """2 · 4 · 1000 FLOPs in 20 us are 0.4 GFLOP/s: a quarter of the peak."""
+    counted = ("cpu_ns", "macs", "flops")
+    layers = [Layer(("Net",), "Net")]
+    rows = [row(0, op("aten::mm", (2, 4), dtypes=("float",)), calls=1, cpu_ns=9000, macs=4000, flops=8000)]
+    run = run_of(rows, layers=layers, measured=counted, requested=counted, wall_ns=20_000)
+    assert "MFU" not in what_ran(run)
+    peaks = (Peak("cpu", "float32", 1, 1.6e9, 1e9),)
+    assert "MFU 25.0%" in what_ran(replace(run, metas=(replace(run.meta, peaks=peaks),))).split(" · ")
 
 
 @pytest.mark.parametrize("ns, text", [(950, "0.95us"), (81_234, "81.2us"), (812_345, "812us"), (2.5e9, "2.5s")])
@@ -288,6 +300,7 @@ def test_the_page_and_the_data_have_the_same_verdict() -> None:
     page = data_in(prof.run.report("html"))
     assert page["ran"] == text.splitlines()[:2]
     assert page["help"] and all(cause.split(":")[0] in text for cause, *_ in page["help"])
+    assert page["noHelp"] == "" and dict(page["largest"]).keys() >= {"Where the time goes"}
     data = prof.run.report("overview").data
     assert next(table["name"] for table in data["tables"]) == "findings"
 

@@ -23,7 +23,7 @@ from torchprof.analyze.report import (
 from torchprof.analyze.sentences import about_sums, warnings_below
 from torchprof.analyze.top import parts_of, source_lines
 from torchprof.errors import printable
-from torchprof.run.formats import UNKNOWN, Cell, ReportCell, format_number, format_share, format_time
+from torchprof.run.formats import UNKNOWN, Cell, ReportCell, format_number, format_share, format_time, short_time
 from torchprof.run.groups import sums_by_key
 from torchprof.run.run import Run
 from torchprof.run.words import (
@@ -218,8 +218,8 @@ def _whole_ns(run: Run) -> int:
 
 
 def _figures(run: Run, line: LineOfCode) -> list[Cell]:
-    time = format_time(line.ns)
-    return [format_share(line.ns / _whole_ns(run)), time.written(f"~{time}"), format_number(line.samples)]
+    time = format_time(line.ns).written(f"~{short_time(line.ns)}")  # as exact as the samples are
+    return [format_share(line.ns / _whole_ns(run)), time, format_number(line.samples)]
 
 
 def _count(samples: int) -> str:

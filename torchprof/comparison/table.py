@@ -297,11 +297,13 @@ def diff_headline(diff: Diff, *, sort_by: str | None = None) -> str:
     ``sort_by`` as for the report "table". Raises TorchprofError for a quantity that is not compared.
     """
     main = main_of(diff, sort_by)
+    is_named = main.what == "cost" and main.phase == FORWARD and len({one.phase for one in diff.quantities}) > 1
+    name = f"{FORWARD} {main.heading}" if is_named else main.heading
     per = {"call": ", per forward call", "step": ", per step"}.get(diff.unit or "", "")
     sentences = []
     for pair in [pair for pair in diff.pairs if pair.is_layer] or diff.pairs:
         if main.key in pair.changes:
-            sentences.append(f"{'.'.join(pair.path)}: {_in_words(pair, main)}{per}.")
+            sentences.append(f"{'.'.join(pair.path)}: {_in_words(pair, main, name)}{per}.")
             parts, hold_most, beyond_noise = diff.largest_parts(pair, main)
             beyond = diff.beyond_noise(pair, main) if pair.children else []
             if parts and pair.changes[main.key].verdict not in (SAME, WITHIN_NOISE):
@@ -318,18 +320,18 @@ def _named(quantity: Column, layers: Sequence[tuple[Pair, Change]]) -> str:
     return ", ".join(f"{'.'.join(pair.path)} ({signed(quantity, change.difference or 0)})" for pair, change in layers)
 
 
-def _in_words(pair: Pair, quantity: Column) -> str:
+def _in_words(pair: Pair, quantity: Column, name: str) -> str:
     change = pair.changes[quantity.key]
     if pair.how in (ADDED, REMOVED):
-        return f"{pair.how}, {quantity.heading} {value_text(quantity, change, int(pair.how == ADDED))}"
+        return f"{pair.how}, {name} {value_text(quantity, change, int(pair.how == ADDED))}"
     was, now = (value_text(quantity, change, side) for side in (0, 1))
     if change.difference is None:
         known = f": {was} before, {now} after" if (was, now) != (UNKNOWN, UNKNOWN) else ""
-        return f"the change of {quantity.heading} is unknown{known}"
+        return f"the change of {name} is unknown{known}"
     if change.difference == 0:
-        return f"{quantity.heading} is the same, {now}"
+        return f"{name} is the same, {now}"
     verdict = f", {verdict_text(change)}" if quantity.is_time else ""
-    return f"{quantity.heading} {was} → {now}{_share(change)}{verdict}"
+    return f"{name} {was} → {now}{_share(change)}{verdict}"
 
 
 def _share(change: Change) -> str:

@@ -38,6 +38,14 @@ class Balance:
     compares_waiting: bool = True
 
     @property
+    def first(self) -> Slow | Late | None:
+        """The stragglers that are named first; None if none was found."""
+        late, slow = self.late, self.slow
+        if late is not None and (slow is None or late.exceeds_slow or (slow.may_be_chance and not late.may_be_chance)):
+            return late
+        return slow
+
+    @property
     def flops(self) -> int | None:
         """The FLOPs of all ranks; None if a rank counted none."""
         counts = [rank.flops for rank in self.ranks if rank.flops is not None]

@@ -89,14 +89,11 @@ def _about_none(run: Run, balance: Balance) -> Iterator[str]:
 
 def straggler(run: Run, balance: Balance) -> str:
     """The sentence that names the stragglers of a job; "" if none was found."""
-    late, slow = balance.late, balance.slow
-    if late is not None and (slow is None or late.exceeds_slow or (slow.may_be_chance and not late.may_be_chance)):
-        may_be_chance, sentence = late.may_be_chance, next(_about_late(run, late, False))
-    elif slow is not None:
-        may_be_chance, sentence = slow.may_be_chance, next(_about_slow(run, slow, False))
-    else:
+    first = balance.first
+    if first is None:
         return ""
-    return f"{sentence} {_MAY_BE_CHANCE}" if may_be_chance else sentence
+    sentence = next(_about_late(run, first, False) if isinstance(first, Late) else _about_slow(run, first, False))
+    return f"{sentence} {_MAY_BE_CHANCE}" if first.may_be_chance else sentence
 
 
 def _about_detection(detectable: float | None) -> str:

@@ -42,7 +42,7 @@ _SCRIPTS = (
     "format data elements address theme interval run sheet reports icicle table layer timeline charts sections keys "
     "page"
 )
-_COMMENTS = re.compile(r"^[ \t]*(?://.*|/\*(?:(?!\*/)[\s\S])*\*/[ \t]*)\n", re.MULTILINE)
+_COMMENTS = re.compile(r"^[ \t]*(?://.*|/\*(?:(?!\*/)[\s\S])*\*/[ \t]*)?\n|^[ \t]+", re.MULTILINE)
 _FINDINGS_SHOWN = 12
 _COMPRESSION = 3
 """zlib's level: with a higher one, the page of many layers takes longer and is hardly smaller."""
@@ -149,9 +149,9 @@ def _packed(document: Mapping[str, Any]) -> str:
 
 
 def page_script() -> str:
-    """The JavaScript of the page: all its files in one scope, without comment lines.
+    """The JavaScript of the page: all its files in one scope, without comment lines, empty lines and indentation.
 
-    A line of a multi-line string could look like a comment, so eslint (test/page) forbids such strings.
+    They could be parts of a multi-line string, so eslint (test/page) forbids such strings.
     """
     script = "".join(_part(f"{name}.js") for name in _SCRIPTS.split())
     return '"use strict";\n(() => {\n' + _COMMENTS.sub("", script) + "})();\n"
@@ -164,7 +164,8 @@ def _part(name: str) -> str:
 def _program(run: Run) -> str:
     """What was recorded, when, where and on which inputs: "train.py · commit 0159fa72 · 2026-11-29 13:28:05 UTC ·
     AMD EPYC, 2 usable of 2 · input [8, 64]"; "" if all of that is unknown."""
-    words = [f"commit {value}" if name == "commit" else value for name, value in run.meta.program]
+    known = [part for part in run.meta.program if part != ("file", run.meta.title)]
+    words = [f"commit {value}" if name == "commit" else value for name, value in known]
     environment = dict(run.meta.environment)
     where = ("devices", "CUDA") if run.meta.device else ("CPU",)  # of a trace, and of a recording
     words += [environment[name] for name in where if name in environment]

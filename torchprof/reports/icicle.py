@@ -304,10 +304,11 @@ def _bars(diff: Diff, quantities: Sequence[Column]) -> tuple[list[str], float]:
     shown = changed[:_CHANGES]
     if not shown:
         return [], 0.0
+    shown.sort(key=lambda part: (color_of_change(part[0], [part[2]]) == "quiet", -abs(part[2].difference or 0)))
     noise = [change.noise.spread * diff.calls_in_figures if change.noise else 0.0 for _, _, change in shown]
     ends = [change.difference or 0 for _, _, change in shown]
-    is_loud = [color_of_change(pair, [change]) != "quiet" for pair, _, change in shown]  # other lines may be cut off
-    reach = [end + sign * spread for end, spread, loud in zip(ends, noise, is_loud) if loud for sign in (-1, 1)]
+    most = 2 * max(map(abs, ends))  # longer lines are cut off
+    reach = [max(min(end + sign * spread, most), -most) for end, spread in zip(ends, noise) for sign in (-1, 1)]
     axis = Axis(min(0, *ends, *reach), max(0, *ends, *reach), _NAMES, WIDTH - _FIGURES)
     height = float(_ROW * len(shown))
     parts = [axis_x(axis, 0, height, lambda value: _rounded(str(signed(quantities[0], value))) if value else "0")]

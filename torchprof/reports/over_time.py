@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, groupby, pairwise
 from math import inf
@@ -31,8 +31,8 @@ from torchprof.reports.icicle import Colors, colors_of, title_of
 from torchprof.reports.viewers import tracks_of
 from torchprof.run.formats import Cell, ReportCell, format_memory, format_share, short_time
 from torchprof.run.run import Run
-from torchprof.run.timeline import KINDS, Memory, Timeline
-from torchprof.run.words import NO_LAYERS, PHASES
+from torchprof.run.timeline import KINDS, DeviceTime, Memory, Timeline
+from torchprof.run.words import LOADING, NO_LAYERS, OPTIMIZER_STEP, PHASES
 
 # The parts of a step
 
@@ -50,6 +50,13 @@ _COLORS_OF_PARTS = {
     PARTS_OF_NO_LAYER["step_wait_ns"]: "class-0",
     PARTS_OF_NO_LAYER["step_awaited_ns"]: "kind-2",
     PARTS_OF_NO_LAYER["step_other_ns"]: "class-7",
+    "other": "removed",
+    # of a device
+    "computing": "kind-3",
+    "overlapped communication": "kind-5",
+    "exposed communication": "kind-7",
+    "copying only": "kind-2",
+    "idle": "rest",
 }
 
 
@@ -70,8 +77,8 @@ class _Bar(NamedTuple):
 
 
 def drawn_step(run: Run) -> str:
-    """The parts of a step as a bar for each rank, with those of the slowest rank as legend; and a bar for each step of
-    the timeline, if there is one."""
+    """The parts of a step as a bar for each rank, with those of the slowest rank as legend; a bar for each device of
+    that rank; and a bar for each step of the timeline, if there is one."""
     tables = [part for part in tables_and_sentences(steps(run, top=0)) if isinstance(part, ReportTable)]
     means = [_mean_bar(table) for table in tables if table.name == "parts"]
     if len(means) == 1:
@@ -79,7 +86,8 @@ def drawn_step(run: Run) -> str:
     durations = [dict(zip(table.headings, table.rows[0].cells)) for table in tables if table.name == "duration"]
     single = [*_single_steps(run)]
     slowest = max(range(len(means)), key=lambda number: means[number].whole)
-    bars = [*means[:_MOST_BARS], *single[:_MOST_BARS]]
+    devices = [*_device_bars(run, run.metas[slowest].rank if len(means) > 1 else run.meta.rank, durations[slowest])]
+    bars = [*means[:_MOST_BARS], *devices, *single[:_MOST_BARS]]
     axis = Axis(0, max(sum(ns for _, ns in bar.parts) for bar in bars), _NAME_OF_BAR if len(bars) > 1 else 0, WIDTH)
     drawn = [_drawn_bar(bar, axis, row * _BAR, is_named=len(bars) > 1) for row, bar in enumerate(bars)]
     figures, most = durations[slowest], means[slowest]
@@ -90,10 +98,15 @@ def drawn_step(run: Run) -> str:
         caption += " Parts that ran at the same time, on several threads, count more than once."
     if single and run.timeline is not None:
         of_rank = f" of rank {run.timeline.rank}" if len(means) > 1 else ""
-        caption += f" Below: the steps of the timeline{of_rank}; what was in no layer, but for the optimizer, is other."
+        caption += f" Below: the steps of the timeline{of_rank}."
     for what, number in (("ranks", len(means)), ("steps", len(single))):
         caption += f" The first {_MOST_BARS} of {number} {what} are drawn." if number > _MOST_BARS else ""
-    signs = [Sign(_color_of_part(name), f"{name} {_with_share(ns, most.whole)}") for name, ns in most.parts]
+    signs = [
+        Sign(_color_of_part(name), f"{lead}{name} {_with_share(ns, bar.whole)}")
+        for lead, bar in [("", most), *((f"{device.name}: ", device) for device in devices)]
+        for name, ns in bar.parts
+    ]
+    signs += [Sign(_color_of_part("other"), "other, in a step of the timeline: in no layer")] if single else []
     return picture(title_of(run, "a step"), caption, drawn, (WIDTH, _BAR * len(bars)), signs)
 
 
@@ -109,6 +122,8 @@ def _drawn_bar(bar: _Bar, axis: Axis, y: float, *, is_named: bool) -> str:
         inside = [tag("rect", x=x, y=y, width=max(width - 1, 0.5), height=_BAR - 4, class_=_color_of_part(name))]
         share = f" {format_share(ns / bar.whole)}" if bar.whole else ""
         short = name.split(", ")[-1]
+        if sum(other.endswith(f", {short}") for other, _ in bar.parts) > 1:  # of several models, or ranges
+            short = name
         both = f"{short}{share}"  # a number is not cut off
         if words := both if fitted(both, width - 8) == both else fitted(short, width - 8):
             inside.append(text(words, x + 5, y + 15, class_="ink"))
@@ -124,14 +139,45 @@ def _mean_bar(table: ReportTable) -> _Bar:
     return _Bar(f"rank {table.ids['rank']}", [(name, ns) for name, ns in means[:-1] if ns > 0], means[-1][1])
 
 
+def _device_bars(run: Run, rank: int, duration: Mapping[str, Cell]) -> Iterator[_Bar]:
+    """The time of each device of a rank, from its first work to its last, for a step in the mean."""
+    steps = _value(duration["Steps"])
+    for time in run.device_times:
+        if time.rank == rank and steps and time.span_ns:
+            yield _device_bar(time, steps)
+
+
+def _device_bar(time: DeviceTime, steps: float = 1) -> _Bar:
+    parts = {
+        "computing": time.compute_ns - time.overlap_ns,
+        "overlapped communication": time.overlap_ns,
+        "exposed communication": time.exposed_ns,
+        "copying only": time.copy_alone_ns,
+        "idle": time.idle_ns,
+    }
+    return _Bar(time.device, [(name, ns / steps) for name, ns in parts.items() if ns > 0], time.span_ns / steps)
+
+
+def drawn_device(run: Run, time: DeviceTime) -> str:
+    """How a device used its time, as a bar."""
+    bar = _device_bar(time)
+    rank = f" of rank {time.rank}" if len(run.metas) > 1 else ""
+    axis = Axis(0, time.span_ns, 0, WIDTH)
+    caption = f"From its first work to its last, {short_time(time.span_ns)}. Copying only: copies (memcpy) and fills "
+    caption += "(memset) while the device neither computes nor communicates."
+    signs = [Sign(_color_of_part(name), f"{name} {_with_share(ns, bar.whole)}") for name, ns in bar.parts]
+    drawn = [_drawn_bar(bar, axis, 0, is_named=False)]
+    return picture(title_of(run, f"{time.device}{rank}"), caption, drawn, (WIDTH, _BAR), signs)
+
+
 def _value(cell: Cell) -> float:
     value = cell.value if isinstance(cell, ReportCell) else 0
     return value if isinstance(value, (int, float)) else 0
 
 
 def _single_steps(run: Run) -> Iterator[_Bar]:
-    """The steps of the timeline: the phases of layers, the optimizer, and the rest. Each moment counts once, for the
-    innermost of these spans: what is recomputed inside a span of backward is not backward. Of several threads, the
+    """The steps of the timeline: the phases of layers, the optimizer, data, and the rest. Each moment counts once, for
+    the innermost of these spans: what is recomputed inside a span of backward is not backward. Of several threads, the
     first one comes last: it waits for the others, as for that of backward on a device."""
     if run.timeline is None or run.timeline.spans is None or not len(run.timeline.spans):
         return
@@ -139,14 +185,14 @@ def _single_steps(run: Run) -> Iterator[_Bar]:
     if spans.dropped:  # of what came after the last span nothing is known
         last = max(spans.columns["start_ns"])
         spans = replace(spans, steps=tuple(end for end in spans.steps if end <= last))
-    times = [dict.fromkeys([*PHASES, _OPTIMIZER], 0) for _ in spans.steps[1:]]
+    times = [dict.fromkeys([*PHASES, *_LABELS.values()], 0) for _ in spans.steps[1:]]
+    of_names = [next((part for start, part in _LABELS.items() if name.startswith(start)), "") for name in spans.names]
     of_lanes: defaultdict[int, list[_Stretch]] = defaultdict(list)
     columns = zip(*(spans.columns[name] for name in spans.COLUMNS))
     for start, end, lane, layer, phase, name in sorted(columns, key=lambda span: (span[0], -span[1])):
-        is_optimizer = name >= 0 and spans.names[name].startswith("Optimizer.step#")
-        if spans.lanes[lane].device != "cpu" or not (is_optimizer or (name < 0 and layer >= 0)):
-            continue
-        of_lanes[lane].append(_Stretch(start, end, _OPTIMIZER if is_optimizer else PHASES[phase]))
+        part = of_names[name] if name >= 0 else PHASES[phase] if layer >= 0 else ""
+        if part and spans.lanes[lane].device == "cpu":
+            of_lanes[lane].append(_Stretch(start, end, part))
     free = [(number, start, end) for number, (start, end) in enumerate(pairwise(spans.steps))]
     for lane in sorted(of_lanes, reverse=True):
         free = _counted([*_innermost(of_lanes[lane])], free, times)
@@ -156,7 +202,8 @@ def _single_steps(run: Run) -> Iterator[_Bar]:
         yield _Bar(f"step {number + 1}", parts, end - start, number)
 
 
-_OPTIMIZER = PARTS_OF_NO_LAYER["step_optimizer_ns"]
+_LABELS = {OPTIMIZER_STEP: PARTS_OF_NO_LAYER["step_optimizer_ns"], LOADING: PARTS_OF_NO_LAYER["step_data_ns"]}
+"""The labels that are parts of a step, by how they begin."""
 
 
 class _Stretch(NamedTuple):

@@ -8,7 +8,11 @@ class Address {
   /** @param {(choices: Choices) => void} read */
   constructor(read) {
     this.written = location.hash;
-    window.addEventListener("pagehide", () => this.#write("replaceState", location.href, { y: window.scrollY }));
+    let waiting = 0;
+    window.addEventListener("scroll", () => {
+      clearTimeout(waiting);
+      waiting = setTimeout(() => this.#write("replaceState", location.href, { y: window.scrollY }), 200);
+    });
     window.addEventListener("popstate", () => {
       if (location.hash === this.written) return;
       this.written = location.hash;

@@ -21,9 +21,10 @@ from torchprof.analyze.sentences import about_flops, about_times, other_warnings
 from torchprof.analyze.top import largest_parts, title_of_parts
 from torchprof.errors import TorchprofError
 from torchprof.first_screen.headline import main_field
+from torchprof.ranks import balance_of
 from torchprof.ranks.sentences import MOST_WHOLE_RANKS
 from torchprof.reports.icicle import Colors
-from torchprof.reports.over_time import drawn_step
+from torchprof.reports.over_time import drawn_device, drawn_step
 from torchprof.reports.page.layers import ALL_PHASES, FiguresOfPage, Take, Tree, differences, layer_data
 from torchprof.reports.page.tables import (
     calls_over_time,
@@ -38,9 +39,8 @@ from torchprof.reports.page.tables import (
 )
 from torchprof.reports.roofline import drawn_roofline
 from torchprof.run.measures import Measure, SampleKey, Spread
-from torchprof.run.meta import Meta
 from torchprof.run.run import Run
-from torchprof.run.timeline import KINDS, DeviceTime
+from torchprof.run.timeline import KINDS
 from torchprof.run.words import FORWARD, LAUNCHED_BEFORE, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME, PHASES
 
 _POINTS = 24  # values that show the distribution of a layer's calls
@@ -96,6 +96,7 @@ def page_data(takes: Sequence[Take], compared: Run | None = None) -> dict[str, A
         "kinds": [*KINDS, "unknown"],
         "sources": sources.data(),
         "areRanks": sources.are_ranks,
+        "opensOn": _straggler(takes[0].run, sources),
         "largest": [
             (title_of(shown_first), report_data(spaced(parts), tree.nodes[0]))
             for title_of, parts in largest
@@ -211,6 +212,13 @@ def _timeline(takes: Sequence[Take], tree: Tree, sources: _Sources) -> dict[str,
     return {"source": sources.of(0, run.timeline.rank), **timeline}
 
 
+def _straggler(run: Run, sources: _Sources) -> int | None:
+    """The source of the straggler of a job; None if there is none, or if it may be chance."""
+    if not sources.are_ranks or len(run.metas) < 2 or (found := balance_of(run).first) is None:
+        return None
+    return None if found.may_be_chance else sources.numbers.get((0, found.ranks[0]))
+
+
 def _step(run: Run) -> str | None:
     """The picture of the parts of a step; None if no loop was recorded."""
     try:
@@ -228,7 +236,12 @@ def _of_devices(takes: Sequence[Take], tree: Tree, sources: _Sources) -> dict[st
     """The time and the memory of each device."""
     return {
         "devices": [
-            _device(time, metas[time.rank], sources.of(number, time.rank))
+            {
+                "source": sources.of(number, time.rank),
+                "device": time.device,
+                "picture": drawn_device(take.run, time) if time.span_ns else None,
+                "report": report_data(stacked(about_device(time, metas[time.rank])), {}),
+            }
             for number, take in enumerate(takes)
             for metas in [{meta.rank: meta for meta in take.run.metas}]
             for time in take.run.device_times
@@ -283,18 +296,6 @@ def _peaks(samples: Sequence[_Sample]) -> dict[str, Any]:
         "devices": devices,
         "device": array("q", [devices.index(sample.key.device) for sample in samples]),
         "nbytes": array("q", [sample.spread.max for sample in samples]),
-    }
-
-
-def _device(time: DeviceTime, meta: Meta, source: int) -> dict[str, Any]:
-    """The times of a device. ``parts`` add up to its span, in the order of the bar."""
-    computing = time.compute_ns - time.overlap_ns
-    return {
-        "source": source,
-        "device": time.device,
-        "spanNs": time.span_ns,
-        "parts": [computing, time.overlap_ns, time.exposed_ns, time.copy_alone_ns, time.idle_ns],
-        "report": report_data(stacked(about_device(time, meta)), {}),
     }
 
 

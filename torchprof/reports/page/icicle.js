@@ -9,7 +9,7 @@ const LEAST_WIDTH = 2; // pixels; smaller neighbors are drawn as one block
 const FEWEST_EQUAL = 3;
 const ALIKE = 1.5; // times: the largest of equal layers, the smallest
 const READABLE = 8; // pixels: children of the whole chart that are wider are drawn one by one
-const LETTER = 6.6; // pixels, on average
+const LETTER = 6.9; // pixels, on average
 const OTHER_CLASSES = "class-7"; // the color of classes without one of their own, as in torchprof/reports/charts.py
 
 /**
@@ -19,8 +19,8 @@ const OTHER_CLASSES = "class-7"; // the color of classes without one of their ow
  * @property {PageData.Integers} widths A figure of each node.
  * @property {PageData.Integers} own The same, self only: for the colors.
  * @property {boolean} hasShares Whether shares of the whole are known.
- * @property {boolean} showOwn Also draws the self of layers, and the operators of innermost ones and of work of no layer.
- * @property {(node: number) => Operator[]} operators
+ * @property {boolean} showOwn Also draws what is in a layer and in none below it: its operators, or its self where they are not known.
+ * @property {(node: number) => Operator[]} operators What ran in a node, and in none below it.
  * @property {string} field The measure of the widths.
  * @property {boolean} byOwnTime Colors are those of the self of a layer, else of its class.
  * @property {((node: number) => boolean) | null} isMatch
@@ -40,7 +40,7 @@ const OTHER_CLASSES = "class-7"; // the color of classes without one of their ow
  * @property {number} [grouped] The layer in which they are; also of a block below.
  * @property {boolean} [isRest]
  * @property {boolean} [isOwn]
- * @property {Operator} [operator] One that ran in an innermost layer.
+ * @property {Operator} [operator] One that ran in the layer itself.
  */
 
 /** @typedef {{ nodes: number[], siblings: number[], sum: number }} Group Equal layers, with the sum of their figures. */
@@ -132,7 +132,7 @@ class Icicle {
   #about(block) {
     if (!block) return [];
     if (block.operator) return this.page.aboutOperator(block.nodes, block.operator);
-    if (block.isRest) return [`${block.hidden} smaller layers in ${pathOf(this.run, block.nodes)}`];
+    if (block.isRest) return [`${block.hidden} smaller ${block.hidden === 1 ? "layer" : "layers"} in ${pathOf(this.run, block.nodes)}`];
     const lines = this.page.about(block.nodes, block.isOwn);
     return this.#opens(block) === undefined ? lines : [...lines, "Click to see each of them."];
   }
@@ -164,7 +164,7 @@ class Icicle {
   }
 
   /** @param {IcicleDrawing} drawing */
-  draw({ root, selected, widths, own, hasShares, showOwn, operators, field, byOwnTime, isMatch, change }) {
+  draw({ root, selected, widths, own, hasShares, showOwn, operators: operatorsOf, field, byOwnTime, isMatch, change }) {
     const { run } = this;
     this.root = root;
     const width = this.box.clientWidth || 800;
@@ -215,13 +215,13 @@ class Icicle {
       const haveRoom = node === root && (block.part * width) / inside[0].length >= READABLE;
       const groups = this.#groups(inside, widths, !this.groups || change !== null || haveRoom);
       groups.forEach(place);
-      if (showOwn && groups.some((group) => group.sum > 0) && sum(nodes, own) > 0) {
+      const operators = showOwn && node !== run.all ? merged(nodes.flatMap(operatorsOf), field) : [];
+      if (showOwn && !operators.length && groups.some((group) => group.sum > 0) && sum(nodes, own) > 0) {
         const share = sum(nodes, own) / whole;
         if (share * width >= LEAST_WIDTH) blocks.push({ ...block, left: at, part: share, row: row + 1, isOwn: true });
         rows = Math.max(rows, row + 2);
       }
-      if (!showOwn || groups.length || node === run.all) continue;
-      for (const operator of merged(nodes.flatMap(operators), field)) {
+      for (const operator of operators) {
         const share = operator.own[field] / whole;
         if (share * width >= LEAST_WIDTH) {
           blocks.push({ nodes, left: at, part: share, row: row + 1, hidden: 0, operator });

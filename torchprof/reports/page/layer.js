@@ -62,7 +62,7 @@ class LayerPanel {
   #figures(node, source) {
     const { run } = this;
     const { allPhases, phases } = run.data;
-    // A line for each measure: total and self in forward, then in the other phases.
+    // Two lines for each measure, total and self, with a column for each phase.
     /** @type {Map<string, Map<string, FigureColumn>>} */
     const lines = new Map();
     for (const column of run.figures) {
@@ -75,17 +75,16 @@ class LayerPanel {
       const line = lines.get(title) ?? new Map();
       lines.set(title, line.set(`${phase} ${column.kind === "cost" && column.self ? "self" : "total"}`, column));
     }
-    const parts = phases.flatMap((phase) => [`${allPhases.indexOf(phase)} total`, `${allPhases.indexOf(phase)} self`]);
-    const used = parts.filter((part) => [...lines.values()].some((line) => line.has(part)));
-    const headings = used.map((part) => element("th", { scope: "col" }, part.endsWith("self") ? "self" : phases.length > 1 ? allPhases[Number(part[0])] : "total"));
-    const body = [...lines].map(([title, line]) =>
-      element("tr", {}, element("th", { scope: "row" }, title), ...used.map((part) => {
-        const column = line.get(part);
-        return element("td", { class: "number", "data-key": column ? column.key : null }, ...(column ? figure(run.text(column, node, source)) : [""]));
-      })));
+    const numbers = phases.map((phase) => allPhases.indexOf(phase));
+    const headings = phases.length > 1 ? phases.map((phase) => element("th", { scope: "col" }, phase)) : [];
+    const body = [...lines].flatMap(([title, line]) => ["total", "self"].flatMap((part) => {
+      const columns = numbers.map((phase) => line.get(`${phase} ${part}`));
+      const cells = columns.map((column) => element("td", { class: "number", "data-key": column ? column.key : null }, ...(column ? figure(run.text(column, node, source)) : [""])));
+      return columns.some((column) => column) ? [element("tr", { class: part }, element("th", { scope: "row" }, part === "self" ? part : title), ...cells)] : [];
+    }));
     for (const [device, most] of run.interval ? [] : this.#peaks(node, source)) {
-      const cells = used.map((part) => {
-        const nbytes = most.get(part);
+      const cells = numbers.map((phase) => {
+        const nbytes = most.get(phase);
         return element("td", { class: "number" }, ...(nbytes === undefined ? [""] : figure(formatBytes(nbytes))));
       });
       body.push(element("tr", {}, element("th", { scope: "row" }, `Peak on ${device}`), ...cells));
@@ -96,16 +95,15 @@ class LayerPanel {
   // The memory peak of one call above its start, layers below included: by device, then by phase. The largest over the calls.
   /** @param {number} node @param {number} source */
   #peaks(node, source) {
-    /** @type {Map<string, Map<string, number>>} */
+    /** @type {Map<string, Map<number, number>>} */
     const found = new Map();
     const { peakNode } = this.run;
     const { source: sources, phase, devices, device, nbytes } = this.run.data.peaks;
     for (let at = peakNode.indexOf(node); at >= 0; at = peakNode.indexOf(node, at + 1)) {
       if (source >= 0 && sources[at] !== source) continue;
-      /** @type {Map<string, number>} */
+      /** @type {Map<number, number>} */
       const most = found.get(devices[device[at]]) ?? new Map();
-      const part = `${phase[at]} total`;
-      found.set(devices[device[at]], most.set(part, Math.max(nbytes[at], most.get(part) ?? 0)));
+      found.set(devices[device[at]], most.set(phase[at], Math.max(nbytes[at], most.get(phase[at]) ?? 0)));
     }
     return found;
   }

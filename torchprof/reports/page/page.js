@@ -42,7 +42,7 @@ class Page {
     this.run = new Run(data);
     const { run } = this;
     this.phase = "all";
-    this.chosenSource = data.areRanks && data.sources.length > 1 ? -1 : 0;
+    this.chosenSource = this.firstSource;
     this.chosenMeasure = run.mainMeasure(this.source);
     this.top = run.children[run.all].filter((node) => run.isLayer(node)).length === 1 && this.#nothingOutside() ? 0 : run.all;
     this.root = this.top;
@@ -92,7 +92,7 @@ class Page {
     this.chosenMeasure = data.measures.find((one) => nameOfMeasure(one) === measure) ?? this.chosenMeasure;
     this.phase = phase === "all" || data.phases.includes(phase) ? phase : "all";
     const number = data.sources.findIndex((_, at) => nameOfSource(at) === source);
-    this.chosenSource = number >= 0 ? number : data.areRanks && data.sources.length > 1 ? -1 : 0;
+    this.chosenSource = number >= 0 ? number : source === "all" && data.areRanks ? -1 : this.firstSource;
     this.root = (zoom === this.atFirst.zoom ? undefined : run.nodeOf(zoom)) ?? this.top;
     this.selected = (select === this.atFirst.select ? undefined : run.nodeOf(select)) ?? this.#first;
     const flags = show.split(".");
@@ -127,6 +127,11 @@ class Page {
     const { choices } = this.address;
     const isStep = !this.isQuiet && STEPS.some((name) => (choices[name] ?? this.atFirst[name]) !== chosen[name]);
     this.address.write(Object.fromEntries(others), isStep);
+  }
+
+  // The source that is shown at first: the straggler, else all ranks.
+  get firstSource() {
+    return data.opensOn ?? (data.areRanks && data.sources.length > 1 ? -1 : 0);
   }
 
   // The node that is selected at first: the model; without layers, the work outside of them.
@@ -181,7 +186,7 @@ class Page {
         ...timelineSection(this),
         ...largestSection(this),
         this.reports.box,
-        ...devicesSection(this),
+        ...devicesSection(),
         this.why,
         ...memoriesSection(this),
         ...waitsSection(this)),
@@ -344,7 +349,7 @@ class Page {
     this.#drawFound(isMatch);
     const field = measure ? measure.field : "";
     const [own, widths] = [true, false].map((isSelf) => run.widths(field, phase, source, isSelf));
-    this.icicle.draw({ root: this.root, selected: this.selected, widths, own, hasShares: run.whole(field, phase, source) > 0, showOwn: this.showOwn, operators: (node) => run.operators(node, phase, source), field, byOwnTime: this.byOwnTime, isMatch, change: this.change });
+    this.icicle.draw({ root: this.root, selected: this.selected, widths, own, hasShares: run.whole(field, phase, source) > 0, showOwn: this.showOwn, operators: (node) => run.ownOperators(node, phase, source), field, byOwnTime: this.byOwnTime, isMatch, change: this.change });
     this.#drawCaption(widths);
     this.#drawLegend();
     timeline?.draw(this.selected, isMatch);
@@ -378,9 +383,9 @@ class Page {
     const { run, measure, phases } = this;
     const names = phases.map((phase) => data.allPhases[phase]);
     const whole = measure && widths[this.root] > 0 ? `; the whole is ${formatFigure(run.figure(measure.field, this.phaseNumber, this.source, this.root), measure.unit)}` : "";
-    const where = data.sources.length > 1 && this.source >= 0 ? ` on ${data.sources[this.source].name}` : "";
+    const where = data.sources.length > 1 && this.source >= 0 ? `, ${data.sources[this.source].name}` : "";
     const when = run.interval ? `, in ${this.timeline?.words} of the timeline` : "";
-    this.caption.textContent = measure ? `Width: ${measure.heading}${data.phases.length > 1 ? `, ${names.join(" and ")}` : ""}${where}${when}${whole}.` : "";
+    this.caption.textContent = measure ? `Width: ${measure.heading}${data.phases.length > 1 ? `, ${names.join(", ")}` : ""}${where}${when}${whole}.` : "";
     this.hint.hidden = !run.interval;
   }
 
@@ -396,8 +401,10 @@ class Page {
       if (this.run.interval) all.splice(0, all.length, ...all.filter((column) => column.kind === "params" || this.run.interval?.has(column)));
       const chosen = all.filter(isChosen);
       const words = phases.length > 1 ? this.phaseWords : data.allPhases[phases[0]];
-      const made = measure ? this.run.columnsOf(measure, this.phaseNumber, this.source, words, phases.length > 1 ? [] : chosen) : [];
-      return [...made, ...chosen, ...all.filter((column) => !isChosen(column))];
+      const lead = phases.length > 1 ? [] : [...chosen].sort((one, other) => Number(isOfSelf(one)) - Number(isOfSelf(other)));
+      const made = measure ? this.run.columnsOf(measure, this.phaseNumber, this.source, words, lead) : [];
+      const rest = [...chosen, ...all.filter((column) => !isChosen(column))];
+      return [...lead, ...made, ...rest.filter((column) => !lead.includes(column))];
     }
     return this.#quantities(data.comparison).flatMap((quantity) => CHANGES.map((part) => changeColumn(quantity, part)));
   }
@@ -502,6 +509,7 @@ class Page {
     const figure = this.#figureOf(nodes, isSelf);
     if (figure.bound >= BOUND.BLANK) return [...lines, "not selected"];
     lines.push(`${isSelf ? "self " : ""}${measure.heading} ${this.#withShare(figure)}`);
+    if (data.comparison) return [...lines, ...this.#changesOf(node, isSelf)];
     if (nodes.length > 1) {
       const known = nodes.map((one) => this.#figureOf([one], isSelf)).filter(({ bound }) => bound < BOUND.UNKNOWN);
       known.sort((one, other) => one.value - other.value);
@@ -514,6 +522,14 @@ class Page {
     const isKnown = calls.bound === BOUND.EXACT && figure.bound === BOUND.EXACT && calls.value > 1 && !run.interval; // it may have parts of calls
     const each = isKnown ? `, ${formatFigure({ value: figure.value / calls.value, bound: BOUND.EXACT }, measure.unit)} a call` : "";
     return [...lines, `${formatFigure(calls, "calls")} ${calls.value === 1 ? "call" : "calls"}${each}`];
+  }
+
+  // How a layer changed in the chosen measure and phases, in lines: "CPU total: 1ms → 2ms, 2.00×, slower".
+  /** @param {number} node @param {boolean} isSelf */
+  #changesOf(node, isSelf) {
+    const quantities = data.comparison ? this.#quantities(data.comparison).filter((one) => one.self === isSelf) : [];
+    const texts = quantities.map((one) => CHANGES.map((part) => this.run.text(changeColumn(one, part), node, this.source)));
+    return texts.flatMap(([before, after, , ratio, verdict], at) => (before || after ? [`${quantities[at].heading}: ${before || "–"} → ${after || "–"}, ${[ratio, verdict].filter((text) => text).join(", ")}`] : []));
   }
 
   // What an operator in the icicle is, in lines.

@@ -22,6 +22,11 @@
 
 const ALL_PHASES = -1;
 
+/** @param {Column} column */
+function isOfSelf(column) {
+  return column.kind === "cost" && column.self;
+}
+
 class Run {
   /** @param {PageData} data */
   constructor(data) {
@@ -330,7 +335,7 @@ class Run {
     const columns = [false, true].map((isSelf) => this.#chart(field, phase, isSelf));
     if (!columns[0]) return [];
     const sums = columns.flatMap((column, at) => {
-      if (!column || others.some((one) => one.kind === "cost" && one.self === at > 0)) return [];
+      if (!column || others.some((one) => isOfSelf(one) === at > 0)) return [];
       return [{ ...column, key: at ? "chosen self" : "chosen", heading: `${at ? "Self " : ""}${heading}, ${words}` }];
     });
     /** @type {(of: DerivedColumn["of"], title: string, unit: Unit) => DerivedColumn} */
@@ -411,6 +416,20 @@ class Run {
     }
     const text = FORMATS[column.unit](value);
     return column.part === "difference" && value > 0 ? `+${text}` : text;
+  }
+
+  // What ran in a layer and in none below it: the difference. Empty if it is not known of all of these.
+  /** @param {number} node @param {number} phase @param {number} source @returns {Operator[]} */
+  ownOperators(node, phase, source) {
+    const found = this.operators(node, phase, source).map((one) => ({ ...one, own: { ...one.own } }));
+    const below = this.children[node].map((child) => this.operators(child, phase, source));
+    if (below.length && (this.interval || (this.count > this.data.operators.layers && below.some((operators) => !operators.length)))) return [];
+    const known = new Map(found.map((one) => [`${one.kind} ${one.name}`, one]));
+    for (const { name, kind, own } of below.flat()) {
+      const around = known.get(`${kind} ${name}`);
+      if (around) for (const field of Object.keys(own)) around.own[field] -= own[field];
+    }
+    return found;
   }
 
   // What ran in a layer and in all layers below it: operators and labels, kernels ("kernel"), source lines ("python").

@@ -1,7 +1,5 @@
 // The sections of the page around its chart and its table of layers: the header, what changed, memory, devices, ranks.
 
-const DEVICE_PARTS = ["computing", "overlapped communication", "exposed communication", "copying only", "idle"];
-
 /** @param {Page} page */
 function headerSection(page) {
   const facts = data.facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]);
@@ -50,6 +48,7 @@ function changesSection() {
 /** @param {Page} page */
 function timelineSection(page) {
   if (data.comparison || data.sources.length > 1 && !page.timeline) return [];
+  if (!page.run.count) return []; // it is of layers
   const hint = "To see what ran when, record with Profile(..., with_timeline=True), or read a trace with --timeline.";
   const { timeline } = page;
   const title = `${data.title}: timeline`;
@@ -77,25 +76,17 @@ function findingsSection() {
 }
 
 // The time of a device: a bar of its parts, and a table of its streams.
-/** @param {Run} run @param {PageData.Device} device */
-function deviceSection(run, device) {
-  const { sources } = run.data;
-  const { spanNs, parts } = device;
-  const drawn = parts.map((ns, part) => ({ ns, part, text: `${DEVICE_PARTS[part]} ${formatTime(ns)} (${formatShare(ns / spanNs)})` })).filter(({ ns }) => ns > 0);
-  const bar = element("div", { class: "bar", role: "img", "aria-label": drawn.map(({ text }) => text).join(", ") },
-    ...drawn.map(({ ns, part, text }) => element("span", { class: `work-${part}`, title: text, "--part": ns / spanNs })));
-  const legend = drawn.map(({ part, text }) => element("span", { class: `legend work-${part}` }, text));
+/** @param {PageData.Device} device */
+function deviceSection({ device, source, picture, report }) {
   return element("div", { class: "device" },
-    element("h4", {}, sources.length > 1 ? `${device.device}, ${sources[device.source].name}` : device.device),
-    element("figure", {}, bar, element("figcaption", {}, ...legend)),
-    ...reportParts(device.report, () => {}));
+    element("h4", {}, data.sources.length > 1 ? `${device}, ${data.sources[source].name}` : device),
+    picture && chart(picture, () => {}),
+    ...reportParts(report, () => {}));
 }
 
-/** @param {Page} page */
-function devicesSection(page) {
+function devicesSection() {
   if (!data.devices.length) return [];
-  const hint = element("p", { class: "hint" }, "Copying only: copies (memcpy) and fills (memset) while the device neither computes nor communicates.");
-  return [element("section", { id: "devices" }, element("h3", {}, "Devices"), ...data.devices.map((one) => deviceSection(page.run, one)), hint)];
+  return [element("section", { id: "devices" }, element("h3", {}, "Devices"), ...data.devices.map(deviceSection))];
 }
 
 // Live memory over time and what was live at the peak.

@@ -4,7 +4,7 @@ const LINE_HEIGHT = 26;
 const SPARE_LINES = 12;
 const OPEN_AT_FIRST = 80;
 const MOST_PRINTED = 5_000; // lines
-const PAPER = 960; // pixels: letter paper in landscape, without its margins
+const PRINTED_COLUMNS = 8; // in the width of letter paper in landscape
 
 /**
  * @typedef {object} TableDrawing
@@ -51,7 +51,8 @@ class TreeTable {
     this.head = element("div", { class: "line head", role: "row", "aria-rowindex": 1 });
     this.body = element("div", { class: "lines", role: "rowgroup" });
     this.box = element("div", { class: "treetable", role: "treegrid", "aria-label": "Layers", tabindex: "0" }, this.head, this.body);
-    box.replaceChildren(this.box);
+    this.papers = element("div", { class: "papers" });
+    box.replaceChildren(this.box, this.papers);
     this.box.addEventListener("scroll", () => this.#drawLines());
     this.body.addEventListener("click", (event) => this.#click(event));
   }
@@ -91,25 +92,22 @@ class TreeTable {
 
   /** @param {TableDrawing} drawing */
   draw({ columns, source, selected, isMatch }) {
-    this.columns = columns;
     this.source = source;
     this.selected = selected;
     this.isMatch = isMatch;
+    this.columns = columns;
     this.#list();
-    this.#size();
-    this.#drawHead();
-    this.wholes = this.columns.map((column) => this.#whole(column));
-    this.#drawLines();
+    this.#show(columns);
   }
 
   // The widths of the columns: on paper no more than their figures need.
   #size() {
     const shown = this.lines.slice(0, MOST_PRINTED);
     /** @param {Column} column */
-    const needed = (column) => Math.max(...shown.map((node) => this.run.text(column, node, this.source).length), 4) + 4; // with room for a unit
-    const widths = this.columns.map((column) => (this.isPrinted ? needed(column) : Math.max(column.heading.length + 3, 13)));
+    const needed = (column) => Math.max(...shown.map((node) => this.run.text(column, node, this.source).length), 4) + 5; // with room for a unit
+    const widths = this.columns.map((column) => (this.isPrinted ? needed(column) : Math.max(Math.ceil(column.heading.length / 2) + 5, 13)));
     this.box.style.setProperty("--columns", widths.map((width) => `${width}ch`).join(" "));
-    this.box.style.setProperty("--figures", `${widths.reduce((sum, width) => sum + width, 0)}ch`);
+    this.box.style.setProperty("--letters", String(widths.reduce((sum, width) => sum + width, 0)));
   }
 
   // The figure of a full bar: the largest figure of any layer.
@@ -298,12 +296,27 @@ class TreeTable {
     this.page.drawTable();
   }
 
-  // On paper all lines are there, and all columns, as small as the paper is narrow; on the screen those in sight.
+  // On paper all lines are there, and all columns: in tables below each other, each as wide as the paper.
   /** @param {boolean} isPrinted */
   print(isPrinted) {
+    const { columns } = this;
     this.isPrinted = isPrinted;
+    this.papers.replaceChildren();
+    for (let first = 0; isPrinted && first < columns.length; first += PRINTED_COLUMNS) {
+      this.#show(columns.slice(first, first + PRINTED_COLUMNS));
+      const paper = element("div", { class: "paper" }, this.head.cloneNode(true), this.body.cloneNode(true));
+      paper.style.setProperty("--columns", this.box.style.getPropertyValue("--columns"));
+      this.papers.append(paper);
+    }
+    this.#show(columns);
+  }
+
+  /** @param {Column[]} columns */
+  #show(columns) {
+    this.columns = columns;
+    this.wholes = columns.map((column) => this.#whole(column));
     this.#size();
-    this.box.style.setProperty("--zoom", String(Math.min(PAPER / this.head.offsetWidth, 1)));
+    this.#drawHead();
     this.#drawLines();
   }
 
