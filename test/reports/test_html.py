@@ -1664,6 +1664,8 @@ def test_colors_of_a_comparison_are_of_changes_beyond_noise(look: Callable[..., 
     colors = """() => Object.fromEntries([...document.querySelectorAll(".block[data-change]")].map(
         (block) => [block.querySelector("bdi").textContent, block.dataset.change]))"""
     assert page.evaluate(colors) == {"Net": "unknown", "more": "unknown", "less": "unknown", "same": "same"}
+    page.locator(".icicle .block", has_text="more").hover()
+    assert page.locator(".tip").inner_text().splitlines()[-1] == "CPU total: 0.100us → 0.200us, 2.00×, unknown"
     choice(page, "FLOPs").click()
     assert page.evaluate(colors) == {"Net": "less", "more": "more", "less": "less", "same": "same"}
     pairs = {pair.name: pair for pair in diff.walk()}

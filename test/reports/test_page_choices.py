@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from build.hand_made import op, row, run_of
+from build.hand_made import op, row, run_of, run_of_ranks
+from build.jobs import MS, even, planted
 from build.page import button, choice
 from torch import nn
 
 import torchprof
 from torchprof import Profile, Run
+from torchprof.ranks import balance_of
 from torchprof.reports.page import layers as layers_of_page
 from torchprof.run.layers import Layer
-from torchprof.run.words import BACKWARD, OUTSIDE
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -402,6 +404,23 @@ def test_a_run_opens_with_the_measure_of_its_headline(device_ns: int, opens: str
     assert page.locator(".choice[aria-label=Width] [aria-pressed=true]").inner_text() == opens
     assert page.locator(".icicle .block").count()
     assert ("Nothing ran on CUDA" in page.inner_text("header")) == (opens == "CPU time")
+
+
+def test_a_job_opens_on_its_straggler(look: Callable[..., Page]) -> None:
+    run = planted()
+    found = balance_of(run).first
+    assert found is not None and not found.may_be_chance
+    page = look(run)
+    ranks = page.locator("select.source")
+    assert ranks.locator("option:checked").inner_text() == f"rank {found.ranks[0]}" and "#" not in page.url
+    ranks.select_option("-1")
+    assert "source=all" in page.url
+    page.reload()
+    assert ranks.locator("option:checked").inner_text() == "all ranks"
+    assert (
+        look(run_of_ranks({("Net.a", FORWARD): even(10 * MS)})).locator("select.source option:checked").inner_text()
+        == "all ranks"
+    )
 
 
 def test_the_panel_starts_at_its_top_when_another_layer_is_selected(look: Callable[..., Page]) -> None:

@@ -30,7 +30,7 @@ from torchprof.reports.roofline import last_peaks, points_of, traffic_bytes
 from torchprof.run.layers import Layer
 from torchprof.run.measures import SampleKey, Spread
 from torchprof.run.meta import Peak
-from torchprof.run.timeline import Lane, Memory, Spans, Timeline
+from torchprof.run.timeline import DeviceTime, Lane, Memory, Spans, StreamTime, Timeline
 from torchprof.run.words import BACKWARD, FORWARD, NOT_SELECTED, OUTSIDE, PHASES, RECOMPUTE
 
 if TYPE_CHECKING:
@@ -207,6 +207,7 @@ def test_the_steps_of_the_timeline_have_a_bar_each() -> None:
         (170, 250, 0, 0, BACKWARD, -1),
         (255, 290, 0, OUTSIDE, FORWARD, 0),
         (280, 290, 1, 0, BACKWARD, -1),
+        (291, 295, 0, OUTSIDE, FORWARD, 1),
     ]
     columns = {name: array("q") for name in Spans.COLUMNS}
     for span in spans:
@@ -215,7 +216,12 @@ def test_the_steps_of_the_timeline_have_a_bar_each() -> None:
     timeline = Timeline(
         ("cpu",),
         {name: array("q") for name in Timeline.COLUMNS},
-        spans=Spans((Lane("cpu", 1), Lane("cpu", 2)), ("Optimizer.step#SGD.step",), columns, (0, 100, 300)),
+        spans=Spans(
+            (Lane("cpu", 1), Lane("cpu", 2)),
+            ("Optimizer.step#SGD.step", "enumerate(DataLoader)#next"),
+            columns,
+            (0, 100, 300),
+        ),
     )
     samples = {SampleKey(OUTSIDE, FORWARD, 0, "cpu", "step_ns"): Spread.of([(0, 100), (100, 200)])}
     run = replace(run_of([row(0, cpu_ns=10), row(1, cpu_ns=10)], steps=2), samples=samples, timeline=timeline)
@@ -227,7 +233,7 @@ def test_the_steps_of_the_timeline_have_a_bar_each() -> None:
     }
     lost = replace(run, timeline=replace(timeline, spans=replace(timeline.spans, dropped=1)))
     assert not any(name.startswith("step 2") for name in blocks(drawn(lost, "step")))  # it goes on after the last span
-    wanted = {"forward": 50, "backward": 110, "optimizer": 25, "other": 15}
+    wanted = {"forward": 50, "backward": 110, "optimizer": 25, "data loading": 4, "other": 11}
     assert {name: widths[f"step 2: {name}"] for name in wanted} == {
         name: pytest.approx(room * ns / 200, abs=0.11) for name, ns in wanted.items()
     }
@@ -261,6 +267,27 @@ def test_each_rank_has_a_bar_and_the_slowest_one_the_legend() -> None:
 
 
 # The timeline
+
+
+def test_the_device_has_a_bar_whose_parts_add_up_to_its_time_in_a_step() -> None:
+    """Of 20 us in two steps it computes 5 and communicates 6, 1 of these while it computes; it copies 1 more."""
+    samples = {SampleKey(OUTSIDE, FORWARD, 0, "cpu", "step_ns"): Spread.of([(0, 12_000), (1, 12_000)])}
+    streams = (StreamTime(7, 1, 10_000, 5_000, 6_000, 1_000),)
+    time = DeviceTime("cuda:0", 0, 20_000, 11_000, 5_000, 6_000, 1_000, 1_000, streams)
+    run = replace(run_of([row(0, cpu_ns=10)], steps=2, device="cuda"), samples=samples, device_times=(time,))
+    widths = {name: block[2] for name, block in blocks(drawn(run, "step")).items()}
+    wanted = {
+        "computing": 2,
+        "overlapped communication": 0.5,
+        "exposed communication": 2.5,
+        "copying only": 0.5,
+        "idle": 4.5,
+    }
+    room = (1160 - 70) / 10
+    assert {name: widths[f"cuda:0: {name}"] for name in wanted} == {
+        name: pytest.approx(room * us, abs=0.11) for name, us in wanted.items()
+    }
+    assert "cuda:0: exposed communication 2.5us (25.0%)" in texts(drawn(run, "step"))
 
 
 def test_spans_are_where_they_ran() -> None:

@@ -4,7 +4,7 @@ const LINE_HEIGHT = 26;
 const SPARE_LINES = 12;
 const OPEN_AT_FIRST = 80;
 const MOST_PRINTED = 5_000; // lines
-const PRINTED_COLUMNS = 8; // in the width of letter paper in landscape
+const PRINTED_COLUMNS = 7; // in the width of letter paper in landscape
 
 /**
  * @typedef {object} TableDrawing

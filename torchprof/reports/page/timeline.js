@@ -5,6 +5,7 @@ const SPAN_HEIGHT = 18;
 const MEMORY_HEIGHT = 70;
 const LEAST_NS = 100; // that can be shown
 const ZOOM = 1.6;
+const NARROW = 2; // pixels
 
 /** @typedef {{ from: number, to: number }} Stretch A part of the time, in ns after the start. */
 
@@ -33,6 +34,9 @@ class TimelineView {
     this.wasDragged = false;
     /** @type {number[]} */
     this.drawn = []; // the spans of the elements
+    /** @type {HTMLElement[]} */
+    this.made = []; // these elements
+    this.drawnFor = ""; // the part of the time, and the width
     this.axis = element("div", { class: "axis-line" });
     this.map = element("div", { class: "minimap", "aria-hidden": "true" });
     this.lines = element("div", { class: "tracks" });
@@ -225,11 +229,24 @@ class TimelineView {
 
   /** @param {number} selected @param {((node: number) => boolean) | null} isMatch */
   draw(selected, isMatch) {
-    const { from, to } = this.shown;
     const width = this.lines.clientWidth || 900;
-    this.drawn = [];
+    const drawnFor = `${this.range} ${width}`;
+    if (drawnFor !== this.drawnFor) this.#draw(width); // else the spans are as before
+    this.drawnFor = drawnFor;
+    this.made.forEach((made, number) => {
+      const node = this.data.node[this.drawn[number]];
+      made.classList.toggle("selected", node === selected);
+      made.classList.toggle("match", Boolean(isMatch?.(node)));
+      made.classList.toggle("dimmed", isMatch !== null && !isMatch(node));
+    });
+  }
+
+  /** @param {number} width */
+  #draw(width) {
+    const { from, to } = this.shown;
+    [this.drawn, this.made] = [[], []];
     this.cross.hidden = true; // until the mouse moves
-    const tracks = this.tracks.map((track) => this.#track(track, width, selected, isMatch));
+    const tracks = this.tracks.map((track) => this.#track(track, width));
     this.lines.replaceChildren(...tracks, ...this.memory.map((one) => this.#memory(one, width)), ...this.#stepMarks(), this.cross);
     const marks = ticks(from, to, Math.max(Math.floor(width / 110), 2));
     /** @param {number} ns */
@@ -252,11 +269,11 @@ class TimelineView {
     return JSON.stringify({ traceEvents: events });
   }
 
-  // A track with the spans that are in sight. Of those narrower than a pixel one is drawn for each pixel.
-  /** @param {Track} track @param {number} width @param {number} selected @param {((node: number) => boolean) | null} isMatch */
-  #track({ name, spans, depth }, width, selected, isMatch) {
+  // A track with the spans that are in sight. Of narrow ones, one is drawn for each two pixels.
+  /** @param {Track} track @param {number} width */
+  #track({ name, spans, depth }, width) {
     const { from, to } = this.shown;
-    const { node, ns } = this.data;
+    const { ns } = this.data;
     const scale = width / (to - from);
     const until = new Float64Array(depth).fill(-1);
     const made = [];
@@ -266,28 +283,25 @@ class TimelineView {
       const left = (Math.max(start, from) - from) * scale;
       const wide = (Math.min(end, to) - from) * scale - left;
       const row = this.depth[at];
-      if (wide < 1 && left < until[row]) continue;
-      until[row] = left + Math.max(wide, 1);
-      const one = this.#span(at, left, Math.max(wide, 1), row);
-      if (node[at] === selected) one.classList.add("selected");
-      if (isMatch) one.classList.add(isMatch(node[at]) ? "match" : "dimmed");
-      made.push(one);
+      if (wide < NARROW && left < until[row]) continue;
+      until[row] = left + Math.max(wide, NARROW);
+      made.push(this.#span(at, left, Math.max(wide, NARROW - 1), row, width));
     }
     const area = element("div", { class: "spans" }, ...made);
     area.style.height = `${depth * SPAN_HEIGHT}px`;
     return element("div", { class: "track" }, element("div", { class: "track-name" }, name), area);
   }
 
-  /** @param {number} at @param {number} left @param {number} width @param {number} row */
-  #span(at, left, width, row) {
+  /** @param {number} at @param {number} left @param {number} width @param {number} row @param {number} all The width of the tracks. */
+  #span(at, left, width, row, all) {
     const { run } = this;
     const { node, name, names } = this.data;
     const text = name[at] < 0 ? run.name(node[at]) : names[name[at]];
     const made = element("div", { class: `block span ${name[at] < 0 ? colorOf(run, node[at], this.data.source) : "no-class"}`, "data-span": this.drawn.length });
     this.drawn.push(at);
-    const inAll = 100 / (this.lines.clientWidth || 900); // paper may be narrower
-    made.style.left = `${left * inAll}%`;
-    made.style.width = `max(${width * inAll}% - ${width > 3 ? 1 : 0}px, 1px)`;
+    this.made.push(made);
+    made.style.left = `${(left / all) * 100}%`; // paper may be narrower
+    made.style.width = `max(${(width / all) * 100}% - ${width > 3 ? 1 : 0}px, 1px)`;
     made.style.top = `${row * SPAN_HEIGHT}px`;
     if (width > 24) {
       made.classList.add("named");
