@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from build.hand_made import op, row, run_of, run_of_ranks
+from build.hand_made import op, row, run_of
+from build.hand_made_ranks import run_of_ranks
 from build.jobs import MS, even, planted
 from build.page import button, choice
 from torch import nn
