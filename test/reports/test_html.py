@@ -666,6 +666,14 @@ def test_the_largest_places_are_those_of_the_terminal(name: str, look: Callable[
     assert (name == "on_a_device") is bool(idle)
 
 
+def test_on_a_phone_the_name_comes_first(look: Callable[..., Page]) -> None:
+    heading = ".largest .sheet:last-of-type th"
+    for width, first in ((390, "Layer"), (1200, "Share")):
+        page = look(RUNS["on_a_device"](), width=width)
+        assert page.locator(heading).first.inner_text() == first
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
 def test_a_click_on_a_large_place_selects_its_layer(look: Callable[..., Page]) -> None:
     run = RUNS["on_a_device"]()
     page = look(run)

@@ -522,6 +522,15 @@ def test_each_of_ten_layers_at_one_place_has_its_name() -> None:
     assert all(place(line, "x1", "y1") in circles for line in leaders)
 
 
+def test_layers_above_the_roof_are_explained() -> None:
+    """Net.a has 10 GFLOP/s at 10 FLOP/byte."""
+    run = roofline_run()
+    for bandwidth, peak, is_above in ((1e12, 1e12, False), (1e12, 9e9, True), (9e8, 1e12, True)):
+        roof = replace(run.meta, peaks=(Peak("cpu", "float32", 1, peak, bandwidth),))
+        words = " ".join(texts(drawn(replace(run, metas=(roof,)), "roofline")))
+        assert ("A layer above the roof was faster" in words) == is_above
+
+
 def test_classes_have_the_same_colors_in_all_pictures() -> None:
     """Also those that have no FLOPs, and so no point in the roofline."""
     counted = ("cpu_ns", "macs", "flops")

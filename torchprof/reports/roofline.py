@@ -120,10 +120,16 @@ def drawn_roofline(
     )
     if not roofs:
         caption += " The roof was not measured: call torchprof.peak() before the profile."
+    elif any(_is_above(point, roofs) for point in points):
+        caption += " A layer above the roof was faster than the matrix products and copies that measured it."
     if len(points) > _MOST_POINTS:
         caption += f" The {_MOST_POINTS} layers with most time are drawn, of {len(points):,}."
     signs = colors.signs(run.layers[point.layer].kind for point in points[:_MOST_POINTS])
     return picture(title_of(run, "roofline"), caption, parts, (WIDTH, height + 36), signs)
+
+
+def _is_above(point: Point, roofs: Sequence[Peak]) -> bool:
+    return all(point.per_second > min(roof.flops_per_s, point.per_byte * roof.bytes_per_s) for roof in roofs)
 
 
 def last_peaks(run: Run) -> list[Peak]:

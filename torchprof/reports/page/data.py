@@ -18,7 +18,7 @@ from torchprof.analyze.ops import SUM_OF_PHASES
 from torchprof.analyze.ratios import unusual_ratios
 from torchprof.analyze.report import Part, spaced, stacked
 from torchprof.analyze.sentences import about_flops, about_times, other_warnings_of
-from torchprof.analyze.top import largest_parts, title_of_parts
+from torchprof.analyze.top import largest_parts, measures_of, title_of_parts
 from torchprof.errors import TorchprofError
 from torchprof.first_screen.headline import main_field
 from torchprof.ranks import balance_of
@@ -77,7 +77,7 @@ def page_data(takes: Sequence[Take], compared: Run | None = None) -> dict[str, A
     sources = _Sources(takes)
     largest: list[tuple[Callable[[Run], str], list[Part]]] = [
         (title_of_lines, [*largest_lines(shown_first)]),
-        (title_of_parts, largest_parts(shown_first, _PLACES)),
+        (title_of_parts, largest_parts(shown_first, _PLACES) if any(measures_of(shown_first)) else []),
     ]
     shown = []  # each rank if ranks are sources, then all ranks together
     for take, nodes in zip(takes, tree.nodes):

@@ -78,6 +78,7 @@ function showAllRows() {
   }
 }
 
+const PHONE = 560; // pixels
 const MOST_CLICKS = 25; // of 200 rows each
 const WITH_NUMBERS = new Intl.Collator("en", { numeric: true }); // "layers.9" is before "layers.10"
 
@@ -122,6 +123,9 @@ function reportTable({ headings, units, isText, rows, sums }, onlayer, sortedBy)
     text: (row) => textOf(row, at),
     share: (row) => Number(valueOf(row, at)) / (wholes[units[at]] ?? Infinity),
   }));
-  const by = headings.indexOf(sortedBy.find((heading) => headings.includes(heading)) ?? "");
+  // On a phone, what a row is about comes first.
+  const first = window.innerWidth < PHONE ? isText.indexOf(true) : -1;
+  if (first > 0) columns.unshift(...columns.splice(first, 1));
+  const by = columns.findIndex(({ heading }) => heading === sortedBy.find((one) => headings.includes(one)));
   return sheet(columns, rows, { sortedBy: by, sums, click: ([, node]) => (node === null ? null : () => onlayer(node)) });
 }
