@@ -106,7 +106,9 @@ def test_layers_without_a_class_are_no_models(trace: Path, tmp_path: Path) -> No
     assert run.meta.model == ()
     assert repr(run).startswith("<Run of a trace: 2 layers")
     run.export(tmp_path / "report.html")
-    assert "<title>torchprof" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert f"<title>{run.meta.program[0][1]} · torchprof</title>" in (tmp_path / "report.html").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_the_headline_names_the_kind_of_a_layer(trace: Path) -> None:

@@ -24,7 +24,7 @@ from torchprof.first_screen.headline import main_field
 from torchprof.ranks import balance_of
 from torchprof.ranks.sentences import MOST_WHOLE_RANKS
 from torchprof.reports.icicle import Colors
-from torchprof.reports.over_time import drawn_device, drawn_step
+from torchprof.reports.over_ranks import drawn_device, drawn_step
 from torchprof.reports.page.layers import ALL_PHASES, FiguresOfPage, Take, Tree, differences, layer_data
 from torchprof.reports.page.tables import (
     calls_over_time,
