@@ -137,6 +137,8 @@ def test_nothing_is_cut_off_or_covered_on_paper(look: Callable[..., Page]) -> No
     tops = [page.locator(name).bounding_box() for name in (".icicle", ".panel", "#layers", "#timeline")]
     for above, below in pairwise(tops):
         assert above and below and above["y"] + above["height"] <= below["y"] + 1
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.locator("#report tbody tr").count() < rows and page.locator(".paper").count() == 0
 
 
 def test_the_table_is_copied_as_markdown(look: Callable[..., Page]) -> None:

@@ -23,8 +23,10 @@ from torch import nn
 
 import torchprof
 from torchprof import Profile, Run, TorchprofError
+from torchprof.comparison.diff import FASTER, SLOWER, WITHIN_NOISE, Change
 from torchprof.reports import icicle
 from torchprof.reports.charts import Axis, fitted
+from torchprof.reports.icicle import color_of_change
 from torchprof.reports.over_time import course_of
 from torchprof.reports.roofline import last_peaks, points_of, traffic_bytes
 from torchprof.run.layers import Layer
@@ -288,6 +290,8 @@ def test_the_device_has_a_bar_whose_parts_add_up_to_its_time_in_a_step() -> None
         name: pytest.approx(room * us, abs=0.11) for name, us in wanted.items()
     }
     assert "cuda:0: exposed communication 2.5us (25.0%)" in texts(drawn(run, "step"))
+    longer = replace(run, metas=(replace(run.meta, wall_ns=30_000),))  # what the device did outside of steps is unknown
+    assert not any(name.startswith("cuda:0") for name in blocks(drawn(longer, "step")))
 
 
 def test_spans_are_where_they_ran() -> None:
@@ -596,6 +600,14 @@ def test_bars_of_changes_are_of_all_phases() -> None:
     assert any("Bars: change of self, forward and backward." in words for words in texts(root))
     with pytest.raises(StopIteration):
         rect_of(root, "Net.a, forward")
+
+
+def test_the_color_of_a_change_is_that_of_the_phases_beyond_noise() -> None:
+    [pair] = [pair for pair in torchprof.compare(of_layers({"Net": 1}), of_layers({"Net": 2})).walk() if pair.is_layer]
+    slower, larger = Change(5, 7, 2, SLOWER), Change(9, 4, -5, WITHIN_NOISE)
+    assert color_of_change(pair, [slower, larger]) == color_of_change(pair, [slower]) == "more"
+    assert color_of_change(pair, [larger]) == color_of_change(pair, [Change(1, None, None, "unknown")]) == "quiet"
+    assert color_of_change(pair, [larger, Change(3, 2, -1, FASTER)]) == "less"
 
 
 def test_layers_before_and_after_are_on_one_scale() -> None:

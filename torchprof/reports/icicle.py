@@ -349,14 +349,13 @@ def _figures_of(quantity: Column, pair: Pair, change: Change) -> str:
 
 
 def color_of_change(pair: Pair, changes: Sequence[Change]) -> str:
-    """The class of CSS of a change in one or several phases, as on the page: a change beyond noise in one of them is
-    that of their sum."""
+    """The class of CSS of a change in one or several phases, as on the page: that of the phases in which it is beyond
+    noise."""
     if pair.how in (ADDED, REMOVED):
         return "more" if pair.how == ADDED else "removed"
-    difference = sum(change.difference or 0 for change in changes)
-    if not difference or not any(change.verdict in (SLOWER, FASTER, MORE, LESS) for change in changes):
-        return "quiet"
-    return "more" if difference > 0 else "less"
+    beyond = [change for change in changes if change.verdict in (SLOWER, FASTER, MORE, LESS)]
+    difference = sum(change.difference or 0 for change in beyond)
+    return "quiet" if not difference else "more" if difference > 0 else "less"
 
 
 def _before_and_after(diff: Diff, totals: Sequence[Column]) -> tuple[list[str], float]:

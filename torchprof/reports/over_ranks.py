@@ -32,6 +32,7 @@ _ROW = 22  # pixels
 _BAR = 26  # pixels
 _NAME_OF_BAR = 70
 _MOST_BARS = 16  # of ranks, and of steps
+_IN_STEPS = 0.95  # of the recorded time, from which on that of a device, divided by the steps, is about that of a step
 _COLORS_OF_PARTS = {
     "forward": "class-1",
     "backward": "class-5",
@@ -89,6 +90,8 @@ def drawn_step(run: Run) -> str:
     caption += f"P95 {figures['P95']}."
     if sum(ns for _, ns in most.parts) > 1.001 * most.whole:
         caption += " Parts that ran at the same time, on several threads, count more than once."
+    if devices:
+        caption += " Devices: the time from their first work to their last, divided by the steps."
     if single and run.timeline is not None:
         of_rank = f" of rank {run.timeline.rank}" if len(means) > 1 else ""
         caption += f" Below: the steps of the timeline{of_rank}."
@@ -133,10 +136,13 @@ def _mean_bar(table: ReportTable) -> _Bar:
 
 
 def _device_bars(run: Run, rank: int, duration: Mapping[str, Cell]) -> Iterator[_Bar]:
-    """The time of each device of a rank, from its first work to its last, for a step in the mean."""
+    """The time of each device of a rank, from its first work to its last, for a step in the mean. None if more than a
+    little of the recorded time is in no step: what ran then is not known."""
     steps = _value(duration["Steps"])
+    (wall_ns,) = (meta.wall_ns for meta in run.metas if meta.rank == rank)
+    in_steps = steps * _value(duration["Mean"]) >= _IN_STEPS * wall_ns
     for time in run.device_times:
-        if time.rank == rank and steps and time.span_ns:
+        if time.rank == rank and in_steps and time.span_ns:
             yield _device_bar(time, steps)
 
 

@@ -76,7 +76,8 @@ def drawn_roofline(
 
     Source: Williams, Waterman and Patterson, *Roofline*, CACM 52(4), 2009.
     """
-    points = points_of(run)
+    all_points = points_of(run)
+    points = all_points[:_MOST_POINTS]
     if not points:
         return None
     is_on_cpu = time_measured(run) == "cpu_ns"
@@ -99,7 +100,7 @@ def drawn_roofline(
             label = label._replace(line=label.line + 13)
         labels.append(label)
     colors = colors or colors_of(run)
-    for point in points[:_MOST_POINTS]:
+    for point in points:
         layer = run.layers[point.layer]
         about = (layer.name, layer.kind, f"{format_rate(point.per_second)} FLOP/s, {point.per_byte:.2f} FLOP/byte")
         of_page = {} if nodes is None else {"data_link": nodes[layer.path]}
@@ -122,9 +123,9 @@ def drawn_roofline(
         caption += " The roof was not measured: call torchprof.peak() before the profile."
     elif any(_is_above(point, roofs) for point in points):
         caption += " A layer above the roof was faster than the matrix products and copies that measured it."
-    if len(points) > _MOST_POINTS:
-        caption += f" The {_MOST_POINTS} layers with most time are drawn, of {len(points):,}."
-    signs = colors.signs(run.layers[point.layer].kind for point in points[:_MOST_POINTS])
+    if len(points) < len(all_points):
+        caption += f" The {_MOST_POINTS} layers with most time are drawn, of {len(all_points):,}."
+    signs = colors.signs(run.layers[point.layer].kind for point in points)
     return picture(title_of(run, "roofline"), caption, parts, (WIDTH, height + 36), signs)
 
 

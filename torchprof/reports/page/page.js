@@ -198,7 +198,7 @@ class Page {
       window.addEventListener(when, () => {
         document.documentElement.dataset.theme = isPrinted ? "light" : currentTheme();
         this.table.print(isPrinted);
-        if (isPrinted) showAllRows();
+        togglePrintedRows();
       });
     }
     let waiting = 0;
@@ -429,13 +429,13 @@ class Page {
       const changes = totals.map(({ key }) => pair?.changes[key]).filter((change) => change !== undefined);
       if (!pair || !changes.length) return { kind: "same", strength: 0 };
       if (kinds[pair.how]) return { kind: kinds[pair.how], strength: 1 };
-      if (changes.some(([, , difference]) => difference === null)) return { kind: "unknown", strength: 0 };
-      if (!changes.some(([, , , verdict]) => CHANGED.includes(verdict))) {
+      const beyond = changes.filter(([, , , verdict]) => CHANGED.includes(verdict));
+      if (!beyond.length) {
         const isSame = changes.every(([, , difference, verdict]) => difference === 0 || verdict === "within noise");
         return { kind: isSame ? "same" : "unknown", strength: 0 };
       }
-      const before = changes.reduce((sum, [was]) => sum + (was ?? 0), 0);
-      const after = changes.reduce((sum, [, is]) => sum + (is ?? 0), 0);
+      const before = beyond.reduce((sum, [was]) => sum + (was ?? 0), 0);
+      const after = beyond.reduce((sum, [, is]) => sum + (is ?? 0), 0);
       if (before === after) return { kind: "same", strength: 0 };
       const strength = before > 0 && after > 0 ? Math.min(Math.abs(Math.log2(after / before)), 1) : 1;
       return { kind: after > before ? "more" : "less", strength };

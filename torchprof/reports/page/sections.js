@@ -48,7 +48,7 @@ function changesSection() {
 /** @param {Page} page */
 function timelineSection(page) {
   if (data.comparison || data.sources.length > 1 && !page.timeline) return [];
-  if (!page.run.count) return []; // it is of layers
+  if (!page.run.count && !page.timeline) return []; // layers are missing, too
   const hint = "To see what ran when, record with Profile(..., with_timeline=True), or read a trace with --timeline.";
   const { timeline } = page;
   const title = `${data.title}: timeline`;

@@ -67,19 +67,19 @@ function sheet(columns, rows, { sortedBy = -1, shown = 12, sums = 0, click = () 
   }
 
   const more = element("button", { type: "button", class: "more", onclick: () => { limit += 200; draw(); } });
+  let other = MOST_PRINTED; // the limit on paper, and in the meantime that on the screen
+  more.addEventListener("print", () => { [limit, other] = [other, limit]; draw(); });
   draw();
   return element("div", {}, box, more);
 }
 
-// Shows the hidden rows of all tables below the panel: on paper there is nothing to click.
-function showAllRows() {
-  for (const more of /** @type {NodeListOf<HTMLButtonElement>} */ (document.querySelectorAll(".split ~ * button.more"))) {
-    for (let count = 0; !more.hidden && count < MOST_CLICKS; count++) more.click();
-  }
+// Shows the hidden rows of all tables below the panel, or hides them again: on paper there is nothing to click.
+function togglePrintedRows() {
+  for (const more of document.querySelectorAll(".split ~ * button.more")) more.dispatchEvent(new Event("print"));
 }
 
 const PHONE = 560; // pixels
-const MOST_CLICKS = 25; // of 200 rows each
+const MOST_PRINTED = 5_000; // rows of a table
 const WITH_NUMBERS = new Intl.Collator("en", { numeric: true }); // "layers.9" is before "layers.10"
 
 /** @param {number | string} one @param {number | string} other */

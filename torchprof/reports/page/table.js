@@ -3,7 +3,6 @@
 const LINE_HEIGHT = 26;
 const SPARE_LINES = 12;
 const OPEN_AT_FIRST = 80;
-const MOST_PRINTED = 5_000; // lines
 const PRINTED_COLUMNS = 7; // in the width of letter paper in landscape
 
 /**
@@ -42,6 +41,8 @@ class TreeTable {
     this.lines = [];
     /** @type {Column[]} */
     this.columns = [];
+    /** @type {Column[]} */
+    this.sorting = []; // those that sort the lines
     /** @type {number[]} */
     this.wholes = []; // for each column, the figure of a full bar
     this.source = -1;
@@ -96,6 +97,7 @@ class TreeTable {
     this.selected = selected;
     this.isMatch = isMatch;
     this.columns = columns;
+    this.sorting = this.by === null ? this.isFlat ? this.#orderOfFlat() : [] : [columns[this.by]];
     this.#list();
     this.#show(columns);
   }
@@ -190,9 +192,8 @@ class TreeTable {
   }
 
   #drawHead() {
-    const chosen = this.by === null ? this.isFlat ? this.#orderOfFlat() : [] : [this.columns[this.by]];
     const headings = this.columns.map((column, number) => {
-      const order = !chosen.includes(column) ? "none" : this.descending ? "descending" : "ascending";
+      const order = !this.sorting.includes(column) ? "none" : this.descending ? "descending" : "ascending";
       const button = element("button", { type: "button", onclick: () => this.#sortBy(number) }, column.heading);
       return element("span", { class: "cell", role: "columnheader", "aria-sort": order, "data-at": placeOf(column) }, button);
     });
