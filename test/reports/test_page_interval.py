@@ -15,7 +15,7 @@ import pytest
 import torch
 from build.hand_made import kernel, label, row, run_of
 from build.page import choice
-from build.traced_runs import A100, NEEDS_TRACES
+from build.traced_runs import A100, MI250, NEEDS_TRACES
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -396,6 +396,16 @@ def test_an_interval_is_of_the_rank_of_the_timeline(look: Callable[..., Page]) -
     restrict(page, 600 * US, 900 * US)
     page.locator("select.source").select_option("1")
     assert page.locator("button.interval").count() == 0 and page.locator("select.source").input_value() == "1"
+
+
+@NEEDS_TRACES
+def test_a_trace_without_layers_has_its_timeline(look: Callable[..., Page]) -> None:
+    run = from_trace(MI250, with_timeline=True)
+    assert not run.layers
+    page = look(run)
+    assert page.locator(".tracks").count() == 1
+    page.locator("header [data-link]").first.dispatch_event("click")
+    assert page.locator("button.interval").inner_text() == "step 1 ×"
 
 
 @NEEDS_TRACES
