@@ -194,7 +194,7 @@ declare namespace PageData {
   interface Operators {
     /** So many of the largest layers have them. */
     layers: number;
-    names: [kind: string, name: string][];
+    names: [kind: string, name: string, full?: string][];
     source: Integers;
     node: Integers;
     phase: Integers;

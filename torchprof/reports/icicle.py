@@ -160,7 +160,7 @@ class Icicle:
         layers, [index, *_] = self.run.layers, block.members
         if block.hidden:
             place = {"x": block.left, "y": float(block.row * _ROW), "width": max(block.width - 1, 0.5)}
-            words = f"{block.hidden} smaller layers"
+            words = f"{block.hidden} smaller layer{'s' * (block.hidden > 1)}"
             inside = [tag("rect", hint([words]), **place, height=_ROW - 1, rx=2, class_="rest")]
             return "".join([*inside, text(fitted(words, block.width - 8), block.left + 4, place["y"] + 15)])
         kind = layers[index].kind if index >= 0 else ""
@@ -280,7 +280,7 @@ def drawn_diff(diff: Diff, lead: str = "") -> str:
     phases = " and ".join(total.phase for total in totals)
     words = [f"Bars: change of self, {phases}." if parts else "No layer changed."]
     if any('class="noise"' in part for part in parts):
-        words.append("A line reaches the interquartile range of the noisier run to each side.")
+        words.append("A line reaches the interquartile range of the noisier run to each side, or to the edge.")
     if main.measure is not None and main.what == "cost":
         below, high = _before_and_after(diff, totals)
         parts.append(tag("g", *below, transform=f"translate(0 {height + 8:.0f})"))

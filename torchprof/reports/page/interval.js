@@ -174,7 +174,7 @@ class Interval {
       const name = data.names[data.name[at]];
       const kind = this.#isKernel(at) ? "kernel" : this.kinds.get(name) ?? "other";
       const key = `${kind} ${name}`;
-      const sum = found.get(key) ?? { name, kind, calls: 0, isPart: false, own: { cpu_ns: 0, device_ns: 0 }, total: { cpu_ns: 0, device_ns: 0 } };
+      const sum = found.get(key) ?? { name, full: name, kind, calls: 0, isPart: false, own: { cpu_ns: 0, device_ns: 0 }, total: { cpu_ns: 0, device_ns: 0 } };
       const field = kind === "kernel" ? "device_ns" : "cpu_ns";
       if (this.#begins(at)) sum.calls += 1;
       sum.own[field] += this.self[at];

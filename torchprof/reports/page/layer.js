@@ -159,7 +159,7 @@ class LayerPanel {
     const time = { heading: "Time", value: (row) => row.own.device_ns, text: (row) => formatTime(row.own.device_ns), share: (row) => row.own.device_ns / whole };
     const parts = [];
     if (operators.length) parts.push(element("h4", {}, this.run.interval ? "Labels" : `Operators${within}`), operatorSheet(this.run, operators, measure, source));
-    if (kernels.length) parts.push(element("h4", {}, "Kernels"), sheet([name("Kernel"), time, calls("Calls")], kernels, { sortedBy: 1, shown: 8 }));
+    if (kernels.length) parts.push(element("h4", {}, "Kernels"), sheet([{ ...name("Kernel"), title: (row) => row.full }, time, calls("Calls")], kernels, { sortedBy: 1, shown: 8 }));
     if (lines.length) parts.push(element("h4", {}, "Source lines between operators"), sheet([name("Source line"), calls("Samples")], lines, { sortedBy: 1, shown: 5 }));
     return parts;
   }

@@ -224,9 +224,9 @@ class FiguresOfPage:
         """The operators in each layer and all below it, by phase and in all phases, as columns of integers, those of a
         layer in a row. The largest ``layers`` have them, by the ``field`` of their costs.
 
-        ``node`` has differences, ``name`` indices in ``names``, which has kinds and names. ``self`` and ``inside``: the
-        sums of each of the ``fields``, of self, and of all that is inside an operator. ``isAll``: in all phases; those
-        in one phase only are that, too.
+        ``node`` has differences, ``name`` indices in ``names``, which has kinds and names, of kernels also the full
+        ones. ``self`` and ``inside``: the sums of each of the ``fields``, of self, and of all that is inside an
+        operator. ``isAll``: in all phases; those in one phase only are that, too.
         """
         names: dict[tuple[str, str], int] = {}
         lines: list[tuple[int, ...]] = []
@@ -252,7 +252,10 @@ class FiguresOfPage:
         columns[1] = differences(columns[1])
         return {
             "layers": _MOST_WITH_OPERATORS,
-            "names": [(kind, short_kernel_name(name) if kind == FrameKind.KERNEL else name) for kind, name in names],
+            "names": [
+                (kind, short_kernel_name(name), name) if kind == FrameKind.KERNEL else (kind, name)
+                for kind, name in names
+            ],
             **dict(zip(keys, columns)),
             "self": dict(zip(fields, of_self)),
             "inside": dict(zip(fields, of_inside)),

@@ -198,7 +198,7 @@ class Page {
       window.addEventListener(when, () => {
         document.documentElement.dataset.theme = isPrinted ? "light" : currentTheme();
         this.table.print(isPrinted);
-        togglePrintedRows();
+        printRows(isPrinted);
       });
     }
     let waiting = 0;
@@ -529,7 +529,7 @@ class Page {
   #changesOf(node, isSelf) {
     const quantities = data.comparison ? this.#quantities(data.comparison).filter((one) => one.self === isSelf) : [];
     const texts = quantities.map((one) => CHANGES.map((part) => this.run.text(changeColumn(one, part), node, this.source)));
-    return texts.flatMap(([before, after, , ratio, verdict], at) => (before || after ? [`${quantities[at].heading}: ${before || "–"} → ${after || "–"}, ${[ratio, verdict].filter((text) => text).join(", ")}`] : []));
+    return texts.flatMap(([before, after, , ratio, verdict], at) => (before || after ? [`${quantities[at].heading}: ${[`${before || "–"} → ${after || "–"}`, ratio, verdict].filter((text) => text).join(", ")}`] : []));
   }
 
   // What an operator in the icicle is, in lines.

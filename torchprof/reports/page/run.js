@@ -13,6 +13,7 @@
 /**
  * @typedef {object} Operator
  * @property {string} name
+ * @property {string} full
  * @property {string} kind
  * @property {number} calls
  * @property {boolean} isPart
@@ -443,10 +444,10 @@ class Run {
     let at = this.firstOperator.get(`${place} ${node}`) ?? this.operatorNode.length;
     for (; this.operatorNode[at] === node && operators.source[at] === place; at++) {
       if (phase === ALL_PHASES ? !operators.isAll[at] : operators.phase[at] !== phase) continue;
-      const [kind, name] = operators.names[operators.name[at]];
+      const [kind, name, full = name] = operators.names[operators.name[at]];
       const own = Object.fromEntries(Object.entries(operators.self).map(([field, values]) => [field, values[at] * scale]));
       const total = Object.fromEntries(Object.entries(operators.inside).map(([field, values]) => [field, own[field] + values[at] * scale]));
-      found.push({ name, kind, calls: operators.calls[at] * scale, isPart: operators.isPart[at] === 1, own, total });
+      found.push({ name, full, kind, calls: operators.calls[at] * scale, isPart: operators.isPart[at] === 1, own, total });
     }
     return found;
   }

@@ -7,6 +7,7 @@
  * @property {(row: Row) => number | string | null} value The sort key.
  * @property {(row: Row) => string} text
  * @property {boolean} [isText]
+ * @property {(row: Row) => string} [title] What is shown under the mouse.
  * @property {(row: Row) => number} [share] The length of the bar, at most 1.
  */
 
@@ -21,6 +22,7 @@ function sheet(columns, rows, { sortedBy = -1, shown = 12, sums = 0, click = () 
   let by = sortedBy;
   let descending = true;
   let limit = shown;
+  let most = 0; // rows on paper
   const table = element("table", { class: "sheet" });
   const box = element("div", { class: "scrolling" }, table);
 
@@ -40,11 +42,11 @@ function sheet(columns, rows, { sortedBy = -1, shown = 12, sums = 0, click = () 
     const headings = columns.map((column, number) =>
       element("th", { scope: "col", class: column.isText ? "text" : "", "aria-sort": by !== number ? "none" : descending ? "descending" : "ascending" },
         element("button", { type: "button", onclick: () => sort(number) }, column.heading)));
-    const body = [...listed.slice(0, limit), ...rows.slice(rows.length - sums)].map((row) => {
+    const body = [...listed.slice(0, Math.max(limit, most)), ...rows.slice(rows.length - sums)].map((row) => {
       const cells = columns.map((column) => {
         const text = column.text(row);
         const share = column.share ? column.share(row) : 0;
-        const attributes = { class: column.isText ? "text" : "number", "--share": share > 0 ? Math.min(share, 1) : 0 };
+        const attributes = { title: column.title?.(row) ?? null, class: column.isText ? "text" : "number", "--share": share > 0 ? Math.min(share, 1) : 0 };
         return element("td", attributes, ...(column.isText ? [text] : figure(text)));
       });
       const clicked = click(row);
@@ -54,7 +56,7 @@ function sheet(columns, rows, { sortedBy = -1, shown = 12, sums = 0, click = () 
       return line;
     });
     table.replaceChildren(element("thead", {}, element("tr", {}, ...headings)), element("tbody", {}, ...body));
-    const hidden = listed.length - limit;
+    const hidden = listed.length - Math.max(limit, most);
     more.hidden = hidden <= 0;
     more.textContent = `${hidden} more`;
   }
@@ -67,15 +69,18 @@ function sheet(columns, rows, { sortedBy = -1, shown = 12, sums = 0, click = () 
   }
 
   const more = element("button", { type: "button", class: "more", onclick: () => { limit += 200; draw(); } });
-  let other = MOST_PRINTED; // the limit on paper, and in the meantime that on the screen
-  more.addEventListener("print", () => { [limit, other] = [other, limit]; draw(); });
+  more.addEventListener("print", (event) => {
+    most = /** @type {CustomEvent} */ (event).detail ? MOST_PRINTED : 0;
+    draw();
+  });
   draw();
   return element("div", {}, box, more);
 }
 
 // Shows the hidden rows of all tables below the panel, or hides them again: on paper there is nothing to click.
-function togglePrintedRows() {
-  for (const more of document.querySelectorAll(".split ~ * button.more")) more.dispatchEvent(new Event("print"));
+/** @param {boolean} isPrinted */
+function printRows(isPrinted) {
+  for (const more of document.querySelectorAll(".split ~ * button.more")) more.dispatchEvent(new CustomEvent("print", { detail: isPrinted }));
 }
 
 const PHONE = 560; // pixels

@@ -306,6 +306,7 @@ class TreeTable {
     for (let first = 0; isPrinted && first < columns.length; first += PRINTED_COLUMNS) {
       this.#show(columns.slice(first, first + PRINTED_COLUMNS));
       const paper = element("div", { class: "paper" }, this.head.cloneNode(true), this.body.cloneNode(true));
+      for (const line of paper.querySelectorAll("[id]")) line.removeAttribute("id");
       paper.style.setProperty("--columns", this.box.style.getPropertyValue("--columns"));
       this.papers.append(paper);
     }
