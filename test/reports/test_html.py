@@ -1648,6 +1648,8 @@ def test_page_of_a_comparison(dark: bool, look: Callable[..., Page]) -> None:
     )
     of_one_call = {"slower": "unknown", "faster": "unknown", "same": "same", "new": "added"}  # too few to test a time
     assert dict(changes).items() >= of_one_call.items()
+    page.locator(".icicle .block", has_text="new").first.hover()
+    assert page.locator(".tip").inner_text().splitlines()[-1] == "CPU total: 0.800us, added"
     found = page.evaluate(CONTRASTS, [".block[data-change]", ".legend", ".line .cell"])
     assert {selector: contrast for selector, contrast in found.items() if contrast < 4.5} == {}
     for name in ("slower", "gone", "new"):

@@ -57,6 +57,10 @@ def test_every_view_says_what_was_recorded_and_when(
     assert f"- Recorded: file: train.py; commit: 0159fa72; date: {words}\n" in markdown
     where = f"{dict(run.meta.environment)['CPU']} · input [1, 2]"
     assert data_in(run.report("html"))["program"] == [f"train.py · commit 0159fa72 · {words} · {where}"]
+    environment = (("CUDA", "12.8, cuDNN 91002, 1 × H100 (80 GB)"), ("CPU", "a processor"))
+    on_device = replace(run, metas=(replace(run.meta, device="cuda", environment=environment),))
+    [program] = data_in(on_device.report("html"))["program"]
+    assert program.endswith(" UTC · CUDA 12.8, cuDNN 91002, 1 × H100 (80 GB) · input [1, 2]")
     earlier = replace(run, metas=(replace(run.meta, date="2026-01-02T03:04:05Z", commit=""),))
     assert data_in(torchprof.compare(earlier, run).report("html"))["program"] == [
         f"before: train.py · 2026-01-02 03:04:05 UTC · {where}",

@@ -351,6 +351,22 @@ def test_operators_of_innermost_layers_are_blocks_as_wide_as_their_self(look: Ca
     ]
 
 
+def test_operators_of_a_layer_with_children_are_those_in_none_of_them(look: Callable[..., Page]) -> None:
+    """Of 8 us of aten::add 3 are in the child; of aten::mm all."""
+    layers = [Layer(("Net",), "Net"), Layer(("Net", "a"), "A")]
+    rows = [
+        row(0, op("aten::add"), calls=1, cpu_ns=5000),
+        row(1, op("aten::add"), calls=1, cpu_ns=3000),
+        row(1, op("aten::mm"), calls=1, cpu_ns=12_000),
+    ]
+    page = look(run_of(rows, layers=layers))
+    page.get_by_label("self and operators as blocks").check()
+    page.locator('.block.operator[data-node="0"]').hover()
+    assert page.inner_text(".tip").splitlines() == ["aten::add", "in Net", "self CPU time 5.000us, 25.0% of the total"]
+    assert page.locator('.block.operator[data-node="0"]').count() == 1
+    assert page.locator('.block.operator[data-node="1"]').all_inner_texts() == ["mm", "add"]
+
+
 def test_the_caption_says_what_widths_are(look: Callable[..., Page]) -> None:
     page = look(four_blocks())
     assert page.inner_text(".caption") == "Width: CPU time, forward, backward; the whole is 142.000us."

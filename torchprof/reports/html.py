@@ -167,13 +167,11 @@ def _program(run: Run) -> str:
     known = [part for part in run.meta.program if part != ("file", run.meta.title)]
     words = [f"commit {value}" if name == "commit" else value for name, value in known]
     environment = dict(run.meta.environment)
-    where = ("devices", "CUDA") if run.meta.device else ("CPU",)  # of a trace, and of a recording
-    words += [environment[name] for name in where if name in environment]
-    for root in called_models(run):
-        layer = run.layers[root]
-        words += (
-            [f"input {shapes_in_words(layer.input_shapes, False)}"] if layer.input_shapes and layer.same_shapes else []
-        )
+    where = {"devices": "", "CUDA": "CUDA "} if run.meta.device else {"CPU": ""}  # of a trace, and of a recording
+    words += [f"{lead}{environment[name]}" for name, lead in where.items() if name in environment]
+    called = [run.layers[root] for root in called_models(run)]
+    if len(called) == 1 and called[0].same_shapes and called[0].input_shapes:
+        words.append(f"input {shapes_in_words(called[0].input_shapes, False)}")
     return " · ".join(words)
 
 

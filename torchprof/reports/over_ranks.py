@@ -56,7 +56,8 @@ _COLORS_OF_PARTS = {
 
 @report("step", "a picture: the parts of a step, from the report steps", suffix="step.svg")
 def step(run: Run) -> str:
-    """What a step is made of in the mean, on each rank. Raises TorchprofError if no loop was recorded."""
+    """What a step is made of in the mean, on each rank, how the devices of the slowest rank used it, and the steps of
+    the timeline. Raises TorchprofError if no loop was recorded."""
     return standalone(drawn_step(run))
 
 
@@ -136,8 +137,8 @@ def _mean_bar(table: ReportTable) -> _Bar:
 
 
 def _device_bars(run: Run, rank: int, duration: Mapping[str, Cell]) -> Iterator[_Bar]:
-    """The time of each device of a rank, from its first work to its last, for a step in the mean. None if more than a
-    little of the recorded time is in no step: what ran then is not known."""
+    """The time of each device of a rank, from its first work to its last, for a step in the mean. Nothing if more
+    than a little of the recorded time is in no step: what ran then is not known."""
     steps = _value(duration["Steps"])
     (wall_ns,) = (meta.wall_ns for meta in run.metas if meta.rank == rank)
     in_steps = steps * _value(duration["Mean"]) >= _IN_STEPS * wall_ns

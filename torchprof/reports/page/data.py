@@ -114,7 +114,7 @@ def page_data(takes: Sequence[Take], compared: Run | None = None) -> dict[str, A
         "columns": [column_data(column, where) for column, where in columns],
         "ranges": figures.range_data(),
         "figures": figures.of_columns([column for column, _ in columns]),
-        "measures": [measure_data(measure) for measure in measures],
+        "measures": [measure_data(measure, _device_heading(takes)) for measure in measures],
         "reports": tabs_of_page(shown, figures.phases),
         "classes": classes,
         "operators": figures.operators(main_field(shown_first), [*map(field_of, measures), "uncounted"]),
@@ -330,19 +330,24 @@ def column_data(column: Column, where: str) -> dict[str, Any]:
 def measures_shown(takes: Sequence[Take]) -> list[Measure]:
     """The measures for widths. For memory these are the allocated bytes, because a width cannot be negative."""
     measured = {name for take in takes for meta in take.run.metas for name in meta.measured}
-    device = next((meta.device for take in takes for meta in take.run.metas if meta.device), None) or "device"
+    device = _device_heading(takes)
     measures = []
     for field, measure in MEASURE_OF.items():
         heading = {"cpu_ns": "CPU time", "device_ns": "{device} time"}.get(field, measure.heading)
-        heading = heading.replace(" Mem", " memory allocated").format(device=device.upper())
+        heading = heading.replace(" Mem", " memory allocated").format(device=device)
         of_field = Measure(heading, measure.unit, ((field, 1),), measure.lower_bound_if)
         measures += [of_field] if field in measured else []
     return measures
 
 
-def measure_data(measure: Measure) -> dict[str, Any]:
+def _device_heading(takes: Sequence[Take]) -> str:
+    """The kind of device as headings name it."""
+    return next((meta.device_heading for take in takes for meta in take.run.metas if meta.device), "DEVICE")
+
+
+def measure_data(measure: Measure, device: str) -> dict[str, Any]:
     """A measure for the page's script. ``operators``: its heading in the report of operators."""
-    field, device = field_of(measure), measure.heading.split(" ")[0]
+    field = field_of(measure)
     of_operators = MEASURE_OF[field].heading.format(device=device)
     about = {"heading": measure.heading, "operators": of_operators, "field": field, "unit": measure.unit.value}
     return {**about, "lowerBoundIf": measure.lower_bound_if}

@@ -528,8 +528,11 @@ class Page {
   /** @param {number} node @param {boolean} isSelf */
   #changesOf(node, isSelf) {
     const quantities = data.comparison ? this.#quantities(data.comparison).filter((one) => one.self === isSelf) : [];
-    const texts = quantities.map((one) => CHANGES.map((part) => this.run.text(changeColumn(one, part), node, this.source)));
-    return texts.flatMap(([before, after, , ratio, verdict], at) => (before || after ? [`${quantities[at].heading}: ${[`${before || "–"} → ${after || "–"}`, ratio, verdict].filter((text) => text).join(", ")}`] : []));
+    return quantities.flatMap((one) => {
+      const [before, after, , ratio, verdict] = CHANGES.map((part) => this.run.text(changeColumn(one, part), node, this.source));
+      const figures = before && after ? `${before} → ${after}` : before || after; // an added layer has none before
+      return figures ? [`${one.heading}: ${[figures, ratio, verdict || this.run.pairs[node].how].filter((text) => text).join(", ")}`] : [];
+    });
   }
 
   // What an operator in the icicle is, in lines.
