@@ -1703,6 +1703,8 @@ def test_layers_of_a_comparison_are_sorted_by_all_chosen_phases(look: Callable[.
         return [line["name"] for line in table(page)]
 
     assert order()[:3] == ["Net.a", "Net.b", "Net.c"]
+    sums = "Self CPU total, difference and Backward Self CPU total, difference"
+    assert page.inner_text("#layers .hint >> nth=0") == f"The largest first, up or down: the sum of {sums}."
     button(page, "backward").click()
     assert order()[:3] == ["Net.a", "Net.c", "Net.d"]
     choice(page, "FLOPs").click()

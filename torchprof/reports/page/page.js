@@ -409,11 +409,12 @@ class Page {
     return this.#quantities(data.comparison).flatMap((quantity) => CHANGES.map((part) => changeColumn(quantity, part)));
   }
 
-  // The compared quantities of the chosen measure and the chosen phases, totals first.
+  // The compared quantities of the chosen measure and the chosen phases, totals first; in the flat list, which is sorted by
+  // differences of self, these are first.
   /** @param {PageData.Comparison} comparison */
   #quantities({ quantities }) {
     const chosen = quantities.filter(({ field, phase }) => this.measure && field === this.measure.field && this.phases.includes(phase));
-    return chosen.sort((one, other) => Number(one.self) - Number(other.self));
+    return chosen.sort((one, other) => (this.table.isFlat ? -1 : 1) * (Number(one.self) - Number(other.self)));
   }
 
   // In a comparison: how a layer changed, for the colors. Computed from the figures of the table.

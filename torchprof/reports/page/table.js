@@ -53,7 +53,8 @@ class TreeTable {
     this.body = element("div", { class: "lines", role: "rowgroup" });
     this.box = element("div", { class: "treetable", role: "treegrid", "aria-label": "Layers", tabindex: "0" }, this.head, this.body);
     this.papers = element("div", { class: "papers" });
-    box.replaceChildren(this.box, this.papers);
+    this.note = element("p", { class: "hint" }); // by what the lines are sorted, if no heading says it
+    box.replaceChildren(this.note, this.box, this.papers);
     this.box.addEventListener("scroll", () => this.#drawLines());
     this.body.addEventListener("click", (event) => this.#click(event));
   }
@@ -99,6 +100,7 @@ class TreeTable {
     this.columns = columns;
     this.sorting = this.by === null ? this.isFlat ? this.#orderOfFlat() : [] : [columns[this.by]];
     this.#list();
+    this.note.textContent = this.sorting.length > 1 ? `The largest first, up or down: the sum of ${this.sorting.map(({ heading }) => heading).join(" and ")}.` : "";
     this.#show(columns);
   }
 
@@ -193,7 +195,7 @@ class TreeTable {
 
   #drawHead() {
     const headings = this.columns.map((column, number) => {
-      const order = !this.sorting.includes(column) ? "none" : this.descending ? "descending" : "ascending";
+      const order = this.sorting.length > 1 || !this.sorting.includes(column) ? "none" : this.descending ? "descending" : "ascending";
       const button = element("button", { type: "button", onclick: () => this.#sortBy(number) }, column.heading);
       return element("span", { class: "cell", role: "columnheader", "aria-sort": order, "data-at": placeOf(column) }, button);
     });
